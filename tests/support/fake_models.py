@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
+import uvicorn
 
 from orchestrator.core.models.events import ModelEntry, ModelName
 from orchestrator.core.models.table import ModelTable
@@ -15,6 +16,7 @@ from orchestrator.http.models.host import LoadedModel, ModelHost
 from orchestrator.http.models.server import ModelsServer, OfferedModel
 from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
+from orchestrator.http.run import listener_of
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
@@ -58,6 +60,11 @@ class FakeModels:
         host = ModelHost(table, loader)
         offered = [OfferedModel(entry.name, DEMO_TARGET, self.aliases.get(entry.name, ())) for entry in self.entries]
         return host, ModelsServer(host, offered, given, loader.figures, loader.store)
+
+    def listener(self) -> uvicorn.Server:
+        """What listens for requests to them."""
+        _, server = self.serve()
+        return listener_of(server.application(), server.stop, ServerSettings(names=(), key=KEY))
 
     def talk(self, conversation: Callable[[httpx.AsyncClient, ModelHost], Awaitable[T]], **settings: Any) -> T:
         """Send requests to a server in this process."""
