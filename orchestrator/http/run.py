@@ -41,7 +41,7 @@ def run(
     listener: socket.socket,
     made: bool,
     invite: Callable[[], Invitation] | None = None,
-    when_ready: Callable[[], None] = lambda: None,
+    when_ready: Callable[[PipelineState], None] = lambda _: None,
 ) -> None:
     """Serve `pipeline` until it or the server ends. `folder`: of tokenizer and chat template. `made`: see `greet`.
     `invite`: see `Server`. `when_ready` is called once the models are loaded."""
@@ -54,7 +54,7 @@ def run(
     def on_ready(state: PipelineState) -> None:
         backend.ready = True
         click.echo(ready_line(state.level))
-        when_ready()
+        when_ready(state)
 
     thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
     greet(settings, listener, made)

@@ -88,7 +88,7 @@ class Server:
         self._limit = self.figures.limit
         self._created = int(time.time())
         self._open: set[ChoiceStream] = set()
-        self.invitations = Invitations(invite, settings.key)
+        self.invitations = Invitations(invite, backend, settings.key)
         facts = {
             "models": settings.names,
             "chat": template.own,

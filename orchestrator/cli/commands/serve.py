@@ -21,6 +21,7 @@ from orchestrator.cli.serving_models import serve_models
 from orchestrator.cli.starter import follow_starter
 from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.downloads.default_target import model_name
+from protocol.messages.client import PipelineState
 
 _OF_ONE_MODEL = ("model_name", "record", "listen", "announce", "target_engine")
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
@@ -106,8 +107,8 @@ def serve(for_starter: bool, **options: Any) -> None:
             run(pipeline, folder, settings, listener, made)
             return
 
-        def when_ready() -> None:
-            stack.enter_context(invited(pipeline.owner, name, err=True))
+        def when_ready(state: PipelineState) -> None:
+            stack.enter_context(invited(pipeline.owner, state, name, err=True))
 
         run(pipeline, folder, settings, listener, made, lambda: pipeline.owner.invite(), when_ready)
 
