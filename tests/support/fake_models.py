@@ -52,14 +52,21 @@ class FakeModels:
     ended: dict[str, "asyncio.Future[str]"] = field(default_factory=dict)
     loads: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
+    told: int = 0
+    """How often a stream that waits was told why."""
 
     def serve(self, **settings: Any) -> tuple[ModelHost, ModelsServer]:
         given = ServerSettings(**{"names": (), "key": KEY, "keep_alive": 0.02, **settings})
         loader = _Loader(self, given)
         table = ModelTable(self.entries, room=self.room, keep=60.0, most_waiting=self.most_waiting, pause=30.0)
-        host = ModelHost(table, loader)
+        host = _Host(self, table, loader)
         offered = [OfferedModel(entry.name, DEMO_TARGET, self.aliases.get(entry.name, ())) for entry in self.entries]
         return host, ModelsServer(host, offered, given, loader.figures, loader.store)
+
+    async def until_told(self) -> None:
+        """Until a stream that waits was told why."""
+        while not self.told:
+            await asyncio.sleep(0.01)
 
     def listener(self) -> uvicorn.Server:
         """What listens for requests to them."""
@@ -84,6 +91,16 @@ class FakeModels:
                     server.stop()
 
         return asyncio.run(held())
+
+
+class _Host(ModelHost):
+    def __init__(self, models: FakeModels, table: ModelTable, loader: "_Loader") -> None:
+        super().__init__(table, loader)
+        self._models = models
+
+    def doing(self, name: ModelName) -> str:
+        self._models.told += 1
+        return super().doing(name)
 
 
 class _Loader:

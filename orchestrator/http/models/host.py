@@ -238,9 +238,13 @@ class Lease:
         return self._admitted.result() if self._admitted.done() else None
 
     @property
+    def seconds(self) -> Seconds:
+        """Since the request came."""
+        return asyncio.get_running_loop().time() - self._began
+
+    @property
     def progress(self) -> WaitingProgress:
-        seconds = asyncio.get_running_loop().time() - self._began
-        return WaitingProgress(self.name, self._host.doing(self.name), round(seconds, 1))
+        return WaitingProgress(self.name, self._host.doing(self.name), round(self.seconds, 1))
 
     def admit(self, model: LoadedModel) -> None:
         if not self._admitted.done():

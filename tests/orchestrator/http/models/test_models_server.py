@@ -101,7 +101,7 @@ def test_a_stream_that_waits_tells_why_and_then_has_its_answer(path: str):
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
         models.held["big"] = asyncio.Event()
         asking = asyncio.create_task(client.post(path, json={**ASKED[path], "stream": True}))
-        await asyncio.sleep(0.1)
+        await models.until_told()
         models.held["big"].set()
         return await asking
 
@@ -125,7 +125,7 @@ def test_a_response_that_waited_keeps_its_id_and_its_numbers():
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> tuple[httpx.Response, httpx.Response]:
         models.held["big"] = asyncio.Event()
         asking = asyncio.create_task(client.post(RESPONSES, json={"input": "Hi", "stream": True}))
-        await asyncio.sleep(0.1)
+        await models.until_told()
         models.held["big"].set()
         answer = await asking
         return answer, await client.get(f"{RESPONSES}/{events(answer)[-1]['response']['id']}")
@@ -144,10 +144,13 @@ def test_a_response_that_waited_keeps_its_id_and_its_numbers():
 def test_a_model_that_can_not_be_loaded_is_an_error_with_the_reason(path: str, late: bool):
     models = FakeModels(failures={"big": "There is no such folder."})
 
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> httpx.Response:
         models.held["big"] = asyncio.Event()
         asking = asyncio.create_task(client.post(path, json={**ASKED[path], "stream": late}))
-        await asyncio.sleep(0.1)
+        while not host.waiting:
+            await asyncio.sleep(0.01)
+        if late:
+            await models.until_told()
         models.held["big"].set()
         return await asking
 
@@ -314,7 +317,7 @@ def test_a_mistake_in_a_stream_that_waited_is_an_error_in_it():
         models.held["big"] = asyncio.Event()
         long = {"messages": [{"role": "user", "content": "word " * 400}], "stream": True}
         asking = asyncio.create_task(client.post(CHAT, json=long))
-        await asyncio.sleep(0.1)
+        await models.until_told()
         models.held["big"].set()
         return await asking
 
