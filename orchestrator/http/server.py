@@ -106,6 +106,10 @@ class Server:
         """The pipeline's."""
         return await self._health.check()
 
+    async def require(self) -> PipelineState:
+        """The state of a pipeline that serves requests. Raises ApiError 503 if it does not."""
+        return await self._health.require()
+
     async def metrics(self, request: Request) -> Response:
         return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)
 
@@ -199,7 +203,7 @@ class Server:
             count = question.choices * (len(question.prompts) if isinstance(question, CompletionRequest) else 1)
             places = self._limit.take(count)
             stack.callback(places.release)
-            state = await self._health.require()
+            state = await self.require()
             # In threads: long texts and schemas take time, which must not delay the tokens of other requests.
             special = isinstance(question, CompletionRequest) or not self._template.own
             prepared = await asyncio.to_thread(prepare)

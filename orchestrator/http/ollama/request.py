@@ -114,6 +114,8 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         for name in ("suffix", "template", "images"):
             if getattr(self, name):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
+        if self.raw and self.system:
+            raise unsupported("system", "A raw prompt is continued as it is: put the system message into it.")
 
     def chat(self) -> ChatRequest:
         """The prompt as a user's message. Raises ApiError."""
