@@ -15,6 +15,8 @@ from protocol.messages.telemetry import TelemetryFrame
 
 _CHECK_SECONDS = 2.0
 """Between two questions whether another program's pipeline still runs."""
+_GONE_SECONDS = 8.0
+"""Limit for the answer. A busy machine may stop a pipeline for a while, and its server should outlast that."""
 
 
 class ServedPipeline(Protocol):
@@ -46,20 +48,22 @@ class RunningPipeline:
 
     def start(self) -> PipelineState:
         while True:
-            state = self._client.state()
-            if state.failure is not None:
-                raise blaming(state.blame, state.failure)
+            state = self._state()
             if state.ready or self._left.wait(_CHECK_SECONDS):
                 return state
 
     def wait(self) -> None:
         while not self._left.wait(_CHECK_SECONDS):
-            state = self._client.state()
-            if state.failure is not None:
-                raise blaming(state.blame, state.failure)
+            self._state()
 
     def close(self) -> None:
         self._left.set()
+
+    def _state(self) -> PipelineState:
+        state = self._client.state(_GONE_SECONDS)
+        if state.failure is not None:
+            raise blaming(state.blame, state.failure)
+        return state
 
 
 class PipelineBackend:

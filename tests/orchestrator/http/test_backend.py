@@ -1,0 +1,31 @@
+"""Laws of a server before another program's pipeline: a pause of the pipeline is not its end, a failure is."""
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from orchestrator.api.client import NoPipeline
+from orchestrator.http.backend import RunningPipeline
+from protocol.errors import PipelineError
+from protocol.messages.client import PipelineState
+from tests.support.fake_pipeline import READY
+
+
+class PausedClient:
+    """Of a pipeline that answers after five seconds, and then says that it has failed."""
+
+    address = "ipc:///nowhere"
+
+    def state(self, wait: float = 3.0) -> PipelineState:
+        if wait < 5.0:
+            raise NoPipeline(self.address)
+        return msgspec.structs.replace(READY, failure="The target is gone.")
+
+
+def test_a_pipeline_that_answers_late_is_not_gone_and_may_say_why_it_failed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.http.backend._CHECK_SECONDS", 0.0)
+
+    for waiting in ("start", "wait"):
+        with pytest.raises(PipelineError, match="The target is gone"):
+            getattr(RunningPipeline(cast(Any, PausedClient())), waiting)()
