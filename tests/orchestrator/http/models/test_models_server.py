@@ -184,6 +184,18 @@ def test_the_others_go_on_when_one_fails_and_health_names_it():
     assert 'launch_pipeline_status{status="degraded"} 1.0' in metrics.text
 
 
+def test_health_tells_strangers_no_names_and_no_reasons():
+    models = FakeModels(failures={"big": "There is no such folder."})
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+        await client.post(CHAT, json=HI)
+        return await client.get("/health", headers={"authorization": "Bearer no"})
+
+    health = models.talk(ask)
+
+    assert (health.status_code, health.json()) == (503, {"status": "degraded"})
+
+
 def test_a_pipeline_that_ends_by_itself_leaves_the_table():
     models = FakeModels()
 
