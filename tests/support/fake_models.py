@@ -45,7 +45,7 @@ class FakeModels:
     room: int = 10
     most_waiting: int = 4
     failures: dict[str, str] = field(default_factory=dict)
-    """Why a model can't be loaded."""
+    """Why a model can't be loaded, or unloaded."""
     held: dict[str, asyncio.Event] = field(default_factory=dict)
     """Loads that last until their event is set."""
     pipelines: dict[str, FakePipeline] = field(default_factory=dict)
@@ -127,3 +127,5 @@ class _Loader:
 
     async def unload(self, name: ModelName) -> None:
         self._models.unloads.append(name)
+        if name in self._models.failures:
+            raise OSError(self._models.failures[name])

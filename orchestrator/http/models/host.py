@@ -203,7 +203,11 @@ class ModelHost:
         model.server.stop(_unavailable(told, "failed", left))
 
     async def _unload(self, name: ModelName) -> None:
-        await self._loader.unload(name)
+        try:
+            await self._loader.unload(name)
+        except Exception:
+            # Its processes have ended, so its memory is free for those who wait for it.
+            log.exception("a model's pipeline did not end as it should", model=name)
         self._step(Unloaded(name))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

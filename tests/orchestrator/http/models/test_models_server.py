@@ -94,6 +94,17 @@ def test_a_model_makes_room_for_another_when_its_requests_have_ended():
     assert (models.loads, models.unloads) == (["big", "small", "other"], ["big"])
 
 
+def test_a_model_whose_unloading_fails_leaves_its_room_to_others():
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[str]:
+        first = said(await client.post(CHAT, json={**HI, "model": "big"}))
+        models.failures["big"] = "Its folder can't be removed."
+        return [first, said(await client.post(CHAT, json={**HI, "model": "other"}))]
+
+    assert models.talk(ask) == ["big", "other"]
+
+
 @pytest.mark.parametrize("path", ASKED)
 def test_a_stream_that_waits_tells_why_and_then_has_its_answer(path: str):
     models = FakeModels()
