@@ -81,7 +81,7 @@ def serve(for_starter: bool, **options: Any) -> None:
     models = configured_models(click.get_current_context(), _OF_ONE_MODEL)
     keep, memory = options.pop("keep"), options.pop("models_memory")
     defaults = server_defaults(options)
-    notes = without_effect(options)
+    notes = without_effect(options, several=bool(models))
     settings, port, made = _settings(options, defaults)
     if models:
         serve_models(models, settings, port, made, keep_minutes=keep, memory_gib=memory)
