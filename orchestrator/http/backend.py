@@ -25,7 +25,7 @@ class ServedPipeline(Protocol):
     @property
     def address(self) -> str: ...
     def start(self) -> PipelineState:
-        """Wait until it is ready. Raises PipelineError if it fails."""
+        """Wait until it is ready, or `close` is called. Raises PipelineError if it fails."""
         ...
 
     def wait(self) -> None:
@@ -107,7 +107,9 @@ class PipelineThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._on_ready(self._pipeline.start())
+            state = self._pipeline.start()
+            if state.ready:
+                self._on_ready(state)
             self._pipeline.wait()
         except PipelineError as error:
             self.failure = error

@@ -6,10 +6,29 @@ import msgspec
 import pytest
 
 from orchestrator.api.client import NoPipeline
-from orchestrator.http.backend import RunningPipeline
+from orchestrator.http.backend import PipelineThread, RunningPipeline
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from tests.support.fake_pipeline import READY
+
+
+class LoadingClient:
+    address = "ipc:///nowhere"
+
+    def state(self, _: float) -> PipelineState:
+        return msgspec.structs.replace(READY, ready=False)
+
+
+def test_a_pipeline_that_is_left_while_it_loads_is_not_called_ready():
+    told: list[Any] = []
+    pipeline = RunningPipeline(cast(Any, LoadingClient()))
+    thread = PipelineThread(pipeline, told.append, lambda: told.append("end"))
+
+    pipeline.close()
+    thread.start()
+    thread.join()
+
+    assert (told, thread.failure) == (["end"], None)
 
 
 class PausedClient:
