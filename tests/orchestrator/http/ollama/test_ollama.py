@@ -149,6 +149,7 @@ def test_a_result_without_a_name_answers_the_first_open_call():
         (CHATS, {"keep_alive": "soon"}, "5m"),
         (CHATS, {"tools": TOOLS}, "tool"),
         (CHATS, {"think": True}, "writes no thinking"),
+        (CHATS, {"think": "hard"}, "low, medium, high"),
         (CHATS, {"logprobs": True}, "logprobs"),
         (GENERATE, {"suffix": "a"}, "suffix"),
         (GENERATE, {"system": "Be brief.", "raw": True}, "system message"),
