@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 from typing import Protocol
 
+import structlog
+
 from orchestrator.api.async_client import AsyncClient, AsyncStream
 from orchestrator.api.client import Client
 from orchestrator.api.sampling.sampling_params import SamplingParams
@@ -13,6 +15,7 @@ from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState
 from protocol.messages.telemetry import TelemetryFrame
 
+log = structlog.get_logger()
 _CHECK_SECONDS = 2.0
 """Between two questions whether another program's pipeline still runs."""
 _GONE_SECONDS = 8.0
@@ -113,5 +116,8 @@ class PipelineThread(threading.Thread):
             self._pipeline.wait()
         except PipelineError as error:
             self.failure = error
+        except Exception as error:
+            log.exception("a pipeline failed")
+            self.failure = PipelineError(f"The pipeline failed ({error}): the log has the cause.")
         finally:
             self._on_end()

@@ -31,6 +31,21 @@ def test_a_pipeline_that_is_left_while_it_loads_is_not_called_ready():
     assert (told, thread.failure) == (["end"], None)
 
 
+class FullDisk:
+    address = "ipc:///nowhere"
+
+    def start(self) -> PipelineState:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_pipeline_that_fails_in_a_way_nobody_foresaw_has_failed():
+    thread = PipelineThread(cast(Any, FullDisk()), lambda _: None, lambda: None)
+
+    thread.run()
+
+    assert "No space left on device" in str(thread.failure)
+
+
 class PausedClient:
     """Of a pipeline that answers after five seconds, and then says that it has failed."""
 
