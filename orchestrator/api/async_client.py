@@ -1,6 +1,8 @@
 """The client of a running pipeline for asyncio. One socket a call."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, overload
 
 import zmq.asyncio
@@ -29,15 +31,12 @@ class AsyncClient:
 
     async def state(self, wait: float = ANSWER_SECONDS) -> PipelineState:
         """What the pipeline is. Raises PipelineError if the pipeline does not answer within `wait` seconds."""
-        socket = connected_dealer(self._context, self.address)
-        try:
+        with _connected(self._context, self.address) as socket:
             await socket.send(encode(Inquire(), STAMP))
             while await socket.poll(int(wait * 1000)):
                 _, message = decode(await socket.recv(), ToClient)
                 if isinstance(message, PipelineState):
                     return message
-        finally:
-            socket.close(linger=0)
         raise NoPipeline(self.address)
 
     @overload
@@ -64,18 +63,17 @@ class AsyncClient:
         batch = Batch(submits(prompts, params))
         if (results := batch.results) is not None:
             return results
-        socket = connected_dealer(self._context, self.address)
-        try:
-            while (results := batch.results) is None:
-                for submit in batch.due():
-                    await socket.send(encode(submit, STAMP))
-                _, message = decode(await _next_frame(socket, self.address), ToClient)
-                batch.feed(message)
-            return results
-        finally:
-            for cancel in batch.cancellations():
-                await socket.send(encode(cancel, STAMP))
-            socket.close(linger=1000)
+        with _connected(self._context, self.address, linger=1000) as socket:
+            try:
+                while (results := batch.results) is None:
+                    for submit in batch.due():
+                        await socket.send(encode(submit, STAMP))
+                    _, message = decode(await _next_frame(socket, self.address), ToClient)
+                    batch.feed(message)
+                return results
+            finally:
+                for cancel in () if socket.closed else batch.cancellations():
+                    await socket.send(encode(cancel, STAMP))
 
     async def chat_prompt(self, messages: str | Sequence[ChatMessage]) -> list[int]:
         """A conversation in tokens, as `Client.chat_prompt` gives them."""
@@ -91,9 +89,8 @@ class AsyncClient:
         `sequence` is the request to show in detail; None is the latest. A slow reader misses frames. Raises
         PipelineError if no pipeline answers, or if its address is not this user's private one.
         """
-        socket = connected_dealer(self._context, self.address)
         after = 0
-        try:
+        with _connected(self._context, self.address) as socket:
             while True:
                 await socket.send(encode(Watch(after, sequence), STAMP))
                 if not await socket.poll(int(ANSWER_SECONDS * 1000)):
@@ -104,10 +101,9 @@ class AsyncClient:
                 if isinstance(answer, TelemetryFrame):
                     after = answer.serial
                     yield answer
-        finally:
-            socket.close(linger=0)
 
     def close(self) -> None:
+        """Calls in progress end with PipelineError, and so do later ones."""
         self._context.destroy(linger=0)
 
 
@@ -115,8 +111,8 @@ class AsyncStream:
     """Pieces of text as they come; leaving the loop early cancels the request."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str, submit: Submit) -> None:
+        self._context = context
         self._address = address
-        self._socket = connected_dealer(context, address)
         self._submit = submit
         self._reply = OutputCollector(submit.request, submit.sampling.seed)
 
@@ -136,17 +132,35 @@ class AsyncStream:
         self._reply.on_reading = on_reading
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        await self._socket.send(encode(self._submit, STAMP))
-        try:
-            while self.result is None:
-                _, message = decode(await _next_frame(self._socket, self._address), ToClient)
-                piece = self._reply.feed(message)
-                if piece:
-                    yield piece
-        finally:
-            if self.result is None:
-                await self._socket.send(encode(Cancel(self._submit.request), STAMP))
-            self._socket.close(linger=1000)
+        with _connected(self._context, self._address, linger=1000) as socket:
+            await socket.send(encode(self._submit, STAMP))
+            try:
+                while self.result is None:
+                    _, message = decode(await _next_frame(socket, self._address), ToClient)
+                    piece = self._reply.feed(message)
+                    if piece:
+                        yield piece
+            finally:
+                if self.result is None and not socket.closed:
+                    await socket.send(encode(Cancel(self._submit.request), STAMP))
+
+
+@contextmanager
+def _connected(context: zmq.asyncio.Context, address: str, *, linger: int = 0) -> Iterator[zmq.asyncio.Socket]:
+    """The socket of one call, which sends for `linger` ms after it. Raises NoPipeline if the client is closed."""
+    if context.closed:
+        raise NoPipeline(address)
+    socket = connected_dealer(context, address)
+    try:
+        yield socket
+    except (asyncio.CancelledError, zmq.ZMQError) as error:
+        # libzmq's way to say that the socket was closed while it was read.
+        task = asyncio.current_task()
+        if socket.closed and not (task is not None and task.cancelling()):
+            raise NoPipeline(address) from error
+        raise
+    finally:
+        socket.close(linger=linger)
 
 
 async def _next_frame(socket: zmq.asyncio.Socket, address: str) -> bytes:

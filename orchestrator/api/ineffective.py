@@ -111,6 +111,12 @@ RULES: tuple[Rule, ...] = (
         _all(_ASKS, _is("command", "serve")),
         "the pipeline that is asked has its workers already",
     ),
+    Rule(("models_memory",), _is("several", False), "this server has one model, which stays loaded"),
+    Rule(
+        ("keep",),
+        _all(_is("several", False), _is("embedding_model", None)),
+        "this server has one model, which stays loaded",
+    ),
     Rule(("pair",), lambda values: {"target", "draft"} <= values.get("flags", set()), "both models are named"),
     Rule(
         ("preset",), lambda values: set(_SAMPLING) <= values.get("flags", set()), "all that it would set is given too"

@@ -8,7 +8,7 @@ import zmq
 from orchestrator.api.client import STAMP
 from orchestrator.runtime.session import Session, running_sessions
 from protocol.errors import InputError, PipelineError, blaming
-from protocol.messages.client import Refused
+from protocol.messages.client import PipelineState, Refused
 from protocol.messages.remote import FromOwner, Invitation, Invite, ListWorkers, Revoke, ToOwner, WorkerEntry, Workers
 from protocol.transport.link import Link
 
@@ -47,6 +47,11 @@ class Owner:
         finally:
             link.close()
         raise PipelineError("The pipeline does not answer: see whether it still runs.")
+
+
+def attach_command(invitation: Invitation, state: PipelineState) -> str:
+    """What another machine runs to join the pipeline: it lends the target if there is none yet, else a draft."""
+    return f"launch-pipeline attach {'draft' if state.context else 'target'} {invitation.line}"
 
 
 def listening_pipelines() -> dict[int, Session]:

@@ -78,6 +78,20 @@ def origin(context: click.Context, option: click.Parameter) -> str:
             return ""
 
 
+def own_setting(context: click.Context, option: click.Option) -> bool:
+    """Whether a variable or a table of the file that is for the running command alone gave `option` its value."""
+    command, name = context.info_name or "", _name(option)
+    match context.get_parameter_source(option.name or ""):
+        case ParameterSource.ENVIRONMENT:
+            return origin(context, option) == f"{_PREFIX}_{command}_{name}".upper()
+        case ParameterSource.DEFAULT_MAP:
+            file = context.find_root().meta.get("configuration")
+            table = _content(file).get(command, {}) if isinstance(file, Path) else {}
+            return name in {key.replace("-", "_") for key in table}
+        case _:
+            return False
+
+
 def unread_variables(group: click.Group) -> list[str]:
     """Environment variables with our prefix that no option reads."""
     read = {name for _, command in commands(group) for option in command.params for name in _variables(option)}

@@ -6,12 +6,13 @@ from typing import Any, get_args
 
 import click
 
-from orchestrator.api.owner import Owner
+from orchestrator.api.owner import Owner, attach_command
 from orchestrator.cli.options import Command
 from orchestrator.machine.known_servers import KnownServer
 from orchestrator.tools.attach.discovery import announced
 from protocol.contracts.engines import TargetEngineName
 from protocol.errors import InputError
+from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
 from protocol.security.addresses import Endpoint
 from protocol.security.keys import JoinLine
@@ -42,10 +43,11 @@ def announcement(options: dict[str, Any]) -> str | None:
 
 
 @contextmanager
-def invited(owner: Owner, name: str | None, *, err: bool = False) -> Iterator[None]:
-    """Print how a worker joins, and announce the address as `name` meanwhile. `err`: on stderr."""
+def invited(owner: Owner, state: PipelineState, name: str | None, *, err: bool = False) -> Iterator[None]:
+    """Print how a worker joins, and announce the address as `name` meanwhile. `state`: of the pipeline. `err`: on
+    stderr."""
     invitation = owner.invite()
-    click.echo(_welcome(invitation), err=err)
+    click.echo(_welcome(invitation, state), err=err)
     line = JoinLine.parse(invitation.line)
     if name is None:
         yield
@@ -54,10 +56,10 @@ def invited(owner: Owner, name: str | None, *, err: bool = False) -> Iterator[No
         yield
 
 
-def _welcome(invitation: Invitation) -> str:
+def _welcome(invitation: Invitation, state: PipelineState) -> str:
     """How workers of other machines join, for the owner of a new pipeline."""
     return (
         f"On the other machine, within {invitation.seconds / 60:.0f} minutes:\n\n"
-        f"  launch-pipeline attach draft {invitation.line}\n\n"
+        f"  {attach_command(invitation, state)}\n\n"
         "Another line: launch-pipeline workers invite\nWho is there: launch-pipeline workers list"
     )

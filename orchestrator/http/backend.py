@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 from typing import Protocol
 
+import structlog
+
 from orchestrator.api.async_client import AsyncClient, AsyncStream
 from orchestrator.api.client import Client
 from orchestrator.api.sampling.sampling_params import SamplingParams
@@ -13,8 +15,11 @@ from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState
 from protocol.messages.telemetry import TelemetryFrame
 
+log = structlog.get_logger()
 _CHECK_SECONDS = 2.0
 """Between two questions whether another program's pipeline still runs."""
+_GONE_SECONDS = 8.0
+"""Limit for the answer. A busy machine may stop a pipeline for a while, and its server should outlast that."""
 
 
 class ServedPipeline(Protocol):
@@ -23,7 +28,7 @@ class ServedPipeline(Protocol):
     @property
     def address(self) -> str: ...
     def start(self) -> PipelineState:
-        """Wait until it is ready. Raises PipelineError if it fails."""
+        """Wait until it is ready, or `close` is called. Raises PipelineError if it fails."""
         ...
 
     def wait(self) -> None:
@@ -46,20 +51,22 @@ class RunningPipeline:
 
     def start(self) -> PipelineState:
         while True:
-            state = self._client.state()
-            if state.failure is not None:
-                raise blaming(state.blame, state.failure)
+            state = self._state()
             if state.ready or self._left.wait(_CHECK_SECONDS):
                 return state
 
     def wait(self) -> None:
         while not self._left.wait(_CHECK_SECONDS):
-            state = self._client.state()
-            if state.failure is not None:
-                raise blaming(state.blame, state.failure)
+            self._state()
 
     def close(self) -> None:
         self._left.set()
+
+    def _state(self) -> PipelineState:
+        state = self._client.state(_GONE_SECONDS)
+        if state.failure is not None:
+            raise blaming(state.blame, state.failure)
+        return state
 
 
 class PipelineBackend:
@@ -103,9 +110,14 @@ class PipelineThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._on_ready(self._pipeline.start())
+            state = self._pipeline.start()
+            if state.ready:
+                self._on_ready(state)
             self._pipeline.wait()
         except PipelineError as error:
             self.failure = error
+        except Exception as error:
+            log.exception("a pipeline failed")
+            self.failure = PipelineError(f"The pipeline failed ({error}): the log has the cause.")
         finally:
             self._on_end()

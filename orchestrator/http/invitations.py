@@ -7,7 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from orchestrator.api.owner import attach_command
 from orchestrator.http.errors import ApiError, of_pipeline
+from orchestrator.http.monitoring.health import LOADING, StateSource
 from protocol.errors import PipelineError
 from protocol.messages.remote import Invitation
 
@@ -15,10 +17,11 @@ from protocol.messages.remote import Invitation
 class Invitations:
     """`POST /v1/pipeline/invitation`: a join line, good for one machine."""
 
-    def __init__(self, invite: Callable[[], Invitation] | None, key: str | None) -> None:
+    def __init__(self, invite: Callable[[], Invitation] | None, pipeline: StateSource, key: str | None) -> None:
         """`invite` is None for a pipeline that no other machine can join. Without a `key` nobody is known to be the
         owner, so nobody gets a line."""
         self._invite = invite
+        self._pipeline = pipeline
         self._key = key
 
     @property
@@ -33,12 +36,15 @@ class Invitations:
                 403, "A server without a key gives no join lines: run `launch-pipeline workers invite` beside it."
             )
         try:
+            state = await self._pipeline.state()
+            if state is None:
+                raise ApiError(503, LOADING, code="loading", headers={"retry-after": "5"})
             invitation = await asyncio.to_thread(self._invite)
         except PipelineError as error:
             raise of_pipeline(error) from error
         told: dict[str, Any] = {
             "line": invitation.line,
-            "command": f"launch-pipeline attach draft {invitation.line}",
+            "command": attach_command(invitation, state),
             "seconds": invitation.seconds,
         }
         return JSONResponse(told, headers={"cache-control": "no-store"})

@@ -21,7 +21,6 @@ from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import InputError
-from protocol.messages.base import Level
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
 from protocol.transport.ports import require_unused
@@ -41,7 +40,7 @@ def run(
     listener: socket.socket,
     made: bool,
     invite: Callable[[], Invitation] | None = None,
-    when_ready: Callable[[], None] = lambda: None,
+    when_ready: Callable[[PipelineState], None] = lambda _: None,
 ) -> None:
     """Serve `pipeline` until it or the server ends. `folder`: of tokenizer and chat template. `made`: see `greet`.
     `invite`: see `Server`. `when_ready` is called once the models are loaded."""
@@ -53,8 +52,8 @@ def run(
 
     def on_ready(state: PipelineState) -> None:
         backend.ready = True
-        click.echo(ready_line(state.level))
-        when_ready()
+        click.echo(ready_line(state))
+        when_ready(state)
 
     thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
     greet(settings, listener, made)
@@ -124,9 +123,10 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, backend: Pipel
         backend.close()
 
 
-def ready_line(level: Level) -> str:
+def ready_line(state: PipelineState) -> str:
     """What the terminal says once the models are loaded."""
-    return " ".join(filter(None, ("Ready.", level_note(level), "Ctrl-C ends it.")))
+    ready = ("Ready.", level_note(state.level)) if state.context else ("No target has joined yet.",)
+    return " ".join(filter(None, (*ready, "Ctrl-C ends it.")))
 
 
 def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None:

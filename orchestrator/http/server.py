@@ -90,7 +90,7 @@ class Server:
         self._limit = self.figures.limit
         self._created = int(time.time())
         self._open: set[ChoiceStream] = set()
-        self.invitations = Invitations(invite, settings.key)
+        self.invitations = Invitations(invite, backend, settings.key)
         facts = {
             "models": settings.names,
             "chat": template.own,
@@ -107,6 +107,10 @@ class Server:
     async def condition(self) -> Condition:
         """The pipeline's."""
         return await self._health.check()
+
+    async def require(self) -> PipelineState:
+        """The state of a pipeline that serves requests. Raises ApiError 503 if it does not."""
+        return await self._health.require()
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)
@@ -206,7 +210,7 @@ class Server:
             count = question.choices * (len(question.prompts) if isinstance(question, CompletionRequest) else 1)
             places = self._limit.take(count)
             stack.callback(places.release)
-            state = await self._health.require()
+            state = await self.require()
             # In threads: long texts and schemas take time, which must not delay the tokens of other requests.
             special = isinstance(question, CompletionRequest) or not self._template.own
             prepared = await asyncio.to_thread(prepare)
@@ -230,11 +234,12 @@ class Server:
             close = stack.pop_all().close
             return EventStream(frames(generation, renderer, first, patience, close), close)
 
-    def stop(self) -> None:
-        """Abort all generation; the clients get an error."""
+    def stop(self, error: ApiError | None = None) -> None:
+        """Abort all generation; the clients get `error`, or are told that the server ends."""
         self.live.stop()
+        stopped = ApiError(503, "The server was stopped during this request: send it again later.")
         for generation in self._open:
-            generation.abort(ApiError(503, "The server was stopped during this request: send it again later."))
+            generation.abort(error or stopped)
         if self.embedding is not None:
             self.embedding.close()
 

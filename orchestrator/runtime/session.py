@@ -11,6 +11,7 @@ import msgspec
 
 from protocol.errors import Blame, PipelineError, blame_of, blaming
 from protocol.kv import segments
+from protocol.security.private_files import private_folder
 
 _FAILURE = "failure"
 _PREFIX = "lp-"
@@ -24,12 +25,15 @@ class Session:
 
     @classmethod
     def create(cls) -> "Session":
-        """A new folder for this process. Removes what dead pipelines of this user left."""
-        home = sessions_home()
-        home.mkdir(mode=0o700, exist_ok=True)
+        """A new folder for this process. Removes what dead pipelines of this user left. Raises InputError if the home
+        of all sessions is open to others."""
         sweep()
         segments.sweep()
-        return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home)))
+        while True:
+            # Another session that ends removes an empty home, also between these two steps.
+            with suppress(FileNotFoundError):
+                home = private_folder(sessions_home())
+                return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home)))
 
     @property
     def client_address(self) -> str:
@@ -82,7 +86,7 @@ def temporary_folder() -> Iterator[Path]:
 
 def sessions_home() -> Path:
     """The folder of all sessions of this user. Short, because socket paths are limited to about 100 bytes."""
-    return Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - private: mode 0700, checked by sweep
+    return Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - private: checked by Session.create
 
 
 def running_sessions() -> list[Path]:

@@ -52,15 +52,17 @@ def test_a_target_of_another_machine_joins_a_server(
     try:
         until(lambda: "No target has joined yet" in server.client.get("/health").json()["reason"], SECONDS)
         assert server.client.post(COMPLETIONS, json=ASKED).status_code == 503
-        line = server.client.post(INVITATION, json={}).json()["line"]
-        with machine(tmp_path / "guest", "target", line, "--name", "studio"):
+        told = server.client.post(INVITATION, json={}).json()
+        assert told["command"] == f"launch-pipeline attach target {told['line']}"
+        with machine(tmp_path / "guest", "target", told["line"], "--name", "studio"):
             until(lambda: server.health() == "ok", SECONDS)
             assert said(server) == reference(PROMPT, PARAMS).text
         server.command.interrupt()
     finally:
         server.client.close()
-        code, _, _ = server.command.end()
+        code, _, errors = server.command.end()
     assert code == 130
+    assert errors.count("launch-pipeline attach target lp1:127.0.0.1:") == 1
 
 
 def test_a_server_before_a_running_pipeline_leaves_it_running(reference: Reference):

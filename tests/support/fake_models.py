@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
+import uvicorn
 
 from orchestrator.core.models.events import ModelEntry, ModelName
 from orchestrator.core.models.table import ModelTable
@@ -15,6 +16,7 @@ from orchestrator.http.models.host import LoadedModel, ModelHost
 from orchestrator.http.models.server import ModelsServer, OfferedModel
 from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
+from orchestrator.http.run import listener_of
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
@@ -43,21 +45,33 @@ class FakeModels:
     room: int = 10
     most_waiting: int = 4
     failures: dict[str, str] = field(default_factory=dict)
-    """Why a model can't be loaded."""
+    """Why a model can't be loaded, or unloaded."""
     held: dict[str, asyncio.Event] = field(default_factory=dict)
     """Loads that last until their event is set."""
     pipelines: dict[str, FakePipeline] = field(default_factory=dict)
     ended: dict[str, "asyncio.Future[str]"] = field(default_factory=dict)
     loads: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
+    told: int = 0
+    """How often a stream that waits was told why."""
 
     def serve(self, **settings: Any) -> tuple[ModelHost, ModelsServer]:
         given = ServerSettings(**{"names": (), "key": KEY, "keep_alive": 0.02, **settings})
         loader = _Loader(self, given)
         table = ModelTable(self.entries, room=self.room, keep=60.0, most_waiting=self.most_waiting, pause=30.0)
-        host = ModelHost(table, loader)
+        host = _Host(self, table, loader)
         offered = [OfferedModel(entry.name, DEMO_TARGET, self.aliases.get(entry.name, ())) for entry in self.entries]
         return host, ModelsServer(host, offered, given, loader.figures, loader.store)
+
+    async def until_told(self) -> None:
+        """Until a stream that waits was told why."""
+        while not self.told:
+            await asyncio.sleep(0.01)
+
+    def listener(self) -> uvicorn.Server:
+        """What listens for requests to them."""
+        _, server = self.serve()
+        return listener_of(server.application(), server.stop, ServerSettings(names=(), key=KEY))
 
     def talk(self, conversation: Callable[[httpx.AsyncClient, ModelHost], Awaitable[T]], **settings: Any) -> T:
         """Send requests to a server in this process."""
@@ -77,6 +91,16 @@ class FakeModels:
                     server.stop()
 
         return asyncio.run(held())
+
+
+class _Host(ModelHost):
+    def __init__(self, models: FakeModels, table: ModelTable, loader: "_Loader") -> None:
+        super().__init__(table, loader)
+        self._models = models
+
+    def doing(self, name: ModelName) -> str:
+        self._models.told += 1
+        return super().doing(name)
 
 
 class _Loader:
@@ -103,3 +127,5 @@ class _Loader:
 
     async def unload(self, name: ModelName) -> None:
         self._models.unloads.append(name)
+        if name in self._models.failures:
+            raise OSError(self._models.failures[name])

@@ -51,8 +51,13 @@ def listening(
     pipeline: FakePipeline | None = None, *, limits: ConnectionLimits | None = None, **settings: Any
 ) -> Iterator[ListeningServer]:
     given = ServerSettings(**{"names": ("demo",), "key": KEY, "connections": limits or ConnectionLimits(), **settings})
+    with running(http_server(Server(pipeline or FakePipeline(), _CODEC, _TEMPLATE, given), given)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(server: uvicorn.Server) -> Iterator[ListeningServer]:
     with bound("127.0.0.1", 0) as listener:
-        server = http_server(Server(pipeline or FakePipeline(), _CODEC, _TEMPLATE, given), given)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()
         try:

@@ -22,6 +22,7 @@ from orchestrator.cli.serving_models import serve_models
 from orchestrator.cli.starter import follow_starter
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.downloads.default_target import model_name
+from protocol.messages.client import PipelineState
 
 _OF_ONE_MODEL = ("model_name", "record", "listen", "announce", "target_engine")
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
@@ -88,7 +89,7 @@ def serve(for_starter: bool, **options: Any) -> None:
     models = configured_models(click.get_current_context(), _OF_ONE_MODEL)
     keep, memory = options.pop("keep"), options.pop("models_memory")
     defaults = server_defaults(options)
-    notes = without_effect(options)
+    notes = without_effect(options, several=bool(models))
     embedding = _embedding(options.pop("embedding_model"), keep)
     settings, port, made = _settings(options, defaults, embedding)
     if models:
@@ -115,8 +116,8 @@ def serve(for_starter: bool, **options: Any) -> None:
             run(pipeline, folder, settings, listener, made)
             return
 
-        def when_ready() -> None:
-            stack.enter_context(invited(pipeline.owner, name, err=True))
+        def when_ready(state: PipelineState) -> None:
+            stack.enter_context(invited(pipeline.owner, state, name, err=True))
 
         run(pipeline, folder, settings, listener, made, lambda: pipeline.owner.invite(), when_ready)
 

@@ -115,7 +115,7 @@ def _keep_running(options: dict[str, Any]) -> None:
         click.echo(f"Ready at {pipeline.address}")
         click.echo(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
         if listens:
-            stack.enter_context(invited(pipeline.owner, name))
+            stack.enter_context(invited(pipeline.owner, pipeline.state(), name))
         pipeline.wait()
 
 

@@ -53,7 +53,8 @@ class ModelStatus:
     phase: Phase = Phase.ABSENT
     running: set[Ticket] = field(default_factory=set)
     used_at: Seconds = 0.0
-    """When a request was last admitted or released, or when the model was loaded."""
+    """When a request was last admitted, when the last running one ended, or when the model was loaded. An end beside
+    other requests does not count: it would make another model the one that is drained."""
     failure: str = ""
     """Why it was last not loaded, or ended; empty since it was loaded."""
     barred_until: Seconds = 0.0
@@ -162,7 +163,8 @@ class ModelTable:
         for status in self.models.values():
             if ticket in status.running:
                 status.running.remove(ticket)
-                status.used_at = now
+                if not status.running:
+                    status.used_at = now
 
     def _fail(self, status: ModelStatus, reason: str, now: Seconds) -> Iterator[Command]:
         """Requests that run see the end of their pipeline themselves."""

@@ -76,7 +76,7 @@ class Dispatch:
     ) -> None:
         """`state`: what the answer must know of the events before it."""
         self._admitted(lease.name, asked)
-        known = {**request.scope.get("state", {}), "loading_seconds": lease.progress.seconds, **state}
+        known = {**request.scope.get("state", {}), "loading_seconds": lease.seconds, **state}
         await model.app({**request.scope, "state": known}, _replayed(content, request.receive), send)
 
     async def _streamed(

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
@@ -21,6 +21,7 @@ from orchestrator.core.models.events import (
     Load,
     Loaded,
     ModelName,
+    RefusalCause,
     Refuse,
     Released,
     Requested,
@@ -193,12 +194,20 @@ class ModelHost:
     async def _watch(self, name: ModelName, model: LoadedModel) -> None:
         """Takes a model whose pipeline ends by itself out of the table."""
         reason = await model.ended
-        if self._loaded.get(name) is model:
-            log.warning("a model's pipeline has ended", model=name, reason=reason)
-            self._step(Ended(name, f"The pipeline of the model {name} has ended. {reason}"))
+        if self._loaded.get(name) is not model:
+            return
+        log.warning("a model's pipeline has ended", model=name, reason=reason)
+        told = f"The pipeline of the model {name} has ended. {reason}"
+        self._step(Ended(name, told))
+        left = self.status(name).barred_until - asyncio.get_running_loop().time()
+        model.server.stop(_unavailable(told, "failed", left))
 
     async def _unload(self, name: ModelName) -> None:
-        await self._loader.unload(name)
+        try:
+            await self._loader.unload(name)
+        except Exception:
+            # Its processes have ended, so its memory is free for those who wait for it.
+            log.exception("a model's pipeline did not end as it should", model=name)
         self._step(Unloaded(name))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -233,9 +242,13 @@ class Lease:
         return self._admitted.result() if self._admitted.done() else None
 
     @property
+    def seconds(self) -> Seconds:
+        """Since the request came."""
+        return asyncio.get_running_loop().time() - self._began
+
+    @property
     def progress(self) -> WaitingProgress:
-        seconds = asyncio.get_running_loop().time() - self._began
-        return WaitingProgress(self.name, self._host.doing(self.name), round(seconds, 1))
+        return WaitingProgress(self.name, self._host.doing(self.name), round(self.seconds, 1))
 
     def admit(self, model: LoadedModel) -> None:
         if not self._admitted.done():
@@ -249,7 +262,14 @@ class Lease:
 
 
 def _refusal(refuse: Refuse) -> ApiError:
-    headers = {"retry-after": str(max(1, math.ceil(refuse.retry)))} if refuse.retry else None
     if refuse.cause == "full":
-        return ApiError(429, refuse.reason, code="queue_full", headers=headers)
-    return ApiError(503, refuse.reason, code=f"model_{refuse.cause}", headers=headers)
+        return ApiError(429, refuse.reason, code="queue_full", headers=_retry(refuse.retry))
+    return _unavailable(refuse.reason, refuse.cause, refuse.retry)
+
+
+def _unavailable(reason: str, cause: RefusalCause, retry: Seconds) -> ApiError:
+    return ApiError(503, reason, code=f"model_{cause}", headers=_retry(retry))
+
+
+def _retry(seconds: Seconds) -> Mapping[str, str]:
+    return {"retry-after": str(max(1, math.ceil(seconds)))} if seconds else {}

@@ -1,6 +1,7 @@
 """The live page of a server with several models shows the one that was used last."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.monitoring.health import Condition, Health
@@ -26,10 +27,11 @@ class LatestModel:
         latest = self._host.latest
         if latest is None:
             raise PipelineError(_NONE)
-        async for frame in latest.backend.watch(sequence):
-            if self._host.latest is not latest:
-                return
-            yield frame
+        async with aclosing(latest.backend.watch(sequence)) as frames:
+            async for frame in frames:
+                if self._host.latest is not latest:
+                    return
+                yield frame
 
 
 class LatestModelHealth(Health):

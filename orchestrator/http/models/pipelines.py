@@ -61,8 +61,11 @@ class PipelineLoader:
         thread = PipelineThread(pipeline, lambda state: _in_loop(loop, lambda: _resolve(ready, state)), on_end)
         thread.start()
         try:
-            parts = await asyncio.to_thread(_text_parts, model.target)
-            await ready
+            # A pipeline is closed only once it has started or failed: before that its processes may still come.
+            reading = asyncio.to_thread(_text_parts, model.target)
+            state, parts = await asyncio.gather(ready, reading, return_exceptions=True)
+            _result(state)
+            codec, template = _result(parts)
         except BaseException:
             await self.unload(name)
             raise
@@ -70,7 +73,7 @@ class PipelineLoader:
         backend.ready = True
         self._running[name] = (pipeline, backend)
         settings = replace(self._settings, names=model.names, embedding=None)
-        server = Server(backend, *parts, settings, figures=self._figures)
+        server = Server(backend, codec, template, settings, figures=self._figures)
         routes = generation_routes(server, settings, self._store)
         return LoadedModel(server, backend, answering(routes, settings), ended)
 
@@ -92,6 +95,12 @@ class PipelineLoader:
 def _text_parts(folder: Path) -> tuple[TextCodec, ChatTemplate]:
     codec = TextCodec(folder)
     return codec, ChatTemplate(folder, codec)
+
+
+def _result(found: T | BaseException) -> T:
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

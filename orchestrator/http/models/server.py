@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from orchestrator.core.models.events import ModelName
 from orchestrator.core.models.table import Phase
+from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.app import guarded
 from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
@@ -102,7 +103,10 @@ class ModelsServer:
         told = {model.name: await self._told(model.name) for model in self._models}
         failing = next((each for each in told.values() if each["status"] in ("failed", "degraded")), None)
         status, reason = ("ok", "") if failing is None else ("degraded", failing["reason"])
-        body = {"status": status, "reason": reason, "waiting": self._host.waiting, "models": told}
+        body: dict[str, Any] = {"status": status}
+        # Strangers may ask this too: names and reasons are not theirs, since a reason can quote a log.
+        if shows_key(request.headers, self._settings.key):
+            body |= {"reason": reason, "waiting": self._host.waiting, "models": told}
         return JSONResponse(body, 200 if status == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:

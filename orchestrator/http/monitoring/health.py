@@ -12,6 +12,8 @@ from protocol.messages.client import PipelineState
 _CACHE_SECONDS = 0.25
 """How long an answer is reused."""
 
+LOADING = "The models are still being loaded: try again in a moment."
+
 
 class StateSource(Protocol):
     async def state(self) -> PipelineState | None:
@@ -71,7 +73,7 @@ def condition(state: PipelineState | None) -> Condition:
     if state is not None and state.failure is not None:
         return Condition("failed", state.failure)
     if state is None or not state.ready:
-        return Condition("loading", "The models are still being loaded: try again in a moment.")
+        return Condition("loading", LOADING)
     if not state.context:
         return Condition("loading", "No target has joined yet: run `launch-pipeline attach target` on its machine.")
     if "target" in state.down:

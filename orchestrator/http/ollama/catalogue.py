@@ -25,6 +25,8 @@ from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.chat_template import ChatTemplate
 
 _FOR_EVER = timedelta(days=365 * 100)
+_VERSION = "0.12.6"
+"""Of Ollama, whose API document these routes follow. Clients refuse a server that is older than what they need."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class CatalogueRoutes:
         return JSONResponse(await asyncio.to_thread(_details, model))
 
     async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": version("launch-pipeline")})
+        return JSONResponse({"version": _VERSION, "launch_pipeline": version("launch-pipeline")})
 
 
 def _card(model: CataloguedModel) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def _card(model: CataloguedModel) -> dict[str, Any]:
 
 def _running_card(model: CataloguedModel) -> dict[str, Any]:
     card = _card(model)
-    left = _FOR_EVER if model.left is None else timedelta(seconds=model.left)
+    left = _FOR_EVER if model.left is None else timedelta(seconds=min(model.left, _FOR_EVER.total_seconds()))
     size = model.bytes or card["size"]
     more = {"size": size, "size_vram": size, "context_length": model.context}
     return {**card, **more, "expires_at": (datetime.now(UTC) + left).isoformat()}

@@ -16,6 +16,8 @@ from orchestrator.http.request_bodies import converted
 from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.sampling import Grammar
 
+_EFFORTS = ("low", "medium", "high")
+
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
     """The options that have an effect. Others are about Ollama's own engine."""
@@ -62,6 +64,8 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
         """Raises ApiError for what would change the answer, if this server could do it."""
         if self.keep_alive is not None:
             keep_seconds(self.keep_alive)
+        if isinstance(self.think, str) and self.think not in _EFFORTS:
+            raise unsupported("think", f"think is {self.think!r}: give true, false, or one of {', '.join(_EFFORTS)}.")
         if self.logprobs:
             raise unsupported("logprobs", "Log-probabilities are told by /v1/chat/completions: leave logprobs out.")
 
@@ -114,6 +118,8 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         for name in ("suffix", "template", "images"):
             if getattr(self, name):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
+        if self.raw and self.system:
+            raise unsupported("system", "A raw prompt is continued as it is: put the system message into it.")
 
     def chat(self) -> ChatRequest:
         """The prompt as a user's message. Raises ApiError."""

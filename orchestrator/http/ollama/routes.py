@@ -33,13 +33,13 @@ class OllamaRoutes:
     async def chat(self, request: Request) -> Response:
         question = decoded(await body(request), OllamaChatRequest)
         if not question.messages:
-            return self._empty(question, chat=True)
+            return await self._empty(question, chat=True)
         return await self._converse(request, question, question.chat(), chat=True)
 
     async def generate(self, request: Request) -> Response:
         question = decoded(await body(request), OllamaGenerateRequest)
         if not question.prompt:
-            return self._empty(question, chat=False)
+            return await self._empty(question, chat=False)
         if question.raw:
             return await self._continue(request, question)
         return await self._converse(request, question, question.chat(), chat=False)
@@ -67,11 +67,16 @@ class OllamaRoutes:
 
         return _lines(await self._server.answer(request, asked, prepare))
 
-    def _empty(self, question: OllamaRequest, *, chat: bool) -> Response:
-        """A request without a prompt only loads the model, or with a keep_alive of 0 unloads it."""
+    async def _empty(self, question: OllamaRequest, *, chat: bool) -> Response:
+        """A request without a prompt only loads the model, or with a keep_alive of 0 unloads it.
+
+        Raises ApiError 503 if the model is not loaded.
+        """
         question.refuse_unsupported()
         name = self._server.model_name(own_name(question.model))
         gone = question.keep_alive is not None and keep_seconds(question.keep_alive) == 0
+        if not gone:
+            await self._server.require()
         return JSONResponse(empty_line(name, chat=chat, done=True, done_reason="unload" if gone else "load"))
 
 

@@ -15,6 +15,8 @@ class ModelServer:
     model: str
     context: int | None = None
     """Tokens of prompt and answer together; None if the server does not say."""
+    knows_tools: bool = True
+    """Whether the model's chat template does."""
 
     @property
     def openai(self) -> str:

@@ -10,6 +10,8 @@ from urllib.parse import quote, urlsplit
 from protocol.errors import InputError, PipelineError
 
 _ANSWER_SECONDS = 10.0
+_LOADING_SECONDS = 600.0
+"""For an answer that waits until its model is loaded."""
 _TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -67,14 +69,28 @@ class HttpServer(NamedTuple):
         return found if isinstance(found, int) else None
 
     def knows_tools(self, model: str) -> bool:
-        """Whether a request with a tool would be refused, found by counting the tokens of one."""
+        """Whether a request with a tool would be answered, found by counting the tokens of one.
+
+        A server with several models loads this one for it. Raises PipelineError if it can't.
+        """
         question = {"model": model, "messages": [{"role": "user", "content": "Look."}], "tools": [_TOOL]}
-        return self._ask("/v1/messages/count_tokens", content=question).status != 400
+        answer = self._ask("/v1/messages/count_tokens", content=question, patience=_LOADING_SECONDS)
+        if answer.status == 503:
+            error = self._field(answer, "error")
+            reason = error["message"] if isinstance(error, dict) and "message" in error else "It does not say why."
+            raise PipelineError(f"The server at {self.address} can't serve {model}. {reason}")
+        return answer.status != 400
 
     def _field(self, answer: Answer, name: str) -> Any:
         return answer.body.get(name) if isinstance(answer.body, dict) else None
 
-    def _ask(self, path: str, headers: dict[str, str] | None = None, content: Any = None) -> Answer:
+    def _ask(
+        self,
+        path: str,
+        headers: dict[str, str] | None = None,
+        content: Any = None,
+        patience: float = _ANSWER_SECONDS,
+    ) -> Answer:
         """Raises PipelineError if nothing answers."""
         request = urllib.request.Request(  # noqa: S310
             f"{self.address}{path}",
@@ -86,7 +102,7 @@ class HttpServer(NamedTuple):
         # Programs of this machine need no proxy, whatever the environment says.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=_ANSWER_SECONDS) as answer:
+            with opener.open(request, timeout=patience) as answer:
                 return Answer(answer.status, _parsed(answer.read()))
         except urllib.error.HTTPError as refusal:
             with refusal:

@@ -35,6 +35,9 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
         {},
         ["--pair", "--listen", "--draft-width"],
     ),
+    ("serve --keep 5 --models-memory 8", {"several": False}, ["--keep", "--models-memory"]),
+    ("serve --keep 5 --models-memory 8", {"several": True}, []),
+    ("serve --keep 5 --embedding-model m", {"several": False}, []),
     ("generate x --pair qwen2.5-3b --target t --draft d", {}, ["--pair"]),
     (
         "serve --preset balanced --temperature 1 --top-p 1 --top-k 0 --min-p 0 --repetition-penalty 1",

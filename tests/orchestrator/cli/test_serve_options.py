@@ -1,5 +1,6 @@
 """Laws of the options of `serve` on another command: `serve` gets the same values from what is passed on."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from orchestrator.cli.app import cli
 from orchestrator.cli.commands.launch.command import launch
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_settings
 from orchestrator.cli.commands.serve import serve
+from orchestrator.cli.configuration import default_map
 from orchestrator.cli.options import TokensOrAuto
 
 
@@ -68,6 +70,32 @@ def test_settings_of_the_environment_are_weaker_than_options_for_serve_too(monke
     assert settings.words == ("--preset", "creative")
     assert _served(settings, monkeypatch)["temperature"] == 0.25
     assert _served(settings, monkeypatch)["model_name"] == ("a", "b")
+
+
+def test_only_what_launch_alone_is_told_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`serve` reads what is for all commands itself, below its own settings and those of a table [models.NAME]."""
+    file = tmp_path / "config.toml"
+    file.write_text(
+        'target = "x"\ncontext = 512\n[launch]\nmax-requests = 3\nlookup = "off"\n[serve]\ncontext = 1024\n'
+    )
+    monkeypatch.setenv("LAUNCH_PIPELINE_TOP_K", "5")
+    monkeypatch.setenv("LAUNCH_PIPELINE_LAUNCH_TOP_P", "0.5")
+    parent = click.Context(cli, default_map=default_map(cli, file))
+    parent.meta["configuration"] = file
+
+    with launch.make_context(
+        "launch", ["codex"], parent=parent, default_map=parent.lookup_default("launch")
+    ) as context:
+        settings = serve_settings(context)
+
+    assert settings == (
+        (),
+        {
+            "LAUNCH_PIPELINE_SERVE_MAX_REQUESTS": "3",
+            "LAUNCH_PIPELINE_SERVE_LOOKUP": "off",
+            "LAUNCH_PIPELINE_SERVE_TOP_P": "0.5",
+        },
+    )
 
 
 def test_where_the_server_listens_is_no_option_of_launch():

@@ -216,9 +216,16 @@ def test_the_level_of_the_target_is_told_and_the_page_has_words_for_it(level: Le
 
 
 def test_the_ready_line_tells_a_level_below_the_highest():
-    assert ready_line("tree") == "Ready. Ctrl-C ends it."
-    assert "is a chain model: one forward verifies one path" in ready_line("chain")
-    assert "is a plain model: one forward evaluates one token" in ready_line("plain")
+    levels: list[Level] = ["tree", "chain", "plain"]
+    tree, chain, plain = (ready_line(replace(READY, level=level)) for level in levels)
+
+    assert tree == "Ready. Ctrl-C ends it."
+    assert "is a chain model: one forward verifies one path" in chain
+    assert "is a plain model: one forward evaluates one token" in plain
+
+
+def test_a_server_without_a_target_is_not_called_ready():
+    assert ready_line(replace(READY, context=0)) == "No target has joined yet. Ctrl-C ends it."
 
 
 def test_a_stream_survives_loading_and_a_pipeline_that_does_not_answer():

@@ -64,7 +64,7 @@ def launch(
         except ServerEnded as ended:
             sys.exit(ended.code)
         facts = _facts(asked, model)
-        print_notes([f"{program} asks {facts.model} at {facts.address}.", _tools_note(chosen, asked, facts.model)])
+        print_notes([f"{program} asks {facts.model} at {facts.address}.", _tools_note(chosen, facts)])
         code = run_program(executable, chosen, facts, arguments)
     sys.exit(code)
 
@@ -96,21 +96,32 @@ def _own(context: click.Context) -> AbstractContextManager[HttpServer]:
 
 
 def _facts(server: HttpServer, model: str | None) -> ModelServer:
-    """Waits until the server is ready. Raises InputError if it has no `model`."""
+    """Waits until the model is loaded. Raises InputError if the server has no `model`, PipelineError if it can't serve
+    it."""
     with Console(stderr=True).status("Loading models ..."):
         while not server.ready():
             time.sleep(_POLL_SECONDS)
-    models = server.models()
-    if model is not None and model not in models:
-        raise InputError(f"The server has no model {model!r} (it has {', '.join(models)}): see --target, or --pair.")
-    name = model or models[0]
-    return ModelServer(address=server.address, key=server.key or _NO_KEY, model=name, context=server.context(name))
+        models = server.models()
+        if model is not None and model not in models:
+            raise InputError(
+                f"The server has no model {model!r} (it has {', '.join(models)}): see --target, or --pair."
+            )
+        name = model or models[0]
+        # First, since a server with several models loads this one for it, and then knows its context.
+        knows_tools = server.knows_tools(name)
+    return ModelServer(
+        address=server.address,
+        key=server.key or _NO_KEY,
+        model=name,
+        context=server.context(name),
+        knows_tools=knows_tools,
+    )
 
 
-def _tools_note(program: AgentProgram, server: HttpServer, model: str) -> str:
-    if not program.offers_tools or server.knows_tools(model):
+def _tools_note(program: AgentProgram, server: ModelServer) -> str:
+    if server.knows_tools or not program.offers_tools:
         return ""
     return (
-        f"The chat template of {model} knows no tools, so requests with tools, which {program.command} sends unless "
-        "told otherwise, are refused: choose a model that was trained on tools, see `launch-pipeline pairs`."
+        f"The chat template of {server.model} knows no tools, so requests with tools, which {program.command} sends "
+        "unless told otherwise, are refused: choose a model that was trained on tools, see `launch-pipeline pairs`."
     )

@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 
 from orchestrator.cli.commands.serve import serve
+from orchestrator.cli.configuration import own_setting
 
 _NOT_OFFERED = ("host", "port", "api_key", "api_key_file", "no_api_key", "for_starter")
 """Where the server listens, and for whom, is decided by the other command."""
@@ -17,7 +18,8 @@ class ServeSettings(NamedTuple):
     words: tuple[str, ...]
     """The options on the command line."""
     environment: Mapping[str, str]
-    """The other command's settings from its environment and configuration, as `serve` reads them."""
+    """The other command's own settings from its environment and configuration, as `serve` reads them. Settings of all
+    commands are left out: `serve` finds them itself, and its own are stronger."""
 
 
 def serve_options(command: click.Command) -> click.Command:
@@ -36,13 +38,10 @@ def serve_settings(context: click.Context) -> ServeSettings:
         if not isinstance(option, click.Option) or option.name not in names:
             continue
         value = context.params[option.name]
-        match context.get_parameter_source(option.name):
-            case ParameterSource.COMMANDLINE:
-                words += _words(option, value)
-            case ParameterSource.ENVIRONMENT | ParameterSource.DEFAULT_MAP:
-                environment[f"LAUNCH_PIPELINE_SERVE_{option.name.upper()}"] = _text(value)
-            case _:
-                pass
+        if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            words += _words(option, value)
+        elif own_setting(context, option):
+            environment[f"LAUNCH_PIPELINE_SERVE_{option.name.upper()}"] = _text(value)
     return ServeSettings(tuple(words), environment)
 
 

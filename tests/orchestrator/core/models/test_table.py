@@ -199,6 +199,27 @@ def test_who_waited_behind_a_client_that_has_gone_is_admitted():
     assert (shell.admitted[-1], shell.unloading) == (late, [])
 
 
+def test_steady_requests_for_two_models_do_not_keep_a_third_waiting():
+    shell = Shell(entry(A, 5), entry(B, 5), entry(C, 5), most_waiting=100)
+    for model in (A, B):
+        shell.ask(model)
+        shell.finish_load(model)
+        shell.ask(model)
+        shell.now += 1
+
+    shell.ask(C)
+    for _ in range(3):
+        # One request of each model comes, and one ends while another still runs.
+        for model in (A, B):
+            shell.ask(model)
+            shell.now += 1
+            shell.release(next(ticket for ticket, name in shell.running.items() if name == model))
+        if shell.unloading:
+            break
+
+    assert shell.unloading == [A]
+
+
 def test_an_idle_model_is_unloaded_after_its_time_and_a_pinned_one_is_not():
     shell = Shell(entry(A, 3, pinned=True), entry(B, 3), keep=60.0)
     shell.finish_load(A)

@@ -94,6 +94,17 @@ def test_a_model_makes_room_for_another_when_its_requests_have_ended():
     assert (models.loads, models.unloads) == (["big", "small", "other"], ["big"])
 
 
+def test_a_model_whose_unloading_fails_leaves_its_room_to_others():
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[str]:
+        first = said(await client.post(CHAT, json={**HI, "model": "big"}))
+        models.failures["big"] = "Its folder can't be removed."
+        return [first, said(await client.post(CHAT, json={**HI, "model": "other"}))]
+
+    assert models.talk(ask) == ["big", "other"]
+
+
 @pytest.mark.parametrize("path", ASKED)
 def test_a_stream_that_waits_tells_why_and_then_has_its_answer(path: str):
     models = FakeModels()
@@ -101,7 +112,7 @@ def test_a_stream_that_waits_tells_why_and_then_has_its_answer(path: str):
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
         models.held["big"] = asyncio.Event()
         asking = asyncio.create_task(client.post(path, json={**ASKED[path], "stream": True}))
-        await asyncio.sleep(0.1)
+        await models.until_told()
         models.held["big"].set()
         return await asking
 
@@ -125,7 +136,7 @@ def test_a_response_that_waited_keeps_its_id_and_its_numbers():
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> tuple[httpx.Response, httpx.Response]:
         models.held["big"] = asyncio.Event()
         asking = asyncio.create_task(client.post(RESPONSES, json={"input": "Hi", "stream": True}))
-        await asyncio.sleep(0.1)
+        await models.until_told()
         models.held["big"].set()
         answer = await asking
         return answer, await client.get(f"{RESPONSES}/{events(answer)[-1]['response']['id']}")
@@ -144,10 +155,13 @@ def test_a_response_that_waited_keeps_its_id_and_its_numbers():
 def test_a_model_that_can_not_be_loaded_is_an_error_with_the_reason(path: str, late: bool):
     models = FakeModels(failures={"big": "There is no such folder."})
 
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> httpx.Response:
         models.held["big"] = asyncio.Event()
         asking = asyncio.create_task(client.post(path, json={**ASKED[path], "stream": late}))
-        await asyncio.sleep(0.1)
+        while not host.waiting:
+            await asyncio.sleep(0.01)
+        if late:
+            await models.until_told()
         models.held["big"].set()
         return await asking
 
@@ -181,6 +195,18 @@ def test_the_others_go_on_when_one_fails_and_health_names_it():
     assert 'launch_pipeline_status{status="degraded"} 1.0' in metrics.text
 
 
+def test_health_tells_strangers_no_names_and_no_reasons():
+    models = FakeModels(failures={"big": "There is no such folder."})
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+        await client.post(CHAT, json=HI)
+        return await client.get("/health", headers={"authorization": "Bearer no"})
+
+    health = models.talk(ask)
+
+    assert (health.status_code, health.json()) == (503, {"status": "degraded"})
+
+
 def test_a_pipeline_that_ends_by_itself_leaves_the_table():
     models = FakeModels()
 
@@ -197,6 +223,23 @@ def test_a_pipeline_that_ends_by_itself_leaves_the_table():
         "The pipeline of the model small has ended. The target was killed.",
     )
     assert (said(big), models.unloads) == ("big", ["small"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_in_a_pipeline_that_ends_by_itself_are_told_why(stream: bool):
+    models = FakeModels(pipelines={"small": FakePipeline(pieces=lambda _: [*(["a"] if stream else []), None])})
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+        asking = asyncio.create_task(client.post(CHAT, json={**HI, "model": "small", "stream": stream}))
+        await models.pipelines["small"].stuck.wait()
+        models.ended["small"].set_result("The target was killed.")
+        return await asking
+
+    answer = models.talk(ask)
+
+    assert "The pipeline of the model small has ended. The target was killed." in answer.text
+    if not stream:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
 
 
 def test_a_pipeline_that_ends_while_its_model_is_unloaded_changes_nothing():
@@ -297,7 +340,7 @@ def test_a_mistake_in_a_stream_that_waited_is_an_error_in_it():
         models.held["big"] = asyncio.Event()
         long = {"messages": [{"role": "user", "content": "word " * 400}], "stream": True}
         asking = asyncio.create_task(client.post(CHAT, json=long))
-        await asyncio.sleep(0.1)
+        await models.until_told()
         models.held["big"].set()
         return await asking
 

@@ -39,6 +39,14 @@ def test_a_request_says_how_long_its_model_stays(keep: Any, left: float | None):
     assert FakeModels().talk(ask) == left
 
 
+def test_a_model_that_stays_for_ages_is_listed():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> Any:
+        await client.post(CHAT, json={**HI, "model": "small", "keep_alive": "99999999999h"})
+        return (await client.get("/api/ps")).json()["models"][0]["name"]
+
+    assert FakeModels().talk(ask) == "small"
+
+
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 def test_a_request_without_a_prompt_loads_and_unloads(path: str):
     models = FakeModels()
@@ -61,7 +69,7 @@ def test_a_stream_that_waits_has_lines_without_text(path: str, failure: str):
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[Any]:
         models.held["big"] = asyncio.Event()
         asking = asyncio.create_task(client.post(path, json={**HI, "prompt": "Hi"}))
-        await asyncio.sleep(0.1)
+        await models.until_told()
         models.held["big"].set()
         return [json.loads(line) for line in (await asking).text.splitlines()]
 

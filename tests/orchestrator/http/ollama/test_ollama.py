@@ -149,8 +149,10 @@ def test_a_result_without_a_name_answers_the_first_open_call():
         (CHATS, {"keep_alive": "soon"}, "5m"),
         (CHATS, {"tools": TOOLS}, "tool"),
         (CHATS, {"think": True}, "writes no thinking"),
+        (CHATS, {"think": "hard"}, "low, medium, high"),
         (CHATS, {"logprobs": True}, "logprobs"),
         (GENERATE, {"suffix": "a"}, "suffix"),
+        (GENERATE, {"system": "Be brief.", "raw": True}, "system message"),
         (GENERATE, {"template": "{{ .Prompt }}"}, "template"),
     ],
 )
@@ -257,6 +259,12 @@ def test_a_request_without_a_prompt_only_loads_or_unloads(path: str, keep: Any, 
     assert (answer.json()["done"], answer.json()["done_reason"], pipeline.asked) == (True, reason, [])
 
 
+def test_a_model_is_not_called_loaded_before_it_is():
+    answer = post(CHATS, {"model": "demo"}, FakePipeline(condition=None))
+
+    assert (answer.status_code, "still being loaded" in answer.json()["error"]) == (503, True)
+
+
 # Models ------------------------------------------------------------------------------------------
 
 
@@ -284,8 +292,11 @@ def test_show_tells_what_a_model_can(name: dict[str, str], thinker: ChatTemplate
     assert post("/api/show", {"model": "llama3"}).status_code == 404
 
 
-def test_the_version_is_that_of_this_program():
-    assert get("/api/version").json()["version"][0].isdigit()
+def test_the_version_is_new_enough_for_clients_of_ollama():
+    """VS Code's Copilot needs 0.6.4."""
+    version = get("/api/version").json()["version"]
+
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
 
 
 # How long a model stays --------------------------------------------------------------------------

@@ -1,12 +1,16 @@
 """Laws of what a program must know of a server, asked of our own server with a scripted pipeline."""
 
+import asyncio
+from typing import Literal
+
 import msgspec
 import pytest
 
 from orchestrator.tools.agents.server import HttpServer, http_server
 from protocol.errors import InputError, PipelineError
+from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import READY, FakePipeline
-from tests.support.http_server import KEY, ListeningServer, listening
+from tests.support.http_server import KEY, ListeningServer, listening, running
 
 
 def _asked(server: ListeningServer, key: str | None = KEY) -> HttpServer:
@@ -34,6 +38,27 @@ def test_a_failed_server_says_why():
     failed = msgspec.structs.replace(READY, failure="no memory")
     with listening(FakePipeline(condition=failed)) as listener, pytest.raises(PipelineError, match="no memory"):
         _asked(listener).ready()
+
+
+class _LongLoad(asyncio.Event):
+    async def wait(self) -> Literal[True]:
+        await asyncio.sleep(0.3)
+        return True
+
+
+def test_one_of_several_models_is_loaded_before_it_is_asked_for_its_context(monkeypatch: pytest.MonkeyPatch):
+    """Whether it knows tools is an answer that waits longer than others."""
+    monkeypatch.setattr("orchestrator.tools.agents.server._ANSWER_SECONDS", 0.2)
+    models = FakeModels(held={"big": _LongLoad()}, failures={"other": "There is no such folder."})
+    with running(models.listener()) as listener:
+        server = _asked(listener)
+        assert (server.models()[0], server.context("big")) == ("big", None)
+
+        assert not server.knows_tools("big")
+
+        assert server.context("big") == READY.context
+        with pytest.raises(PipelineError, match=r"can't serve other\. The model other can't be loaded\. There is no"):
+            server.knows_tools("other")
 
 
 @pytest.mark.parametrize("key", [None, "wrong-key"])

@@ -1,0 +1,40 @@
+"""Laws of a pipeline's private folder: nobody else's place, and there even while another session ends."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.runtime import session
+from orchestrator.runtime.session import Session
+from protocol.errors import InputError
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(session, "sessions_home", lambda: tmp_path / "home")
+    return tmp_path / "home"
+
+
+def test_the_end_of_another_session_does_not_fail_a_new_one(home: Path, monkeypatch: pytest.MonkeyPatch):
+    other, make, asked = Session.create(), tempfile.mkdtemp, []
+
+    def made(**options: Any) -> str:
+        if not asked:
+            other.remove()
+        asked.append(options)
+        return make(**options)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made)
+    created = Session.create()
+
+    assert (created.folder.parent, created.folder.is_dir(), len(asked)) == (home, True, 2)
+
+
+def test_a_home_that_others_can_enter_is_refused(home: Path):
+    home.mkdir()
+    home.chmod(0o777)
+
+    with pytest.raises(InputError, match="must be yours alone"):
+        Session.create()
