@@ -1,5 +1,6 @@
 """Builds a target worker from its set-up. A slow import: MLX and mlx-lm."""
 
+import atexit
 import os
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
+from protocol.inference.disk_cache.snapshot import Shape
+from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.wired_memory import TARGET, wire
@@ -52,6 +55,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
     wire(share, TARGET)
     costs = () if setup.pace else costs_at_load(model, time.perf_counter() - began)
     exchange, rings = _exchange(setup, model), _rings(setup, model.tap, model.record)
+    disk = _disk(setup, model)
     hello = Hello(
         role="target",
         engine="mlx",
@@ -67,9 +71,10 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         costs=costs,
         level=model.level,
         taps=rings and rings.taps,
+        keeps_kv=disk is not None,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
-    engine = TargetEngine(model, chunk, exchange)
+    engine = TargetEngine(model, chunk, exchange, disk)
     return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20, rings)
 
 
@@ -102,6 +107,16 @@ def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
     fingerprint = kv_fingerprint(Path(setup.model), setup.kv_bits)
     limit = setup.arena_memory << 20 if setup.arena_memory else None
     return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner, limit=limit)
+
+
+def _disk(setup: WorkerSetup, model: LanguageModel) -> SnapshotCache | None:
+    """For KV that no arena holds; of arenas the orchestrator copies what is kept."""
+    if not setup.disk_cache or model.layout is not None or setup.hosts is not None:
+        return None
+    fingerprint, shape = kv_fingerprint(Path(setup.model), setup.kv_bits), Shape.of(model.sequence())
+    disk = SnapshotCache(fingerprint, device(), setup.model, shape, setup.disk_cache)
+    atexit.register(disk.close)
+    return disk
 
 
 def _rings(setup: WorkerSetup, tap: StateRecord | None, record: Callable[[Outputs], None]) -> FeatureRings | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
 
+from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
@@ -45,11 +46,18 @@ class TargetModel(Protocol):
 class TargetEngine:
     """A model with the noise of its vocabulary. Opens sequences and verifies their proposals."""
 
-    def __init__(self, model: TargetModel, prefill_chunk: int = 512, exchange: KvExchange | None = None) -> None:
-        """Without `exchange` no KV is written to shared memory."""
+    def __init__(
+        self,
+        model: TargetModel,
+        prefill_chunk: int = 512,
+        exchange: KvExchange | None = None,
+        disk: SnapshotCache | None = None,
+    ) -> None:
+        """Without `exchange` no KV is written to shared memory, without `disk` none to files."""
         self.model = model
         self.noise = Noise(model.vocabulary)
         self.prefill_chunk = prefill_chunk
+        self.disk = disk
         self._exchange = exchange
         self._grammars = Grammars(model.folder, model.vocabulary)
 
@@ -110,6 +118,9 @@ class TargetEngine:
 
     def _adopt(self, start: Start, shared: int) -> Adoption:
         reference = start.adopt
+        if self.disk is not None:
+            cache = self.model.sequence()
+            return Adoption(cache, *self.disk.resume(cache, start.tokens[:-1], shared))
         if reference is None or reference.tokens <= shared:
             return Adoption(self.model.sequence())
         if reference.tokens >= len(start.tokens):

@@ -107,6 +107,7 @@ class TargetWorker:
         return (
             self._early is not None
             or self._saving.next is not None
+            or (self._engine.disk is not None and self._engine.disk.waits)
             or any(sequence.prefilling for sequence in self._sequences.values())
         )
 
@@ -120,6 +121,10 @@ class TargetWorker:
         if self._saving.next is not None:
             self._at_work = (self._saving.next,)
             yield from self._saving.save()
+            return
+        if self._engine.disk is not None and self._engine.disk.waits:
+            self._at_work = ()
+            self._engine.disk.step()
             return
         began = self._clock()
         waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
@@ -309,6 +314,8 @@ class TargetWorker:
         self._begun_again.discard(id)
         sequence = self._remove(id)
         if sequence is not None:
+            if self._engine.disk is not None:
+                self._engine.disk.keep(sequence.cache, sequence.prefix, sequence.start.prompt_tokens)
             self._prefix_sharing.end(sequence)
 
     def _length(self, id: SequenceId) -> int:

@@ -55,6 +55,9 @@ class DiskCache:
 
     def set_target(self, target: Hello) -> None:
         """A target of this machine is up."""
+        if target.keeps_kv:
+            # It reads and writes its files itself.
+            return
         if target.kv is None:
             self._disable(f"{target.model} has keys and values that shared memory does not hold")
             return

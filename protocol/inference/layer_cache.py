@@ -181,15 +181,15 @@ class RowCache(LayerCache):
         """Keys and values (1, heads, rows, size) of these slots, in their order; not yet computed."""
 
     @abstractmethod
-    def adopt(self, keys: mx.array, values: mx.array) -> None:
-        """In an empty cache: use (1, heads, slots, size) as the contents of the first slots. Slots without a token are
-        room to grow."""
+    def adopt(self, keys: mx.array, values: mx.array, first: int = 0) -> None:
+        """In an empty cache: use (1, heads, slots, size) as the contents of the slots from `first` on, which is above 0
+        only for a `window` that never looks before it. Slots without a token are room to grow."""
 
 
 class FoldingCache(LayerCache):
     """Folds tokens into a state, which can be cut back only to where `reach` says.
 
-    It has no rows: its sequences are not exported or adopted.
+    It has no rows: its sequences are not exported to arenas or adopted from them.
     """
 
     @abstractmethod
@@ -207,6 +207,20 @@ class FoldingCache(LayerCache):
     @abstractmethod
     def remember(self) -> None:
         """Let `reach` find the committed tokens so far, also after later forwards."""
+
+    @property
+    @abstractmethod
+    def places(self) -> set[int]:
+        """The numbers of first tokens, above 0, to which it can be cut."""
+
+    @abstractmethod
+    def state(self, tokens: int) -> Any:
+        """The state behind so many tokens, one of `places`: a tree of lists and dicts, which no later forward
+        changes."""
+
+    @abstractmethod
+    def resume(self, tokens: int, state: Any) -> None:
+        """In an empty cache: go on from what `state` gave."""
 
 
 LAYER_CACHES: dict[type, Callable[[Any], LayerCache]] = {}

@@ -221,6 +221,16 @@ class TreeSequence:
             cache.adopt(to_mlx(layer_keys, element), to_mlx(layer_values, element))
         self._table.append(tokens)
 
+    def slots(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Slots of committed tokens [begin, end), in the tokens' order."""
+        return self._table.committed_slots(begin, end)
+
+    def resumed(self, tokens: Sequence[int]) -> None:
+        """The caches of this empty sequence now hold these committed tokens."""
+        assert not self._table.size
+        self._table.append(len(tokens))
+        self._tokens = list(tokens)
+
     def _use(self, caches: list[LayerCache]) -> None:
         self.caches = caches
         """All layers' caches."""

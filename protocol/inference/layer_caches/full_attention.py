@@ -133,8 +133,9 @@ class FullAttentionCache(RowCache):
         """Of these rows that it holds."""
         return self._encoding.packed(_taken(self._keys, held)), self._encoding.packed(_taken(self._values, held))
 
-    def adopt(self, keys: mx.array, values: mx.array) -> None:
+    def adopt(self, keys: mx.array, values: mx.array, first: int = 0) -> None:
         self._keys, self._values = self._encoding.unpacked(keys), self._encoding.unpacked(values)
+        self._base = self.forgotten = first
 
 
 @layer_cache_for(RotatingKVCache)

@@ -55,6 +55,18 @@ class RememberedStates(FoldingCache):
             del self._remembered[_densest(list(self._remembered))]
 
     @property
+    def places(self) -> set[int]:
+        return {self._end, *self._states()} - {0}
+
+    def state(self, tokens: int) -> Any:
+        return self._saved() if tokens == self._end else self._states()[tokens]
+
+    def resume(self, tokens: int, state: Any) -> None:
+        self._restore(state)
+        self._end = tokens
+        self._remembered[tokens] = self._saved()
+
+    @property
     def arrays(self) -> list[mx.array]:
         return _arrays(vars(self._stock))
 

@@ -95,6 +95,15 @@ def test_a_target_without_kv_in_shared_memory_turns_it_off(cache: DiskCache):
     assert [line["log_level"] for line in logged] == ["warning"]
 
 
+def test_a_target_that_keeps_its_kv_itself_is_left_alone(cache: DiskCache):
+    with capture_logs() as logged:
+        cache.set_target(replace(TARGET, kv=None, keeps_kv=True))
+        keep(cache)
+
+    assert recalled(cache) == Recalled(ONE, None)
+    assert logged == []
+
+
 def test_a_full_disk_turns_it_off_with_one_warning(cache: DiskCache, monkeypatch: pytest.MonkeyPatch):
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

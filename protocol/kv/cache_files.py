@@ -1,0 +1,105 @@
+"""Files of the disk cache: they appear whole, the least recently used are removed first. Knows nothing of contents.
+
+Several processes may use one folder: files are never changed, and may vanish.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from protocol.paths import cache_folder
+from protocol.security.private_files import private_folder, write_private
+
+_LABEL = "model.json"
+_LEFT = 0.9
+"""Share of the limit that is left after a removal, so that not every file causes one."""
+_COUNTED = 32
+"""Files that are written until those of other processes are counted again."""
+
+
+class _Label(msgspec.Struct):
+    model: str
+
+
+class CacheFiles:
+    """The files of one model."""
+
+    def __init__(self, root: Path, name: str, model: str, limit: int) -> None:
+        """`name`: of all that decides on contents. `model`: what users call it. `limit`: bytes of all models in
+        `root`. Raises InputError for a folder that others can enter, OSError if it can't be written."""
+        self._root = private_folder(root)
+        self.folder = private_folder(root / name)
+        self._limit = limit
+        self._written = 0
+        self._bytes = _size(self._root)
+        write_private(self.folder / _LABEL, msgspec.json.encode(_Label(model)))
+
+    def write(self, file: Path, content: bytes) -> None:
+        """Raises OSError."""
+        write_private(file, content)
+        self._written += 1
+        self._bytes = _size(self._root) if self._written % _COUNTED == 0 else self._bytes + len(content)
+        if self._bytes > self._limit:
+            self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        files = sorted(_files(self._root), key=lambda file: file[2])
+        self._bytes = sum(size for _, size, _ in files)
+        for file, size, _ in files:
+            if self._bytes <= _LEFT * self._limit:
+                return
+            with suppress(OSError):
+                file.unlink()
+                self._bytes -= size
+
+
+def disk_cache_folder() -> Path:
+    return cache_folder() / "prefixes"
+
+
+def touched(file: Path) -> bool:
+    """Mark as used now; whether the file is there."""
+    try:
+        now = time.time()
+        os.utime(file, (now, now), follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def model_folders(root: Path) -> list[Path]:
+    try:
+        return [entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    except OSError:
+        return []
+
+
+def files_of(folder: Path) -> Iterator[tuple[Path, int, float]]:
+    """Each file with its bytes and the time of its last use; also what a killed process left unfinished."""
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name != _LABEL:
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    yield Path(entry.path), status.st_size, status.st_mtime
+
+
+def label_of(folder: Path) -> str:
+    """What users call the model; empty if that is not known."""
+    try:
+        return msgspec.json.decode((folder / _LABEL).read_bytes(), type=_Label).model
+    except (OSError, msgspec.MsgspecError):
+        return ""
+
+
+def _files(root: Path) -> Iterator[tuple[Path, int, float]]:
+    for folder in model_folders(root):
+        yield from files_of(folder)
+
+
+def _size(root: Path) -> int:
+    return sum(size for _, size, _ in _files(root))

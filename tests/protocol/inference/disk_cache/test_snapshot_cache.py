@@ -1,0 +1,230 @@
+"""Laws of a worker's disk cache: a sequence that is taken up goes on as if it had never ended, and whatever can't be
+used costs a prefill."""
+
+import errno
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from protocol.inference.disk_cache.snapshot import CHUNK, Shape
+from protocol.inference.disk_cache.snapshot_cache import Resumed, SnapshotCache
+from protocol.inference.language_model import LanguageModel
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.kv.cache_files import CacheFiles, disk_cache_folder
+from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
+
+TOKENS = [(7 * place + place * place) % 50 + 1 for place in range(700)]
+PROMPT = 600
+STEP = 200
+CHOSEN = {"mamba2", "qwen3_next", "jamba", "recurrent_gemma", "gemma3_text", "deepseek_v3", "qwen3"}
+"""A recurrence alone, with attention, below trees, with windows; windows; latent keys; attention."""
+
+
+@cache
+def model(name: str) -> LanguageModel:
+    return LanguageModel(tiny(name))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def opened(name: str = "mamba2", fingerprint: str = "m", device: str = "cpu", limit: int = 1 << 30) -> SnapshotCache:
+    return SnapshotCache(fingerprint, device, name, Shape.of(model(name).sequence()), limit)
+
+
+def evaluated(name: str, tokens: Sequence[int], prompt: int = PROMPT) -> TreeSequence:
+    """A sequence of these tokens: a prompt in several forwards, then token by token."""
+    sequence = model(name).sequence()
+    for begin in range(0, min(prompt, len(tokens)), STEP):
+        sequence.prefill(tokens[begin : min(begin + STEP, prompt, len(tokens))])
+    for token in tokens[prompt:]:
+        sequence.evaluate([token], [-1])
+        sequence.keep([sequence.next_row - 1], ())
+    return sequence
+
+
+def kept(name: str, tokens: Sequence[int], fingerprint: str = "m") -> TreeSequence:
+    """A sequence that was kept, and has gone on since."""
+    cache, sequence = opened(name, fingerprint), evaluated(name, tokens)
+    cache.keep(sequence, tokens, PROMPT)
+    mx.eval(sequence.evaluate([3], [-1]))
+    cache.close()
+    return sequence
+
+
+def resumed(tokens: Sequence[int], name: str = "mamba2", **options: Any) -> tuple[TreeSequence, Resumed]:
+    cache, sequence = opened(name, **options), model(name).sequence()
+    found = cache.resume(sequence, tokens, 0)
+    cache.close()
+    return sequence, found
+
+
+def files(suffix: str) -> list[Path]:
+    return sorted(disk_cache_folder().rglob(f"*{suffix}"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in CHOSEN else pytest.mark.slow)
+        for name in sorted(set(modules()) - set(IMPOSSIBLE) - set(UNSTABLE))
+    ],
+)
+def test_a_sequence_that_is_taken_up_goes_on_exactly(name: str):
+    tokens = TOKENS[:620]
+    kept(name, tokens)
+
+    sequence, found = resumed(TOKENS, name)
+
+    shape = Shape.of(sequence)
+    assert found == Resumed(620 if shape.states else 512)
+    other = evaluated(name, tokens[: found.tokens])
+    assert sequence.committed == other.committed
+    for one, two in [
+        (sequence.prefill([5, 6, 7]), other.prefill([5, 6, 7])),
+        (sequence.evaluate([8], [-1]), other.evaluate([8], [-1])),
+    ]:
+        assert one is not None
+        assert two is not None
+        assert mx.array_equal(one, two)
+    # What follows is undone, and another turn goes on from here.
+    sequence.truncate(found.tokens)
+    fresh = evaluated(name, tokens[: sequence.committed])
+    assert mx.array_equal(sequence.evaluate([9], [-1]), fresh.evaluate([9], [-1]))
+
+
+def test_another_conversation_with_the_same_beginning_takes_an_earlier_state():
+    kept("qwen3_next", TOKENS[:620])
+
+    _, found = resumed([*TOKENS[:500], *[9] * 100], "qwen3_next")
+
+    assert found == Resumed(400)
+
+
+def test_the_next_turn_writes_only_what_is_new():
+    kept("qwen3_next", TOKENS[:620])
+    before = {file: file.read_bytes() for file in files(".rows")}
+    cache, sequence = opened("qwen3_next"), evaluated("qwen3_next", TOKENS, 620)
+    cache.keep(sequence, TOKENS, 620)
+    cache.close()
+
+    assert len(before) == 620 // CHUNK == len(files(".rows"))
+    assert {file: file.read_bytes() for file in files(".rows")} == before
+    assert len(files(".state")) == len({400, 600, 620} | {700})
+
+
+@pytest.mark.parametrize("options", [{"fingerprint": "another"}, {"device": "gpu"}], ids=["model", "device"])
+def test_what_another_model_or_device_kept_is_not_used(options: dict[str, Any]):
+    kept("mamba2", TOKENS[:620])
+    for file in files(".state"):
+        # Also not under a name that this model would look for.
+        cache = opened(**options)
+        (disk_cache_folder() / cache._name / file.name).write_bytes(file.read_bytes())
+        cache.close()
+
+    assert resumed(TOKENS, **options)[1] == Resumed(0)
+
+
+def test_a_copied_file_of_another_prefix_is_told_from_the_right_one():
+    kept("mamba2", TOKENS[:620])
+    last, right = files("620-*.state")[0], files("600-*.state")[0]
+    last.write_bytes(right.read_bytes())
+
+    _, found = resumed(TOKENS)
+
+    assert found.tokens == 600
+    assert "checksum" in found.warning
+
+
+@pytest.mark.parametrize("harm", ["torn", "shared"])
+def test_a_harmed_file_is_removed_and_told_once(harm: str):
+    kept("qwen3_next", TOKENS[:620])
+    file = files("620-*.state")[0]
+    if harm == "torn":
+        file.write_bytes(file.read_bytes()[:-3])
+    else:
+        file.chmod(0o644)
+
+    _, first = resumed(TOKENS, "qwen3_next")
+    _, second = resumed(TOKENS, "qwen3_next")
+
+    assert first.tokens == 600
+    assert file.name in first.warning
+    assert second == Resumed(600)
+
+
+def test_a_torn_chunk_costs_what_is_behind_it():
+    kept("deepseek_v3", TOKENS[:620])
+    cache = opened("deepseek_v3")
+    assert cache._files is not None
+    second = cache._chunk_files(cache._files, TOKENS)[2 * CHUNK]
+    cache.close()
+    second.write_bytes(b"")
+
+    _, found = resumed(TOKENS, "deepseek_v3")
+
+    assert found.tokens == CHUNK
+    assert second.name in found.warning
+
+
+def test_what_a_killed_process_left_is_no_state():
+    kept("mamba2", TOKENS[:620])
+    for file in files(".state"):
+        file.rename(file.with_name(f".{file.name}-0123456789abcdef"))
+
+    assert resumed(TOKENS)[1] == Resumed(0)
+
+
+def test_a_full_disk_turns_it_off_and_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(CacheFiles, "write", full)
+    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
+    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.close()
+    told = [cache.resume(model("mamba2").sequence(), TOKENS, 0) for _ in range(2)]
+
+    assert "No space left" in told[0].warning
+    assert told[1] == Resumed(0)
+
+
+def test_a_folder_that_others_can_enter_is_not_used():
+    disk_cache_folder().mkdir(parents=True, mode=0o755)
+    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
+    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.close()
+
+    assert "chmod 700" in cache.resume(model("mamba2").sequence(), TOKENS, 0).warning
+    assert not files(".state")
+
+
+def test_beyond_the_limit_the_oldest_go_first():
+    kept("mamba2", TOKENS[:620])
+    size = sum(file.stat().st_size for file in files(".state"))
+    other = [token + 1 for token in TOKENS[:620]]
+    cache, sequence = opened(limit=int(1.2 * size)), evaluated("mamba2", other)
+    cache.keep(sequence, other, PROMPT)
+    cache.close()
+
+    assert sum(file.stat().st_size for file in files(".state")) <= 1.2 * size
+    assert resumed(other)[1] == Resumed(620)
+    assert resumed(TOKENS)[1] == Resumed(0)
+
+
+def test_few_tokens_are_neither_kept_nor_looked_for():
+    kept("mamba2", TOKENS[:255])
+    assert not files(".state")
+
+    kept("mamba2", TOKENS[:620])
+    cache = opened()
+    assert cache.resume(model("mamba2").sequence(), TOKENS, 620 - 255) == Resumed(0)
+    cache.close()
