@@ -44,8 +44,8 @@ pace_option = click.option(
 target_hosts_option = click.option(
     "--target-hosts",
     metavar="FILE",
-    help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`. What they send "
-    "one another, prompts included, is neither authenticated nor encrypted.",
+    help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`. They know one "
+    "another by the key in it; what they send, prompts included, is not encrypted.",
 )
 kv_bits_option = click.option(
     "--kv-bits",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.errors import InputError
 
-EXAMPLE = '[["10.0.0.1:5711"], ["10.0.0.2:5711"]]'
+EXAMPLE = '{"hosts": [["10.0.0.1:5711"], ["10.0.0.2:5711"]], "key": "..."}'
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*):(?P<port>[0-9]{1,5})")
 _FIRST_PORT = 32_323
 """mlx.distributed_config writes no ports; mlx.launch counts up from this one, and so does this program."""
@@ -36,6 +37,9 @@ class TargetHosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """RDMA devices from each rank to each other one, if the file names them: for JACCL."""
     silence: float = 10.0
     """Seconds without a heartbeat after which a rank counts as lost."""
+    key_file: str = ""
+    """The hosts file that holds the key by which the ranks know one another. Empty: the ranks are processes of one
+    machine, and rank 0 gives the others a key when it starts them."""
 
     @property
     def ranks(self) -> int:
@@ -106,7 +110,15 @@ def read_hosts(path: Path) -> TargetHosts:
     ports = iter(range(_FIRST_PORT, _LAST_PORT + 1))
     addresses = tuple(tuple(_addresses(path, host, ports)) for host in listed)
     _require_sound(path, addresses)
-    return TargetHosts(addresses, _devices(path, listed), float(silence))
+    key_file = str(path.resolve()) if "key" in settings else ""
+    hosts = TargetHosts(addresses, _devices(path, listed), float(silence), key_file)
+    if not hosts.local and not key_file:
+        raise InputError(
+            f"The hosts file {path} has no key, by which the ranks know one another: write it like {EXAMPLE}, for "
+            f'instance with "key": "{secrets.token_urlsafe(32)}", and give every host the same file, which only its '
+            f"user may read (chmod 600)."
+        )
+    return hosts
 
 
 def require_divisible(folder: Path, ranks: int) -> None:

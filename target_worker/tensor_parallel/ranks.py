@@ -6,6 +6,7 @@ no collective blocks, sends a byte a second and reads the other side's bytes.
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -26,12 +27,14 @@ from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divi
 from protocol.errors import InputError, PipelineError
 from protocol.inference.language_model import LanguageModel
 from protocol.own_modules import module_command
+from protocol.security.ranks_key import ranks_key
 from target_worker.tensor_parallel.rank_commands import RankCommand, received
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
 
 _CONNECT_SECONDS = 30.0
 _HEARTBEAT_SECONDS = 1.0
+_KEY_VARIABLE = "LAUNCH_PIPELINE_RANKS_KEY"
 _PARENT_SOCKETS: list[socket.socket] = []
 """This process's ends of the socket pairs with its children: open for as long as this process lives."""
 
@@ -46,9 +49,10 @@ def load_leading_model(
     """
     require_divisible(folder, hosts.ranks)
     rank_setup = partial(RankSetup, hosts=hosts, model=str(folder), gpu_share=gpu_share, kv_bits=kv_bits)
+    key = ranks_key(hosts.key_file) if hosts.key_file else secrets.token_hex(32).encode()
     setups = (rank_setup(rank=n) for n in _local_ranks(hosts))
-    children = [_start_rank(setup) for setup in setups]
-    peers = meet(hosts, kv_fingerprint(folder, kv_bits), lambda: _require_alive(children))
+    children = [_start_rank(setup, key) for setup in setups]
+    peers = meet(hosts, key, kv_fingerprint(folder, kv_bits), lambda: _require_alive(children))
     for peer in peers:
         start_heartbeat(
             peer.heartbeat, hosts.silence, _end_process(f"Rank {peer.rank} ({hosts.addresses[peer.rank][0]})")
@@ -66,8 +70,13 @@ def serve_rank(setup: RankSetup, ready: Callable[[], None], report: Callable[[st
     """
     hosts, folder = setup.hosts, Path(setup.model)
     require_divisible(folder, hosts.ranks)
-    report(f"waiting for rank 0 at {hosts.addresses[0][0]}")
-    peer = join(hosts, setup.rank, kv_fingerprint(folder, setup.kv_bits))
+    report(f"waiting for rank 0 at {hosts.addresses[0][0]}; what the ranks send one another is not encrypted")
+    key = ranks_key(hosts.key_file) if hosts.key_file else os.environ.get(_KEY_VARIABLE, "").encode()
+    if not key:
+        raise InputError(
+            "A rank of this machine is started by rank 0, which gives it a key: start the pipeline instead."
+        )
+    peer = join(hosts, key, setup.rank, kv_fingerprint(folder, setup.kv_bits))
     start_heartbeat(peer.heartbeat, hosts.silence, _end_process("Rank 0"))
     report("loading")
     with _rank_loss_ends_process():
@@ -86,7 +95,7 @@ def _local_ranks(hosts: TargetHosts) -> range:
     return range(1, hosts.ranks) if hosts.local else range(0)
 
 
-def _start_rank(setup: RankSetup) -> subprocess.Popen[bytes]:
+def _start_rank(setup: RankSetup, key: bytes) -> subprocess.Popen[bytes]:
     """A rank as a child in this process's group, on the same cores, with the same log. It ends with this process."""
     ours, theirs = socket.socketpair()
     _PARENT_SOCKETS.append(ours)
@@ -96,6 +105,8 @@ def _start_rank(setup: RankSetup) -> subprocess.Popen[bytes]:
             [*module_command("target_worker.tensor_parallel.rank_process"), msgspec.json.encode(setup).decode()],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
+            # Other users see a process's arguments, and not its variables.
+            env={**os.environ, _KEY_VARIABLE: key.decode()},
         )
 
 

@@ -2,28 +2,35 @@
 
 MLX's own rendezvous blocks the whole interpreter until the last rank has connected, so the process would notice
 neither a signal nor the end of its parent. Here rank 0 listens at its address from the hosts file, the others connect
-to it, and MLX gets the port only when all ranks are present. Neither this nor MLX authenticates anything: for trusted
-networks only.
+to it, and MLX gets the port only when all ranks are present. On each connection both sides prove that they have the
+key (`rank_proofs`) before anything else counts. What follows is not encrypted, and MLX's own connections are not
+authenticated: docs/security.md.
 """
 
 import socket
+import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from queue import Empty, SimpleQueue
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from protocol.contracts.target_hosts import TargetHosts, host_and_port
 from protocol.errors import InputError
+from target_worker.tensor_parallel.rank_proofs import Challenge, answer, answers, fresh_nonce
 
-_VERSION = 2
+_VERSION = 3
 _MEETING_SECONDS = 120.0
 """Seconds that rank 0 waits for the others."""
 _GREETING_SECONDS = 2.0
 """A connection without a greeting for so long is not a rank's."""
 _POLL_SECONDS = 0.1
 _LONGEST_LINE = 4096
+_MOST_STRANGERS = 64
+"""Connections at once that have not proved anything yet."""
 _WAIT, _GO = b"wait\n", b"go\n"
 
 
@@ -36,6 +43,8 @@ class Greeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     """Fingerprint of the weights, and of what holds their keys and values."""
     use: Literal["commands", "heartbeat"]
+    nonce: str
+    """Fresh for each connection."""
 
 
 class Peer(NamedTuple):
@@ -46,8 +55,10 @@ class Peer(NamedTuple):
     heartbeat: socket.socket
 
 
-def meet(hosts: TargetHosts, model: str, check: Callable[[], None]) -> list[Peer]:
+def meet(hosts: TargetHosts, key: bytes, model: str, check: Callable[[], None]) -> list[Peer]:
     """For rank 0: the other ranks, once all are present. `check` is called repeatedly and may raise.
+
+    Connections of strangers are closed, and delay nobody.
 
     Raises InputError for an address at which rank 0 can't listen, for a rank with another model, and if a rank is
     missing after two minutes.
@@ -55,13 +66,12 @@ def meet(hosts: TargetHosts, model: str, check: Callable[[], None]) -> list[Peer
     deadline = time.monotonic() + _MEETING_SECONDS
     present: dict[tuple[int, str], socket.socket] = {}
     with _listening(hosts.addresses[0][0]) as listener:
+        reception = Reception(listener, key)
         while len(present) < 2 * (hosts.ranks - 1):
             check()
             if time.monotonic() > deadline:
                 raise _missing(hosts, {rank for rank, _ in present})
-            accepted = _accepted(listener)
-            if accepted is not None:
-                greeting, connection = accepted
+            for greeting, connection in reception.greeted():
                 _require_fitting(greeting, connection, hosts, model)
                 present[greeting.rank, greeting.use] = connection
             present = {key: each for key, each in present.items() if _send(each, _WAIT)}
@@ -70,14 +80,14 @@ def meet(hosts: TargetHosts, model: str, check: Callable[[], None]) -> list[Peer
     return [Peer(rank, present[rank, "commands"], present[rank, "heartbeat"]) for rank in range(1, hosts.ranks)]
 
 
-def join(hosts: TargetHosts, rank: int, model: str) -> Peer:
-    """For another rank: its connections to rank 0, once all ranks are present. Raises InputError if rank 0 refuses,
-    ConnectionError if rank 0 ends meanwhile, TimeoutError if rank 0 is silent."""
-    greeting = Greeting(_VERSION, rank, hosts.ranks, model, "commands")
-    commands = _connected(hosts, greeting)
+def join(hosts: TargetHosts, key: bytes, rank: int, model: str) -> Peer:
+    """For another rank: its connections to rank 0, once all ranks are present. Raises InputError if rank 0 refuses or
+    has another key, ConnectionError if rank 0 ends meanwhile, TimeoutError if rank 0 is silent."""
+    greeting = Greeting(_VERSION, rank, hosts.ranks, model, "commands", "")
+    commands = _connected(hosts, key, greeting)
     # A refusal arrives on the first connection; rank 0 may not listen any more for the second.
     _await(commands, _WAIT, hosts.silence)
-    heartbeat = _connected(hosts, msgspec.structs.replace(greeting, use="heartbeat"))
+    heartbeat = _connected(hosts, key, msgspec.structs.replace(greeting, use="heartbeat"))
     for connection in (commands, heartbeat):
         _await(connection, _GO, hosts.silence)
         connection.settimeout(None)
@@ -96,17 +106,56 @@ def _listening(address: str) -> socket.socket:
     return listener
 
 
-def _accepted(listener: socket.socket) -> tuple[Greeting, socket.socket] | None:
-    """The next connection with a rank's greeting, if there is one."""
-    with suppress(OSError):
-        connection, _ = listener.accept()
-        connection.settimeout(_GREETING_SECONDS)
-        with suppress(OSError, msgspec.MsgspecError):
-            greeting = msgspec.json.decode(_line(connection), type=Greeting)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return greeting, connection
-        connection.close()
-    return None
+class Reception:
+    """Accepts connections and reads their greetings, each on a thread: one that says nothing holds nobody up."""
+
+    def __init__(self, listener: socket.socket, key: bytes) -> None:
+        self._listener = listener
+        self._key = key
+        self._places = threading.Semaphore(_MOST_STRANGERS)
+        self._known: SimpleQueue[tuple[Greeting, socket.socket]] = SimpleQueue()
+        self._told: set[str] = set()
+
+    def greeted(self) -> Iterator[tuple[Greeting, socket.socket]]:
+        """Connections that have proved to be a rank's since the last call."""
+        with suppress(OSError):
+            connection, _ = self._listener.accept()
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+        with suppress(Empty):
+            while True:
+                yield self._known.get_nowait()
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            with suppress(OSError, msgspec.MsgspecError):
+                deadline = time.monotonic() + _GREETING_SECONDS
+                said = _line(connection, deadline)
+                greeting = msgspec.json.decode(said, type=Greeting)
+                if self._proves(connection, said, deadline):
+                    self._known.put((greeting, connection))
+                    return
+                self._tell(connection.getpeername()[0], greeting.rank)
+            connection.close()
+        finally:
+            self._places.release()
+
+    def _proves(self, connection: socket.socket, greeting: bytes, deadline: float) -> bool:
+        """Whether the other side has the key, which is proved to it first."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        challenge = Challenge.fresh(self._key, greeting)
+        with suppress(OSError):
+            connection.sendall(msgspec.json.encode(challenge) + b"\n")
+            return answers(_line(connection, deadline).strip(), self._key, greeting, challenge)
+        return False
+
+    def _tell(self, host: str, rank: int) -> None:
+        """Once a host, so that no stranger fills the log."""
+        if host not in self._told:
+            self._told.add(host)
+            sys.stderr.write(f"A program at {host} that calls itself rank {rank} did not prove that it has the key.\n")
 
 
 def _require_fitting(greeting: Greeting, connection: socket.socket, hosts: TargetHosts, model: str) -> None:
@@ -134,32 +183,50 @@ def _send(connection: socket.socket, line: bytes) -> bool:
     return True
 
 
-def _connected(hosts: TargetHosts, greeting: Greeting) -> socket.socket:
+def _connected(hosts: TargetHosts, key: bytes, greeting: Greeting) -> socket.socket:
+    """A connection to rank 0, each side of which has proved to have the key. Raises InputError if rank 0 has not."""
+    address = hosts.addresses[0][0]
     while True:
-        try:
-            connection = socket.create_connection(host_and_port(hosts.addresses[0][0]), _GREETING_SECONDS)
+        with suppress(OSError), ExitStack() as stack:
+            connection = stack.enter_context(socket.create_connection(host_and_port(address), _GREETING_SECONDS))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(msgspec.json.encode(greeting) + b"\n")
+            said = msgspec.json.encode(msgspec.structs.replace(greeting, nonce=fresh_nonce())) + b"\n"
+            connection.sendall(said)
+            challenge = _challenge(_line(connection, time.monotonic() + _GREETING_SECONDS))
+            if challenge is None or not challenge.proves(key, said):
+                raise InputError(
+                    f"What answers at {address} does not have the ranks' key: give every host the same hosts file, and "
+                    "check that address."
+                )
+            connection.sendall(answer(key, said, challenge) + b"\n")
+            stack.pop_all()
             return connection
-        except OSError:
-            time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
+
+
+def _challenge(line: bytes) -> Challenge | None:
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(line, type=Challenge)
+    return None
 
 
 def _await(connection: socket.socket, awaited: bytes, silence: float) -> None:
     """Read until this line arrives. Raises InputError with any other line than it and _WAIT."""
-    connection.settimeout(silence)
-    while (line := _line(connection)) != awaited:
+    while (line := _line(connection, time.monotonic() + silence)) != awaited:
         if line != _WAIT:
             raise InputError(line.decode(errors="replace").strip())
 
 
-def _line(connection: socket.socket) -> bytes:
-    """One line with its end. Raises ConnectionError if there is none."""
+def _line(connection: socket.socket, deadline: float) -> bytes:
+    """One line with its end. Raises ConnectionError if there is none, TimeoutError if it is not there in time."""
     line = bytearray()
     while not line.endswith(b"\n"):
+        connection.settimeout(max(_POLL_SECONDS, deadline - time.monotonic()))
         part = connection.recv(1)
         if not part or len(line) > _LONGEST_LINE:
             raise ConnectionError("Rank 0 has ended.")
+        if time.monotonic() > deadline:
+            raise TimeoutError
         line += part
     return bytes(line)
 

@@ -102,12 +102,22 @@ def test_a_stopped_rank_is_replaced_in_the_midst_of_a_request(pipeline: Pipeline
     assert stopped not in ranks(hosts).values()
 
 
+def test_a_rank_that_can_not_serve_says_why(hosts: Path):
+    command = [*_CLI.split(), "target-rank", "--hosts", str(hosts), "--rank", "1"]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=110)
+
+    assert out.returncode == 2
+    assert "A rank of this machine is started by rank 0" in out.stderr
+    assert out.stderr.endswith("Rank 1 can't serve: see the reason above.\n")
+
+
 @pytest.mark.slow
 def test_a_rank_on_a_host_of_its_own_serves_one_pipeline_after_another(hosts: Path, reference: Reference):
     """Two addresses of a network namespace of the test's own stand in for two hosts."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode:
         pytest.skip("this system has no network namespaces for its users")
-    hosts.write_text(json.dumps([["10.77.0.1:5711"], ["10.77.0.2:5711"]]))
+    hosts.write_text(json.dumps({"hosts": [["10.77.0.1:5711"], ["10.77.0.2:5711"]], "key": "k" * 32}))
+    hosts.chmod(0o600)
     script = f"""
 ip link set lo up && ip addr add 10.77.0.1/32 dev lo && ip addr add 10.77.0.2/32 dev lo || exit 1
 {_CLI} target-rank --hosts {hosts} --rank 1 & rank=$!

@@ -103,8 +103,8 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_
 def target_rank(file: str, rank: int, target: str | None, kv_bits: KvBits) -> None:
     """Serve a target that is bigger than one machine, as one of its ranks, until Ctrl-C.
 
-    Rank 0 is the pipeline itself. The wire between the ranks must be one that you trust: MLX neither
-    authenticates nor encrypts what goes over it.
+    Rank 0 is the pipeline itself. The ranks know one another by the key in the hosts file. The wire between them
+    must still be one that you trust: MLX does not encrypt what goes over it.
 
     \b
     launch-pipeline start --target-hosts hosts.json --target MODEL              on the first host
@@ -187,7 +187,7 @@ def _lived(setup: RankSetup) -> int:
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            setup = msgspec.structs.replace(setup, life=theirs.fileno())
+            setup = msgspec.structs.replace(setup, parent_socket=theirs.fileno())
             process = subprocess.Popen(
                 [
                     *module_command("target_worker.tensor_parallel.rank_process"),

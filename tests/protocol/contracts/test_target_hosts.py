@@ -20,7 +20,8 @@ def _file(folder: Path, content: Any) -> Path:
 
 
 def test_a_file_for_the_ring_names_each_ranks_addresses(tmp_path: Path):
-    hosts = read_hosts(_file(tmp_path, [["10.0.0.1:5711", "10.0.1.1:5711"], ["mac-2.local:5711", "10.0.1.2:5711"]]))
+    listed = [["10.0.0.1:5711", "10.0.1.1:5711"], ["mac-2.local:5711", "10.0.1.2:5711"]]
+    hosts = read_hosts(_file(tmp_path, {"hosts": listed, "key": "k" * 32}))
 
     assert hosts.addresses == (("10.0.0.1:5711", "10.0.1.1:5711"), ("mac-2.local:5711", "10.0.1.2:5711"))
     assert (hosts.ranks, hosts.local, hosts.devices, hosts.silence) == (2, False, (), 10.0)
@@ -31,7 +32,9 @@ def test_a_file_of_mlx_distributed_config_gets_the_ports_of_mlx_launch(tmp_path:
         {"ssh": "mac-1", "ips": ["10.0.0.1"], "rdma": [None, "rdma_en2"]},
         {"ssh": "mac-2", "ips": ["10.0.0.2"], "rdma": ["rdma_en2", None]},
     ]
-    hosts = read_hosts(_file(tmp_path, {"backend": "jaccl", "envs": [], "hosts": listed, "silence": 4}))
+    hosts = read_hosts(
+        _file(tmp_path, {"backend": "jaccl", "envs": [], "hosts": listed, "silence": 4, "key": "k" * 32})
+    )
 
     assert hosts.addresses == (("10.0.0.1:32323",), ("10.0.0.2:32324",))
     assert hosts.devices == ((None, "rdma_en2"), ("rdma_en2", None))
@@ -64,8 +67,25 @@ def test_a_wrong_file_gets_a_sentence(content: Any, sentence: str, tmp_path: Pat
 
 
 def test_a_missing_file_gets_a_sentence(tmp_path: Path):
-    with pytest.raises(InputError, match=r"none\.json can't be read \(No such file or directory\): write \[\["):
+    with pytest.raises(
+        InputError, match=r"none\.json can't be read \(No such file or directory\): write {\"hosts\": \[\["
+    ):
         read_hosts(tmp_path / "none.json")
+
+
+def test_ranks_on_several_machines_need_a_key(tmp_path: Path):
+    file = _file(tmp_path, [["10.0.0.1:5711"], ["10.0.0.2:5711"]])
+
+    with pytest.raises(InputError, match=r'has no key, .* "key": "[-\w]{43}", and give every host the same file'):
+        read_hosts(file)
+
+
+def test_a_local_file_needs_no_key_and_names_itself_if_it_has_one(tmp_path: Path):
+    listed = [["127.0.0.1:5711"], ["127.0.0.1:5712"]]
+
+    assert read_hosts(_file(tmp_path, listed)).key_file == ""
+    file = _file(tmp_path, {"hosts": listed, "key": "k" * 32})
+    assert read_hosts(file).key_file == str(file)
 
 
 def test_pipelines_of_one_file_use_ports_apart():

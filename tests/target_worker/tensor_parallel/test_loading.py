@@ -11,7 +11,6 @@ import pytest
 
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.inference.language_model import LanguageModel
-from protocol.kv.exchange import KvExchange
 from protocol.worker.process import WorkerSetup
 from target_worker import assembly
 from target_worker.engine import TargetEngine, TargetModel
@@ -71,9 +70,9 @@ def test_a_divided_target_prefills_in_smaller_chunks_and_its_ranks_share_the_gpu
     shares: list[float] = []
 
     class Engine(TargetEngine):
-        def __init__(self, model: TargetModel, prefill_chunk: int = 0, exchange: KvExchange | None = None) -> None:
+        def __init__(self, model: TargetModel, prefill_chunk: int = 0, *others: Any) -> None:
             chunks.append(prefill_chunk)
-            super().__init__(model, prefill_chunk, exchange)
+            super().__init__(model, prefill_chunk, *others)
 
     monkeypatch.setattr(assembly, "TargetEngine", Engine)
     monkeypatch.setattr(assembly, "load_leading_model", lambda folder, *_: LanguageModel.load(folder))

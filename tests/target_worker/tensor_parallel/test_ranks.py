@@ -4,11 +4,12 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
 
 import mlx.core as mx
+import msgspec
 import pytest
 
 from protocol.contracts.target_hosts import TargetHosts
@@ -28,6 +29,7 @@ from target_worker.tensor_parallel.rank_commands import (
     encoded,
     received,
 )
+from target_worker.tensor_parallel.rank_proofs import Challenge, answer, fresh_nonce
 from target_worker.tensor_parallel.ranks import start_heartbeat
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
@@ -53,6 +55,9 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     one, other = socket.socketpair()
     with one, other:
         yield one, other
+
+
+KEY = b"k" * 32
 
 
 def _no_check() -> None:
@@ -176,15 +181,14 @@ def test_all_ranks_record_what_rank_0_records(pair: tuple[socket.socket, socket.
 
 def test_the_ranks_connect_in_any_order_and_a_rank_may_connect_again(hosts: TargetHosts):
     with ThreadPoolExecutor() as pool:
-        second = pool.submit(join, hosts, 2, "model")
-        leader = pool.submit(meet, hosts, "model", _no_check)
-        first_try = _dial(hosts)
-        first_try.sendall(_greeting(1, "commands"))
-        assert first_try.recv(5) == b"wait\n"
+        second = pool.submit(join, hosts, KEY, 2, "model")
+        leader = pool.submit(meet, hosts, KEY, "model", _no_check)
+        first_try = _proven(hosts, 1)
+        assert _line(first_try) == b"wait\n"
         first_try.close()
         stranger = _dial(hosts)
         stranger.sendall(b"GET / HTTP/1.1\r\n")
-        first = pool.submit(join, hosts, 1, "model")
+        first = pool.submit(join, hosts, KEY, 1, "model")
         peers = leader.result(60)
         others = [first.result(60), second.result(60)]
 
@@ -202,11 +206,11 @@ def test_the_ranks_connect_in_any_order_and_a_rank_may_connect_again(hosts: Targ
 def test_a_rank_with_another_model_is_refused_on_both_sides(hosts: TargetHosts):
     two = TargetHosts(hosts.addresses[:2], silence=30.0)
     with ThreadPoolExecutor() as pool:
-        other = pool.submit(join, two, 1, "fine-tuned")
+        other = pool.submit(join, two, KEY, 1, "fine-tuned")
         with pytest.raises(
             InputError, match="Rank 1 has another target model or other --kv-bits than rank 0: give every host"
         ):
-            meet(two, "model", _no_check)
+            meet(two, KEY, "model", _no_check)
         with pytest.raises(
             (InputError, ConnectionError), match=r"Rank 1 has another target model|Rank 0 has ended|reset"
         ):
@@ -217,7 +221,7 @@ def test_rank_0_names_the_missing_ranks(hosts: TargetHosts, monkeypatch: pytest.
     monkeypatch.setattr(rendezvous, "_MEETING_SECONDS", 0.2)
 
     with pytest.raises(InputError, match=rf"rank 1 \({hosts.addresses[1][0]}\), rank 2 .*target-rank .*--rank 1"):
-        meet(hosts, "model", _no_check)
+        meet(hosts, KEY, "model", _no_check)
 
 
 def test_an_address_in_use_is_named(hosts: TargetHosts):
@@ -226,7 +230,79 @@ def test_an_address_in_use_is_named(hosts: TargetHosts):
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(InputError, match=f"can't listen at 127.0.0.1:{port}"),
     ):
-        meet(hosts, "model", _no_check)
+        meet(hosts, KEY, "model", _no_check)
+
+
+# Keys -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leader(hosts: TargetHosts) -> Iterator[Future[list[Peer]]]:
+    """Rank 0, which waits until the test ends."""
+    ended = threading.Event()
+
+    def check() -> None:
+        if ended.is_set():
+            raise InputError("The test has ended.")
+
+    with ThreadPoolExecutor() as pool:
+        yield pool.submit(meet, hosts, KEY, "model", check)
+        ended.set()
+
+
+def test_a_rank_with_another_key_ends_with_a_sentence(
+    hosts: TargetHosts, leader: Future[list[Peer]], capfd: pytest.CaptureFixture[str]
+):
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"does not have the ranks' key: give every host the same hosts file"):
+            join(hosts, b"K" * 32, 1, "model")
+
+    told = capfd.readouterr().err
+    while not told:
+        told = capfd.readouterr().err
+    assert told == "A program at 127.0.0.1 that calls itself rank 1 did not prove that it has the key.\n"
+    assert not leader.done()
+
+
+def test_a_rank_sends_no_proof_to_a_rank_0_without_the_key(hosts: TargetHosts):
+    port = int(hosts.addresses[0][0].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)) as listener, ThreadPoolExecutor() as pool:
+        rank = pool.submit(join, hosts, KEY, 1, "model")
+        connection, _ = listener.accept()
+        greeting = _line(connection)
+        forged = Challenge.fresh(b"K" * 32, greeting)
+        connection.sendall(msgspec.json.encode(forged) + b"\n")
+
+        assert _line(connection) == b""
+        with pytest.raises(InputError, match="does not have the ranks' key"):
+            rank.result(60)
+        connection.close()
+
+
+def test_neither_a_recorded_nor_a_reflected_proof_admits_a_rank(hosts: TargetHosts, leader: Future[list[Peer]]):
+    greeting = _greeting(1)
+    recorded, challenge = _greeted(hosts, greeting)
+    proof = answer(KEY, greeting, challenge)
+    recorded.close()
+
+    replayed, _ = _greeted(hosts, greeting)
+    replayed.sendall(proof + b"\n")
+    reflected, challenge = _greeted(hosts, greeting)
+    reflected.sendall(challenge.proof.encode() + b"\n")
+
+    assert [_line(replayed), _line(reflected)] == [b"", b""]
+    assert not leader.done()
+    replayed.close()
+    reflected.close()
+
+
+def test_silent_strangers_hold_no_rank_up(hosts: TargetHosts, leader: Future[list[Peer]]):
+    strangers = [_dial(hosts) for _ in range(20)]
+    rank = _proven(hosts, 1)
+
+    assert _line(rank) == b"wait\n"
+    for connection in (rank, *strangers):
+        connection.close()
 
 
 # Heartbeats -----------------------------------------------------------------------------------
@@ -272,5 +348,29 @@ def _dial(hosts: TargetHosts) -> socket.socket:
             threading.Event().wait(0.01)
 
 
-def _greeting(rank: int, use: str) -> bytes:
-    return json.dumps({"version": 2, "rank": rank, "ranks": 3, "model": "model", "use": use}).encode() + b"\n"
+def _line(connection: socket.socket) -> bytes:
+    """With its end; what there was before the other side closed."""
+    line = b""
+    with suppress(ConnectionError):
+        while not line.endswith(b"\n") and (part := connection.recv(1)):
+            line += part
+    return line
+
+
+def _greeted(hosts: TargetHosts, greeting: bytes) -> tuple[socket.socket, Challenge]:
+    connection = _dial(hosts)
+    connection.sendall(greeting)
+    return connection, msgspec.json.decode(_line(connection), type=Challenge)
+
+
+def _proven(hosts: TargetHosts, rank: int) -> socket.socket:
+    """Rank 0's connection to a rank that has the key."""
+    greeting = _greeting(rank)
+    connection, challenge = _greeted(hosts, greeting)
+    connection.sendall(answer(KEY, greeting, challenge) + b"\n")
+    return connection
+
+
+def _greeting(rank: int) -> bytes:
+    fields = {"version": 3, "rank": rank, "ranks": 3, "model": "model", "use": "commands", "nonce": fresh_nonce()}
+    return json.dumps(fields).encode() + b"\n"
