@@ -21,9 +21,13 @@ from protocol.messages.base import Role
 from protocol.own_modules import module_command
 
 ADOPTION = "orchestrator.tools.bench.costs.micro_adoption"
-HOST = (("draft_worker.coreml.host_overhead",), ("orchestrator.tools.bench.costs.micro_telemetry",))
+HOST = (
+    ("draft_worker.coreml.host_overhead",),
+    ("orchestrator.tools.bench.costs.micro_telemetry",),
+    ("orchestrator.tools.bench.costs.micro_context",),
+)
 """Programs that time what the host does beside the devices."""
-_PROGRAMS = (HOST[0], (ADOPTION,), HOST[1])
+_PROGRAMS = (HOST[0], (ADOPTION,), *HOST[1:])
 _STREAM = "orchestrator.tools.bench.costs.micro_bandwidth"
 _TIMEOUT_SECONDS = 600.0
 _FORWARD_NOTE = """\
