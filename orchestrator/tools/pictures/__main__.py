@@ -1,4 +1,5 @@
-"""Makes the README's pictures: `generate` in a terminal, and the live page while the server answers a chat message.
+"""Makes the pictures of the documentation: `generate` in a terminal, the live page while the server answers a chat
+message, and the page after a thought and a call (`thinking_pair`).
 
     python -m orchestrator.tools.pictures --out docs/page
 
@@ -10,25 +11,33 @@ Needs Chromium and `pip install playwright`. What follows `--` goes to `generate
 
 import argparse
 import io
+import json
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
+from orchestrator.tools.pictures.thinking_pair import thinking_pair
 from protocol.own_modules import module_command
 
 _LAUNCH = [*module_command("orchestrator.cli.app")]
 _COLUMNS, _SIZE = 96, {"width": 1440, "height": 900}
 _ANSWERED, _SHOWN = 300, 12
 """Characters of the conversation, and words in the tree, on the page when its picture is taken."""
-_START_SECONDS = 120
+_START_SECONDS = 300
+_CITY = {"city": {"type": "string", "maxLength": 20}}
+_WEATHER = {"type": "object", "properties": _CITY, "required": ["city"], "additionalProperties": False}
+_TOOLS = [{"name": "weather", "description": "Today's weather in a city.", "parameters": _WEATHER}]
+_BUDGET = 24
+"""Tokens of a thought: this model was not trained to end one."""
 
 
 def main() -> None:
@@ -39,9 +48,14 @@ def main() -> None:
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     _terminal(given.question, given.pipeline, given.out / "generate.svg")
-    with _server(given.pipeline) as address, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
-        _page(browser, address, given.question, given.out)
+        with _server(given.pipeline) as address:
+            _page(browser, address, given.question, given.out)
+        with tempfile.TemporaryDirectory() as folder:
+            target, draft = thinking_pair(Path(folder))
+            with _server(["--target", str(target), "--draft", str(draft)]) as address:
+                _calling(browser, address, given.out)
         browser.close()
 
 
@@ -81,11 +95,8 @@ def _server(options: list[str]) -> Iterator[str]:
 
 def _page(browser: Browser, address: str, question: str, folder: Path) -> None:
     """The page in both colour schemes, in the middle of an answer, while the tree is big."""
-    # The page forbids the scripts of others, and a condition to wait for would be one.
-    page = browser.new_page(viewport=_SIZE, bypass_csp=True)
-    page.goto(address)
-    page.locator('#status[data-is="ok"]').wait_for(timeout=1000 * _START_SECONDS)
-    page.locator("#temperature").evaluate("field => { field.value = '0.7'; }")
+    page = _opened(browser, address)
+    _set(page, temperature="0.7")
     page.locator("#question").fill(question)
     page.locator("#send").click()
     for scheme in ("light", "dark"):
@@ -97,6 +108,36 @@ def _page(browser: Browser, address: str, question: str, folder: Path) -> None:
         )
         page.screenshot(path=str(folder / f"page-{scheme}.png"))
     page.close()
+
+
+def _calling(browser: Browser, address: str, folder: Path) -> None:
+    """The page after the model has answered with the result of its call."""
+    page = _opened(browser, address)
+    page.emulate_media(color_scheme="light")
+    _set(page, temperature="0", budget=str(_BUDGET), tools=json.dumps(_TOOLS, indent=1))
+    page.locator("#must-call").evaluate("box => { box.checked = true; }")
+    page.locator("#question").fill("What is the weather in Paris today?")
+    page.locator("#send").click()
+    page.locator(".call textarea").first.fill("18 degrees and sunny")
+    page.locator(".turn details").first.evaluate("details => { details.open = true; }")
+    page.get_by_role("button", name="Send the results").click()
+    page.wait_for_function("document.querySelectorAll('.turn > .after').length === 2", timeout=60_000)
+    page.screenshot(path=str(folder / "page-tools.png"))
+    page.close()
+
+
+def _opened(browser: Browser, address: str) -> Page:
+    # The page forbids the scripts of others, and a condition to wait for would be one.
+    page = browser.new_page(viewport=_SIZE, bypass_csp=True)
+    page.goto(address)
+    page.locator('#status[data-is="ok"]').wait_for(timeout=1000 * _START_SECONDS)
+    return page
+
+
+def _set(page: Page, **values: str) -> None:
+    """Values of fields, folded or not."""
+    for field, value in values.items():
+        page.locator(f"#{field}").evaluate("(field, value) => { field.value = value; }", value)
 
 
 if __name__ == "__main__":
