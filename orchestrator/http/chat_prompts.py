@@ -34,6 +34,8 @@ class RenderedChat:
     """Makes the parser of one choice."""
     shown: frozenset[int]
     """Special tokens whose text the parser needs."""
+    marked: frozenset[int]
+    """Tokens that begin a thought in the midst of an answer."""
     grammar: Grammar | None
     """What the answer is held to."""
     warnings: Sequence[str] = ()
@@ -77,6 +79,8 @@ class ChatPrompts:
             text,
             lambda: self.form.parser(opened, tools, question.most_calls),
             self.form.shown,
+            # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
+            self.form.marked if grammar is None or grammar.optional or not grammar.schema else frozenset(),
             grammar,
             self._warnings(left_out),
         )
@@ -101,7 +105,7 @@ class ChatPrompts:
         thought = replace(thought, budget=budget)
         if grammar is not None:
             return replace(grammar, thought=thought)
-        return None if budget is None else Grammar("", thought=thought)
+        return None if budget is None else Grammar("", thought=replace(thought, again=not self.form.harmony))
 
     def _variables(self, question: ChatRequest) -> Mapping[str, Any]:
         """What the template is to know beside messages and tools."""
