@@ -73,8 +73,10 @@ class AnswerFormat:
             return HarmonyParser(bool(tools), most_calls)
         thought = ThoughtParser(self.thought, opened) if self.thought else None
         calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
-        wrappers = WrapperParser(self.thought.wrappers) if self.thought and self.thought.wrappers else None
-        return MarkedParser(thought, calls, wrappers)
+        dropped = self.thought.wrappers if self.thought else ()
+        if calls and self.tools:
+            dropped += self.tools.wrappers
+        return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None)
 
 
 class MarkedParser:

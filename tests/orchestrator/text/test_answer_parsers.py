@@ -52,6 +52,8 @@ CALLS = {
     "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 2}',
     "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Oslo'
     '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+    "deepseek": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo", "days": 2}'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "pythonic": '<|tool_call_start|>[get_weather(city="Oslo", days=2)]<|tool_call_end|>',
 }
 
@@ -242,10 +244,13 @@ def test_a_call_of_each_syntax_is_read(name: str):
 @pytest.mark.parametrize("name", CALLS)
 def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
     said = CALLS[name]
-    cut = said[: -len(said) // 3]
+    cut = said[: -len(said) // 2]
+    shown = cut
+    for wrapper in ToolSyntax(name).wrappers:
+        shown = shown.replace(wrapper, "")
 
-    assert calling(name, [said + "\n" + cut]) == [WEATHER, Spoken(cut)]
-    assert calling(name, [*(said + cut)]) == [WEATHER, Spoken(cut)]
+    assert calling(name, [said + "\n" + cut]) == [WEATHER, Spoken(shown)]
+    assert calling(name, [*(said + cut)]) == [WEATHER, Spoken(shown)]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -282,6 +287,30 @@ LISTED = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "da
 )
 def test_all_that_mistral_writes_is_a_call_or_text(said: str, expected: list[Part]):
     assert calling("mistral", [said]) == calling("mistral", [*said]) == expected
+
+
+DEEPSEEK_R1 = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    '{"city": "Oslo", "days": 2}\n```<｜tool▁call▁end｜>'
+)
+
+
+def test_calls_of_deepseek_r1_are_read():
+    calls = f"<｜tool▁calls▁begin｜>{DEEPSEEK_R1}\n{DEEPSEEK_R1}<｜tool▁calls▁end｜>"
+    parser = AnswerFormat(THINK, ToolSyntax("deepseek")).parser(False, TOOLS, None)
+
+    assert calling("deepseek", [f"I look.{calls}"]) == [Spoken("I look."), WEATHER, WEATHER]
+    assert calling("deepseek", [*f"<think>a</think>{calls}"]) == [Reasoning("a"), WEATHER, WEATHER]
+    assert [*parser.push(DEEPSEEK_R1)] == [WEATHER]
+    fenced = DEEPSEEK_R1.replace("Oslo", "```json```")
+    assert calling("deepseek", [fenced]) == [Call("get_weather", '{"city":"```json```","days":2}')]
+
+
+@pytest.mark.parametrize("removed", ["get_weather", "<｜tool▁sep｜>", '"city"', "```"])
+def test_a_broken_call_of_deepseek_is_text(removed: str):
+    said = DEEPSEEK_R1.replace(removed, "")
+
+    assert calling("deepseek", [said]) == [Spoken(said)]
 
 
 @pytest.mark.parametrize(
