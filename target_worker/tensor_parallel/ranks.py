@@ -26,6 +26,7 @@ from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divi
 from protocol.errors import InputError, PipelineError
 from protocol.inference.language_model import LanguageModel
 from protocol.own_modules import module_command
+from protocol.worker.memory_shortage import is_shortage
 from target_worker.tensor_parallel.rank_commands import RankCommand, received
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
@@ -111,6 +112,8 @@ def _rank_loss_ends_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if is_shortage(error):
+            raise
         _end_process("Another rank")(f"was lost ({error})")
 
 
