@@ -17,10 +17,10 @@ def _build(setup: WorkerSetup) -> Worker:
     # Slow imports: `serve` notices the end of the parent process meanwhile.
     import_models()
     from target_worker.assembly import build
+    from target_worker.tensor_parallel.rank_shortage import LeadingWorker
 
     worker = build(setup)
-    # Ranks of a divided target run the same forwards: one that left a forward would be out of step with the others.
-    return SurvivingWorker(worker) if setup.hosts is None else worker
+    return SurvivingWorker(worker) if setup.hosts is None else LeadingWorker(worker, setup.hosts.ranks)
 
 
 if __name__ == "__main__":

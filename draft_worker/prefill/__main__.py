@@ -12,6 +12,8 @@ from protocol.contracts.kv_bits import UNQUANTIZED, kv_fingerprint
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models
 from protocol.kv.exchange import KvExchange
+from protocol.worker.interface import Worker
+from protocol.worker.memory_shortage import SurvivingWorker
 from protocol.worker.process import WorkerSetup, serve
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def main() -> int:
     return serve(setup, lambda: _build(setup))
 
 
-def _build(setup: WorkerSetup) -> PrefillWorker:
+def _build(setup: WorkerSetup) -> Worker:
     import_models()
     engine = _load_engine(setup)
     fingerprint = kv_fingerprint(Path(setup.source or setup.model), setup.kv_bits)
@@ -36,7 +38,8 @@ def _build(setup: WorkerSetup) -> PrefillWorker:
             )
         exchange = KvExchange(engine.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner)
         open_sink = partial(ArenaSink, exchange)
-    return PrefillWorker(engine, open_sink, time.perf_counter, setup.prefill_chunk, fingerprint)
+    worker = PrefillWorker(engine, open_sink, time.perf_counter, setup.prefill_chunk, fingerprint)
+    return SurvivingWorker(worker)
 
 
 def _load_engine(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine":

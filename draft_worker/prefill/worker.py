@@ -3,6 +3,7 @@
 The engine runs the target's model, or a conversion of it, on a device that the target does not use.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -66,6 +67,8 @@ class PrefillWorker:
         self._clock = clock
         self._chunk = chunk
         self._prompts: dict[SequenceId, _Prompt] = {}
+        self._at_work: SequenceId | None = None
+        """The prompt that the present call works for."""
 
     def hello(self) -> Hello:
         hello = introduction("prefill", self._engine)
@@ -74,6 +77,7 @@ class PrefillWorker:
     def handle(self, message: ToWorker) -> Iterable[WorkerReply]:
         match message:
             case Prefill():
+                self._at_work = message.sequence
                 return self._begin(message)
             case Stop(sequence):
                 self._forget(sequence)
@@ -86,6 +90,7 @@ class PrefillWorker:
     def work(self) -> Iterator[WorkerReply]:
         """Evaluate one chunk of the oldest prompt; offer its KV when the prompt is complete."""
         prompt = next(iter(self._prompts.values()))
+        self._at_work = prompt.prefill.sequence
         began = self._clock()
         tokens = prompt.prefill.tokens[prompt.evaluated : prompt.evaluated + self._chunk]
         yield from prompt.sink.put(prompt.evaluated, *prompt.sequence.prefill(tokens))
@@ -94,6 +99,15 @@ class PrefillWorker:
         if prompt.evaluated == len(prompt.prefill.tokens):
             del self._prompts[prompt.prefill.sequence]
             yield from prompt.sink.finish(prompt.seconds)
+
+    def run_short(self) -> Iterator[Fault]:
+        """Give up the prompt at work: the target prefills it."""
+        id, self._at_work = self._at_work, None
+        if id is None:
+            return
+        self._forget(id)
+        gc.collect()
+        yield Fault("refused", "The prefill worker's memory does not suffice for this prompt.", id)
 
     def _begin(self, prefill: Prefill) -> Iterator[WorkerReply]:
         held = self._prompts.get(prefill.sequence)
@@ -108,7 +122,12 @@ class PrefillWorker:
         except SegmentError as error:
             yield Fault("refused", str(error), prefill.sequence)
             return
-        self._prompts[prefill.sequence] = _Prompt(prefill, self._engine.open(), sink)
+        try:
+            sequence = self._engine.open()
+        except Exception:
+            sink.drop()
+            raise
+        self._prompts[prefill.sequence] = _Prompt(prefill, sequence, sink)
 
     def _forget(self, sequence: SequenceId) -> None:
         prompt = self._prompts.pop(sequence, None)

@@ -267,7 +267,7 @@ class Machine:
         if sequence is None:
             return self._drop()
         if role == "prefill":
-            return self.prefills.worker_failed(sequence.id, now)
+            return self.prefills.worker_refused(sequence.id, now)
         if role == "draft":
             return [*self.drafts.on_fault(incarnation, fault, sequence, now), *self._schedule(now)]
         stale = bool(fault.nodes) and not sequence.verifying_tree

@@ -13,6 +13,7 @@ from orchestrator.http.openai.earlier_turns import template_messages
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.answer.parts import AnswerParser
+from orchestrator.text.answer.tool_description import with_described_tools
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from protocol.messages.sampling import Grammar
@@ -34,6 +35,8 @@ class RenderedChat:
     """Makes the parser of one choice."""
     shown: frozenset[int]
     """Special tokens whose text the parser needs."""
+    marked: frozenset[int]
+    """Tokens that begin a thought in the midst of an answer."""
     grammar: Grammar | None
     """What the answer is held to."""
     warnings: Sequence[str] = ()
@@ -47,6 +50,8 @@ class ChatPrompts:
         self._template = template
         self.form: AnswerFormat = infer_answer_format(template)
         self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
+        # Such a template joins texts.
+        self._writes_arguments = template.mentions("['arguments'] +")
         self._logged: set[str] = set()
 
     def render(self, question: ChatRequest) -> RenderedChat:
@@ -64,7 +69,15 @@ class ChatPrompts:
                 "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
                 "response_format.",
             )
-        messages = template_messages(question.messages, both=not self.form.harmony, joined=self._joins_results)
+        told: Sequence[Mapping[str, Any]] = question.messages
+        if tools and not self._template.knows_tools and not self.form.harmony:
+            told = with_described_tools(told, tools, block=self._template.mentions("```json"))
+        messages = template_messages(
+            told,
+            both=not self.form.harmony,
+            joined=self._joins_results,
+            written=self._writes_arguments,
+        )
         try:
             text, left_out = self._template.render(messages, tools or None, **self._variables(question))
         except PipelineError as error:
@@ -77,6 +90,8 @@ class ChatPrompts:
             text,
             lambda: self.form.parser(opened, tools, question.most_calls),
             self.form.shown,
+            # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
+            self.form.marked if grammar is None or grammar.optional or not grammar.schema else frozenset(),
             grammar,
             self._warnings(left_out),
         )
@@ -101,7 +116,7 @@ class ChatPrompts:
         thought = replace(thought, budget=budget)
         if grammar is not None:
             return replace(grammar, thought=thought)
-        return None if budget is None else Grammar("", thought=thought)
+        return None if budget is None else Grammar("", thought=replace(thought, again=not self.form.harmony))
 
     def _variables(self, question: ChatRequest) -> Mapping[str, Any]:
         """What the template is to know beside messages and tools."""

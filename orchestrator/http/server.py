@@ -58,6 +58,8 @@ class Prepared(NamedTuple):
     """What the answers are held to."""
     shown: frozenset[int] = frozenset()
     """Special tokens whose text is part of the output."""
+    marked: frozenset[int] = frozenset()
+    """Tokens whose text in the output comes behind a mark."""
 
 
 class Backend(StateSource, Watchable, Protocol):
@@ -166,6 +168,7 @@ class Server:
                 answer,
                 new_parser=prompt.new_parser,
                 shown=prompt.shown,
+                marked=prompt.marked,
                 reasoning_tokens=self.codec.count,
                 warnings=prompt.warnings,
             )
@@ -182,7 +185,7 @@ class Server:
             def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
                 return make_renderer(prompt, len(prompts[0]))
 
-            return Prepared([prompt.text], renderer, prompt.grammar, prompt.shown)
+            return Prepared([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked)
 
         return await self.answer(request, question, prepare)
 
@@ -263,7 +266,7 @@ class Server:
             default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
             room = state.context - len(tokens)
             params = sampling(question, room, default, self._settings.defaults, prepared.grammar)
-            params = structs.replace(params, shown=tuple(sorted(prepared.shown)))
+            params = structs.replace(params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked))
             if not isinstance(question, CompletionRequest):
                 params = structs.replace(params, stop=(*params.stop, *self._template.stops))
             for index in range(question.choices):

@@ -35,7 +35,12 @@ class RequestState:
     @classmethod
     def open(cls, sequence: SequenceId, peer: bytes, stamp: Stamp, submit: Submit, codec: TextCodec) -> "RequestState":
         return cls(
-            sequence, peer, stamp, submit.request, codec.stream(frozenset(submit.shown)), StopScanner(submit.stop)
+            sequence,
+            peer,
+            stamp,
+            submit.request,
+            codec.stream(frozenset(submit.shown), frozenset(submit.marked)),
+            StopScanner(submit.stop),
         )
 
     def output(

@@ -15,6 +15,14 @@ from protocol.errors import InputError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """A decoder returns it for bytes that are no character, or the beginning of one."""
+MARK = "\ufdd0"
+"""Comes before the text of a marked token. A noncharacter, which no text has."""
+_WINDOW = 32
+"""Most tokens that a stream decodes again with the next one."""
+_CONTEXT = 8
+"""Tokens that are left of them: more than an incomplete character and the token before it have."""
+_INCOMPLETE = 3
+"""Most bytes of an incomplete character."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """A space in SentencePiece's tokens."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -60,8 +68,7 @@ class TextCodec:
 
         `shown`: special tokens whose text is included.
         """
-        visible = [token for token in tokens if token in shown or token not in self._silent]
-        return self._tokenizer.decode(visible, skip_special_tokens=not shown)
+        return self._tokenizer.decode(self.visible(tokens, shown), skip_special_tokens=not shown)
 
     def id_of(self, token: str) -> int | None:
         """The id of a token given by its text; None if the vocabulary does not have it."""
@@ -115,17 +122,24 @@ class TextCodec:
         """Whether each character of a token stands for one byte."""
         return "ByteLevel(" in repr(self._tokenizer.decoder)
 
-    def stream(self, shown: frozenset[int] = frozenset()) -> "TextStream":
-        """A new stream, which begins like `decode`."""
-        return TextStream(self, shown)
+    def stream(self, shown: frozenset[int] = frozenset(), marked: frozenset[int] = frozenset()) -> "TextStream":
+        """A new stream, which begins like `decode`. `marked`: tokens whose text gets a `MARK` before it."""
+        return TextStream(self, shown, marked)
+
+    def visible(self, tokens: Iterable[int], shown: frozenset[int] = frozenset()) -> list[int]:
+        """Those of `tokens` that `decode` does not leave out."""
+        return [token for token in tokens if token in shown or token not in self._silent]
 
 
 class TextStream:
-    """Tokens in, text out: the pieces joined equal `TextCodec.decode` of all tokens."""
+    """Tokens in, text out: the pieces joined equal `TextCodec.decode` of all tokens, but for the marks."""
 
-    def __init__(self, codec: TextCodec, shown: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, codec: TextCodec, shown: frozenset[int] = frozenset(), marked: frozenset[int] = frozenset()
+    ) -> None:
         self._codec = codec
         self._shown = shown
+        self._marked = marked
         self._window: list[int] = []
         """Tokens since the last but one clean border: a token's text may depend on its left neighbour."""
         self._settled = 0
@@ -135,14 +149,7 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that is certain now; a character whose bytes are incomplete waits for the rest."""
-        self._window.extend(tokens)
-        text = self._codec.decode(self._window, self._shown)
-        certain = text.rstrip(_REPLACEMENT)
-        piece = certain[self._returned :]
-        self._returned = max(self._returned, len(certain))
-        if piece and certain == text:
-            self._advance()
-        return piece
+        return "".join(self._with_mark(token) if token in self._marked else self._push(token) for token in tokens)
 
     def finish(self) -> str:
         """The text that `push` held back, as `decode` returns it. Ends the stream."""
@@ -150,6 +157,32 @@ class TextStream:
         piece = text[self._returned :]
         self._returned = len(text)
         return piece
+
+    def _with_mark(self, token: int) -> str:
+        piece, own = self._push(token), self._codec.decode([token], self._shown)
+        before = piece.removesuffix(own)
+        return piece if before == piece else before + MARK + own
+
+    def _push(self, token: int) -> str:
+        self._window += self._codec.visible([token], self._shown)
+        text = self._codec.decode(self._window, self._shown)
+        certain = text.rstrip(_REPLACEMENT)
+        bounded = len(self._window) - self._settled <= _WINDOW
+        if not bounded:
+            certain += text[len(certain) : -_INCOMPLETE]
+        piece = certain[self._returned :]
+        self._returned = max(self._returned, len(certain))
+        if piece and certain == text:
+            self._advance()
+        elif not bounded:
+            self._shorten(len(text) - self._returned)
+        return piece
+
+    def _shorten(self, held: int) -> None:
+        """Forget tokens on which the text to come does not depend. `held`: characters that were not returned."""
+        self._window = self._window[-_CONTEXT:]
+        self._settled = 0
+        self._returned = max(0, len(self._codec.decode(self._window, self._shown)) - held)
 
     def _advance(self) -> None:
         self._window = self._window[self._settled :]

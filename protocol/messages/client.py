@@ -22,6 +22,8 @@ class Submit(Message, frozen=True):
     """K of this request, where the pipeline's strategy verifies chains; None for the pipeline's K."""
     shown: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
     """Special tokens whose text is part of the output, for instance the markers of a thought. Others are left out."""
+    marked: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
+    """Tokens whose text comes behind a mark, which tells it from the same text in other tokens."""
     draft_temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
     """The temperature at which the draft draws its tokens under rejection verification; None for that of `sampling`."""
     draft_top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None

@@ -30,6 +30,8 @@ class Thought(MessagePart, frozen=True):
     """The prompt ends with a start, so there is a thought. If not, the model may begin one or not."""
     budget: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | None = None
     """Most tokens of the thought; then follows `closing`."""
+    again: bool = False
+    """Without a schema: further thoughts may follow in the text. They share the budget."""
     closing: Annotated[tuple[Token, ...], Meta(max_length=MAX_MARKER)] = ()
     """Ends with `end`; empty stands for `end` alone."""
 

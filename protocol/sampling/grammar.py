@@ -40,7 +40,7 @@ def flaw(grammar: Grammar) -> str | None:
     for the largest schemas. Results are cached."""
     from llguidance import LLMatcher
 
-    if grammar.thought is not None and (reason := _flaw_of_thought(grammar.thought)):
+    if grammar.thought is not None and (reason := _flaw_of_thought(grammar.thought, bool(grammar.schema))):
         return reason
     if not grammar.schema and grammar.thought is not None:
         return None
@@ -55,7 +55,9 @@ def flaw(grammar: Grammar) -> str | None:
     return f"This JSON schema can't be enforced: {reason[:1000].rstrip('.')}." if reason else None
 
 
-def _flaw_of_thought(thought: Thought) -> str | None:
+def _flaw_of_thought(thought: Thought, before_schema: bool) -> str | None:
+    if thought.again and before_schema:
+        return "No thought can follow in a text that is held to a schema."
     whole = not thought.closing or thought.closing[-len(thought.end) :] == thought.end
     return None if whole else "What closes a thought must end with its end marker."
 

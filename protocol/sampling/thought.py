@@ -24,13 +24,14 @@ class Phase(Enum):
 
 
 class ThoughtPosition(NamedTuple):
-    """Where a path is. Tokens behind the thought do not change it."""
+    """Where a path is. Tokens behind the thought do not change it, unless further thoughts may follow."""
 
     phase: Phase
     tokens: int = 0
-    """Of the thought so far."""
+    """Of the thoughts so far, up to the budget and what closes them."""
     recent: tuple[int, ...] = ()
-    """The beginning of a start marker, or the last tokens of the thought: as many as the end marker has, less one."""
+    """The beginning of a start marker, or the last tokens of the thought or the text: as many as a marker has, less
+    one."""
 
 
 class ThoughtState:
@@ -46,6 +47,7 @@ class ThoughtState:
         self.vocabulary = vocabulary
         """Length of the masks."""
         self._position = ThoughtPosition(Phase.THINKING if thought.opened else Phase.UNDECIDED)
+        self._again = thought.again
         self._undecided: tuple[int, ...] = ()
         """Tokens that may belong to a start marker or to the answer."""
         self._ends = ends
@@ -62,6 +64,8 @@ class ThoughtState:
     def advance(self, tokens: Sequence[int]) -> None:
         """Move behind these generated tokens."""
         found = self._walk(tokens)
+        # The tokens behind an end are none of the answer's.
+        self._again = self._again and self._ends.isdisjoint(tokens)
         if found is None:
             self._left = "The grammar can't be followed: the answer ends inside its thought, or beyond its budget."
             return
@@ -102,12 +106,14 @@ class ThoughtState:
         position = self._position
         answer = list(self._undecided)
         for place, token in enumerate(path):
-            if position.phase in (Phase.BEHIND, Phase.WITHOUT):
+            answering = position.phase in (Phase.BEHIND, Phase.WITHOUT)
+            if answering and (token in self._ends or not self._again):
                 return position, [*answer, *path[place:]]
             following = step(self._thought, position, token, self._ends)
             if following is None:
                 return None
-            answer = [*answer, token] if following.phase in (Phase.UNDECIDED, Phase.WITHOUT) else []
+            said = answering or following.phase in (Phase.UNDECIDED, Phase.WITHOUT)
+            answer = [*answer, token] if said and following.phase is not Phase.THINKING else []
             position = following
         return position, answer
 
@@ -124,15 +130,27 @@ def step(
             return ThoughtPosition(Phase.UNDECIDED, recent=begun)
         return ThoughtPosition(Phase.WITHOUT)
     if position.phase is not Phase.THINKING:
-        return position
+        return _said(thought, position, token)
     forced = _forced(thought, position)
     if token in ends if forced is None else token != forced:
         return None
     recent = (*position.recent, token)[-len(thought.end) :]
     if recent == thought.end:
-        return ThoughtPosition(Phase.BEHIND)
+        spent = position.tokens if thought.budget is None else min(position.tokens, thought.budget)
+        return ThoughtPosition(Phase.BEHIND, spent)
     kept = len(thought.end) - 1
     return ThoughtPosition(Phase.THINKING, position.tokens + 1, recent[-kept:] if kept else ())
+
+
+def _said(thought: Thought, position: ThoughtPosition, token: int) -> ThoughtPosition:
+    """The position behind a token of the text."""
+    if not thought.again:
+        return position
+    recent = (*position.recent, token)
+    if any(recent[-len(start) :] == start for start in thought.starts):
+        return ThoughtPosition(Phase.THINKING, position.tokens)
+    kept = max(map(len, thought.starts)) - 1
+    return ThoughtPosition(position.phase, position.tokens, recent[-kept:] if kept else ())
 
 
 def _begun(thought: Thought, begun: tuple[int, ...]) -> list[int]:

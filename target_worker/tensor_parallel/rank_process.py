@@ -8,6 +8,7 @@ import time
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models
+from protocol.worker.memory_shortage import is_shortage
 from protocol.worker.process import die_with_parent
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 from protocol.worker.replay import settle
@@ -28,6 +29,7 @@ def main() -> int:
     # MLX is slow to import. From here on this process notices the end of its parent meanwhile.
     import_models()
     from protocol.inference.wired_memory import TARGET, wire
+    from target_worker.tensor_parallel.rank_shortage import shortage
     from target_worker.tensor_parallel.ranks import serve_rank
 
     def ready() -> None:
@@ -44,7 +46,11 @@ def main() -> int:
         report(str(error).rstrip("."))
         time.sleep(_END_DELAY)
         return REFUSED
-    except (EOFError, OSError, RuntimeError) as error:
+    except (EOFError, OSError, RuntimeError, MemoryError) as error:
+        if is_shortage(error):
+            sys.stderr.write(f"{shortage(setup.rank, setup.hosts.ranks)}\n")
+            sys.stderr.flush()
+            return 1
         report(f"the other ranks are gone ({str(error) or 'end of file'})")
     return 1
 

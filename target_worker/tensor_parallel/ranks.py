@@ -28,6 +28,7 @@ from protocol.errors import InputError, PipelineError
 from protocol.inference.language_model import LanguageModel
 from protocol.own_modules import module_command
 from protocol.security.ranks_key import ranks_key
+from protocol.worker.memory_shortage import is_shortage
 from target_worker.tensor_parallel.rank_commands import RankCommand, received
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
@@ -122,6 +123,8 @@ def _rank_loss_ends_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if is_shortage(error):
+            raise
         _end_process("Another rank")(f"was lost ({error})")
 
 

@@ -5,6 +5,7 @@ The failure is injected: a processor's allocator never fails where Linux overcom
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ if "{{module}}" in sys.orig_argv:
     TreeSequence.evaluate = failing(TreeSequence.evaluate)
 """
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
-SHORT, LONG = "def quicksort(items):", "x = 1\n" * 400
+SHORT, MIDDLE, LONG = "def quicksort(items):", "x = 2\n" * 50, "x = 1\n" * 400
 
 
 @pytest.fixture
@@ -40,7 +41,8 @@ def short_of_memory(
 ) -> Iterator[Pipeline]:
     (tmp_path / "sitecustomize.py").write_text(PROGRAM.format(module=request.param))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pipeline = Pipeline(str(DEMO_TARGET), str(DEMO_DRAFT), draft_engine="mlx")
+    prefilling: dict[str, Any] = {"prefill_engine": "mlx", "prefill": "always"} if "prefill" in request.param else {}
+    pipeline = Pipeline(str(DEMO_TARGET), str(DEMO_DRAFT), draft_engine="mlx", **prefilling)
     with pipeline:
         name = mark(pipeline)
         yield pipeline
@@ -68,3 +70,15 @@ def test_without_memory_for_the_draft_the_target_goes_on_alone(short_of_memory: 
     assert len(result.tokens) == 24
     assert members(mark(short_of_memory))["draft_worker"] == process
     assert short_of_memory.generate(SHORT, GREEDY).statistics.draft_busy > 0
+
+
+@pytest.mark.parametrize("short_of_memory", ["draft_worker.prefill"], indirect=True)
+def test_without_memory_for_the_prefill_worker_the_target_prefills_the_prompt(short_of_memory: Pipeline):
+    process = members(mark(short_of_memory))["draft_worker.prefill"]
+    alone = short_of_memory.generate(LONG, GREEDY)
+    helped = short_of_memory.generate(MIDDLE, GREEDY)
+
+    assert len(alone.tokens) == 24
+    assert alone.statistics.adopted_tokens == 0
+    assert helped.statistics.adopted_tokens > 0
+    assert members(mark(short_of_memory))["draft_worker.prefill"] == process

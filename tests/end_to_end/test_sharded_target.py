@@ -15,12 +15,27 @@ import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
 from tests.conftest import Reference
-from tests.support.processes import until
+from tests.support.processes import mark, until
 from tests.target_worker.tensor_parallel.test_ranks import free_ports
 
 PROMPT = "def quicksort(items):"
 SETTINGS = [SamplingParams(max_tokens=64), SamplingParams(temperature=1.0, seed=5, max_tokens=64)]
 _SILENCE = 3.0
+ONCE_SHORT = """
+import pathlib, sys
+
+if "{module}" in sys.orig_argv and not pathlib.Path("{marker}").exists():
+    from protocol.inference.tree_sequence import TreeSequence
+
+    def evaluate(self, tokens, *others, real=TreeSequence.evaluate):
+        if self.committed > 20:
+            pathlib.Path("{marker}").touch()
+            raise RuntimeError("[malloc] Unable to allocate 1073741824 bytes.")
+        return real(self, tokens, *others)
+
+    TreeSequence.evaluate = evaluate
+"""
+"""A rank whose memory runs out in the first life of its process."""
 _CLI = f"{sys.executable} -m orchestrator.cli.app"
 
 
@@ -109,6 +124,24 @@ def test_a_rank_that_can_not_serve_says_why(hosts: Path):
     assert out.returncode == 2
     assert "A rank of this machine is started by rank 0" in out.stderr
     assert out.stderr.endswith("Rank 1 can't serve: see the reason above.\n")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_memory_ends_with_a_sentence_and_all_start_anew(
+    rank: int, hosts: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = ("target_worker", "target_worker.tensor_parallel.rank_process")[rank]
+    (tmp_path / "sitecustomize.py").write_text(ONCE_SHORT.format(module=module, marker=tmp_path / "was-short"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Pipeline(target_hosts=str(hosts)) as pipeline:
+        before = until(lambda: both(hosts))
+        result = pipeline.generate(PROMPT, SETTINGS[0])
+        told = (Path(mark(pipeline)) / "orchestrator.log").read_text()
+
+        assert result.tokens == reference(PROMPT, SETTINGS[0]).tokens
+        assert set(before.values()).isdisjoint(ranks(hosts).values()), "all ranks start anew"
+        assert f"Rank {rank} of 2 ran out of memory: it held" in told
+    until(lambda: not ranks(hosts), seconds=5.0)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import PipelineError
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
@@ -22,6 +23,7 @@ from protocol.messages.worker import (
 )
 from protocol.worker.memory_shortage import SurvivingWorker, is_shortage
 from target_worker.engine import TargetEngine
+from target_worker.tensor_parallel.rank_shortage import LeadingWorker
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, tree_model
 
@@ -131,6 +133,19 @@ def test_a_verification_that_fails_ends_its_sequence(limit):
 
     assert (fault.kind, fault.nodes) == ("refused", None)
     assert not worker.has_work
+
+
+def test_a_rank_of_a_divided_target_ends_with_a_sentence(limit, capfd: pytest.CaptureFixture[str]):
+    whole = TargetWorker(TargetEngine(tree_model(), 32), lambda: 0.0, HELLO)
+    worker = LeadingWorker(whole, 2)
+    assert isinstance(_answers(worker, _start(2, SHORT))[-1], Prefilled)
+    limit(100)
+
+    with pytest.raises(PipelineError, match=r"^Rank 0 of 2 ran out of memory: it held \d+\.\d GiB") as found:
+        _answers(worker, _start(1, LONG))
+
+    assert "--context" in str(found.value)
+    assert capfd.readouterr().err == f"{found.value}\n"
 
 
 def test_another_error_is_no_shortage(limit):

@@ -36,6 +36,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     stop: str | Sequence[str] = ()
     shown: Sequence[int] = ()
     """Special tokens whose text is part of the result's. Without, special tokens have no text."""
+    marked: Sequence[int] = ()
+    """Tokens whose text in the result comes behind U+FDD0, which tells it from the same text in other tokens."""
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
@@ -65,6 +67,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "stop": stops,
             "draft_tokens": self.draft_tokens,
             "shown": tuple(self.shown),
+            "marked": tuple(self.marked),
             "draft_temperature": self.draft_temperature,
             "draft_top_p": self.draft_top_p,
         }

@@ -29,7 +29,8 @@ class PrefillRouter:
 
     def __init__(self, options: Options) -> None:
         self.warnings = 0
-        """Arenas that a target could not adopt, or did not survive adopting twice."""
+        """Arenas that a target could not adopt, or did not survive adopting twice, and prompts that a prefill worker
+        gave up."""
         self._arenas = ArenaIndex(options.arena_memory << 20)
         self._suspected: set[str] = set()
         """Arenas whose adoption a target did not survive."""
@@ -128,6 +129,11 @@ class PrefillRouter:
         """The prefill worker is gone: the target prefills the delegated prompts."""
         self._worker_up = self._costs.worker_usable = False
         return [command for id in list(self._delegated) for command in self.worker_failed(id, now)]
+
+    def worker_refused(self, id: SequenceId, now: float) -> list[Command]:
+        """The prefill worker gives this sequence up, for instance because its memory does not suffice."""
+        self.warnings += id in self._delegated
+        return self.worker_failed(id, now)
 
     def worker_failed(self, id: SequenceId, now: float) -> list[Command]:
         """The prefill worker can't serve this sequence: the target prefills the prompt."""

@@ -11,7 +11,7 @@ from orchestrator.core.models.events import Seconds
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End, OutputEvent, Reading, Text
 from orchestrator.http.openai.content import AnswerContent
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
 
 MEDIA_TYPE = "application/x-ndjson"
 _NANOSECONDS = 1_000_000_000
@@ -37,6 +37,7 @@ class OllamaAnswer:
         """`loading`: how long the request waited for its model. `warnings`: what of it the model does not read."""
         self._model = model
         self._content = content
+        self._joiner = ThoughtJoiner()
         self._chat = chat
         self._loading = loading
         self._warned = {"warnings": warnings} if warnings else {}
@@ -50,7 +51,7 @@ class OllamaAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        parts = [part for event in (Text(0, result.text), End(0, result)) for part in self._content.parse(event)]
+        parts = [part for event in (Text(0, result.text), End(0, result)) for part in self._parse(event)]
         texts = {kind: "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Spoken, Reasoning)}
         calls = [_call(part) for part in parts if isinstance(part, Call)]
         return {**self._piece(texts[Spoken], texts[Reasoning], calls), **self._end(result)}
@@ -60,7 +61,7 @@ class OllamaAnswer:
             yield line(empty_line(self._model, chat=self._chat, **self._warned))
 
     def render(self, event: OutputEvent) -> Iterator[bytes]:
-        for part in self._content.parse(event):
+        for part in self._parse(event):
             yield line(self._of_part(part))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
@@ -69,6 +70,9 @@ class OllamaAnswer:
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         (result,) = results
         return [line({**self._piece(""), **self._end(result)})]
+
+    def _parse(self, event: OutputEvent) -> Iterator[Part]:
+        return map(self._joiner.push, self._content.parse(event))
 
     def _of_part(self, part: Part) -> dict[str, Any]:
         match part:

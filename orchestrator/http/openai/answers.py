@@ -17,7 +17,7 @@ from orchestrator.http.openai.logprobs import LogprobTranscript, echoed_logprobs
 from orchestrator.http.openai.usage import usage
 from orchestrator.http.renderer import COMMENT, frame
 from orchestrator.text.answer.answer_format import MarkedParser
-from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken
+from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
 
 AnswerKind = Literal["chat", "text"]
@@ -49,6 +49,8 @@ class ChoiceAnswer:
     """Makes the parser of one choice."""
     shown: frozenset[int] = frozenset()
     """Special tokens whose text is part of the output."""
+    marked: frozenset[int] = frozenset()
+    """Tokens whose text in the output comes behind a mark."""
     reasoning_tokens: Callable[[str], int] = len
     """Counts the tokens of a text."""
     warnings: Sequence[str] = ()
@@ -115,17 +117,18 @@ class ChoiceAnswer:
             "model": self.model,
         }
 
-    def _parsed(self, result: Result) -> tuple[list[Part], int | None]:
-        """The parts of an answer, and where it starts, as of AnswerParser."""
+    def _parsed(self, result: Result) -> tuple[list[Part], Sequence[ThoughtSpan]]:
+        """The parts of an answer, and its thoughts, as of AnswerParser."""
         parser = self.new_parser()
-        return [*parser.push(result.text), *parser.finish()], parser.answer_start
+        parts = [*parser.push(result.text), *parser.finish()]
+        return [*map(ThoughtJoiner().push, parts)], parser.thoughts
 
-    def _choice(self, index: int, result: Result, parsed: tuple[list[Part], int | None]) -> dict[str, Any]:
-        parts, start = parsed
+    def _choice(self, index: int, result: Result, parsed: tuple[list[Part], Sequence[ThoughtSpan]]) -> dict[str, Any]:
+        parts, thoughts = parsed
         text, reasoning = _joined(parts, Spoken), _joined(parts, Reasoning)
         calls = [chat_call(part) for part in parts if isinstance(part, Call)]
         echo = self.echoed[index] if self.echoed else None
-        logprobs = self._logprobs(result, start, echo)
+        logprobs = self._logprobs(result, thoughts, echo)
         reason = finish_reason(result, bool(calls))
         if self.kind == "text":
             text = echo.text + text if echo else text
@@ -137,14 +140,14 @@ class ChoiceAnswer:
             message = {**message, "content": text.strip() or None, "tool_calls": calls}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
-    def _logprobs(self, result: Result, start: int | None, echo: Echo | None) -> dict[str, Any] | None:
+    def _logprobs(self, result: Result, thoughts: Sequence[ThoughtSpan], echo: Echo | None) -> dict[str, Any] | None:
         if self.codec is None:
             return None
         if echo is not None:
             chosen = list(map(Chosen, result.tokens, result.likelihoods))
             return echoed_logprobs(self.codec, echo.tokens, result.prompt_likelihoods, echo.text, chosen)
-        transcript = LogprobTranscript(self.kind, self.codec, self.shown)
-        found = transcript.push(result.text, map(Chosen, result.tokens, result.likelihoods), start)
+        transcript = LogprobTranscript(self.kind, self.codec, self.shown, self.marked)
+        found = transcript.push(result.text, map(Chosen, result.tokens, result.likelihoods), thoughts)
         return found or no_logprobs(self.kind, self.codec)
 
     def reading(self, event: Reading) -> dict[str, Any]:
@@ -197,7 +200,8 @@ class _ChoiceChunks:
         self._index = index
         self._parser = answer.new_parser()
         codec = answer.codec
-        self._transcript = None if codec is None else LogprobTranscript(answer.kind, codec, answer.shown)
+        self._transcript = None if codec is None else LogprobTranscript(answer.kind, codec, answer.shown, answer.marked)
+        self._joiner = ThoughtJoiner()
         self._calls = 0
         self.reasoning = ""
 
@@ -212,7 +216,7 @@ class _ChoiceChunks:
 
     def _of_parts(self, parts: Sequence[Part], logprobs: Any) -> Iterator[dict[str, Any]]:
         """`logprobs` go with the first text."""
-        for part in parts:
+        for part in map(self._joiner.push, parts):
             match part:
                 case Reasoning(text):
                     self.reasoning += text
@@ -229,7 +233,7 @@ class _ChoiceChunks:
     def _logprobs(self, event: Text) -> Any:
         if self._transcript is None:
             return None
-        return self._transcript.push(event.text, event.chosen, self._parser.answer_start)
+        return self._transcript.push(event.text, event.chosen, self._parser.thoughts)
 
 
 def _joined(parts: Iterable[Part], kind: type[Reasoning] | type[Spoken]) -> str:

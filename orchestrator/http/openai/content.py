@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.http.generation import OutputEvent, Text
-from orchestrator.text.answer.parts import AnswerParser, Call, Part, Spoken
+from orchestrator.text.answer.parts import AnswerParser, Call, Part, Spoken, ThoughtSpan
 
 
 class AnswerContent:
@@ -19,9 +19,9 @@ class AnswerContent:
         self._space = ""
 
     @property
-    def answer_start(self) -> int | None:
+    def thoughts(self) -> Sequence[ThoughtSpan]:
         """As of AnswerParser."""
-        return self._parser.answer_start
+        return self._parser.thoughts
 
     def parse(self, event: OutputEvent) -> Sequence[Part]:
         """The new parts."""

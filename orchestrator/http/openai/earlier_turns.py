@@ -11,7 +11,7 @@ _RESPONSES = "tool_responses"
 
 
 def template_messages(
-    messages: Sequence[Mapping[str, Any]], *, both: bool = True, joined: bool = False
+    messages: Sequence[Mapping[str, Any]], *, both: bool = True, joined: bool = False, written: bool = False
 ) -> list[dict[str, Any]]:
     """The messages with the arguments of earlier calls as objects, as templates need them; clients send JSON text.
     Reasoning of earlier turns gets every name that templates know; templates that do not use it leave it out. The
@@ -19,9 +19,9 @@ def template_messages(
 
     `both`: whether a message with calls may have a text and reasoning. gpt-oss' template refuses such a message; then
     its reasoning is left out. `joined`: results are `tool_responses` of the message with their calls, as the first
-    templates of Gemma 4 have it.
+    templates of Gemma 4 have it. `written`: arguments stay JSON text, as DeepSeek's templates need them.
     """
-    found = _with_names([_with_reasoning(_with_calls(message), both) for message in messages])
+    found = _with_names([_with_reasoning(_with_calls(message, written), both) for message in messages])
     return _with_joined_results(found) if joined else found
 
 
@@ -78,11 +78,20 @@ def _with_reasoning(message: dict[str, Any], both: bool) -> dict[str, Any]:
     return {**rest, **dict.fromkeys(_REASONING, found)}
 
 
-def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_calls(message: Mapping[str, Any], written: bool) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return dict(message)
-    return {**message, "tool_calls": [_with_parsed_arguments(call) for call in calls]}
+    convert = _with_written_arguments if written else _with_parsed_arguments
+    return {**message, "tool_calls": [convert(call) for call in calls]}
+
+
+def _with_written_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+        return call
+    written = msgspec.json.encode(function.get("arguments") or {}).decode()
+    return {**call, "function": {**function, "arguments": written}}
 
 
 def _with_parsed_arguments(call: Any) -> Any:

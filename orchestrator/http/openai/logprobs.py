@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from orchestrator.api.result import Chosen
+from orchestrator.text.answer.parts import ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.sampling import Likelihood
 
@@ -14,11 +15,17 @@ class LogprobTranscript:
     """The tokens of one choice. A token is sent when the first character of its text is sent, so neither tokens that a
     stop string cut off nor the end token are sent."""
 
-    def __init__(self, kind: Literal["chat", "text"], codec: TextCodec, shown: frozenset[int] = frozenset()) -> None:
-        """`shown`: special tokens whose text is part of the output."""
+    def __init__(
+        self,
+        kind: Literal["chat", "text"],
+        codec: TextCodec,
+        shown: frozenset[int] = frozenset(),
+        marked: frozenset[int] = frozenset(),
+    ) -> None:
+        """`shown`, `marked`: as of the request."""
         self._format = _chat if kind == "chat" else _text
         self._codec = codec
-        self._stream = codec.stream(shown)
+        self._stream = codec.stream(shown, marked)
         self._decoded = 0
         """Characters of the tokens so far."""
         self._sent = 0
@@ -26,19 +33,21 @@ class LogprobTranscript:
         self._waiting: deque[tuple[int, Chosen]] = deque()
         """Tokens that were not sent, with the offset at which the text of each begins."""
 
-    def push(self, text: str, chosen: Iterable[Chosen], start: int | None = 0) -> dict[str, Any] | None:
+    def push(self, text: str, chosen: Iterable[Chosen], thoughts: Sequence[ThoughtSpan] = ()) -> dict[str, Any] | None:
         """The log-probabilities to send with `text`, or None; `chosen` are the tokens that came with it.
 
-        `start`: characters of output before the answer, whose tokens are left out; None while it is unknown.
+        `thoughts`: of the output so far; their tokens are left out.
         """
         for one in chosen:
             self._waiting.append((self._decoded, one))
             self._decoded += len(self._stream.push([one.token]))
         self._sent += len(text)
         ready = []
-        while start is not None and self._waiting and self._waiting[0][0] < self._sent:
+        # Tokens of a thought that is open wait, since it may turn out to be text.
+        known = min((span.begin for span in thoughts if span.end is None), default=self._sent)
+        while self._waiting and self._waiting[0][0] < known:
             offset, one = self._waiting.popleft()
-            if offset >= start:
+            if not any(span.begin <= offset < span.end for span in thoughts if span.end is not None):
                 ready.append((offset, one))
         return self._format(ready, self._codec) if ready else None
 

@@ -139,7 +139,7 @@ class ResponseAnswer:
         """The log-probabilities to send with an event, if the request asks for them."""
         if self._transcript is None or not isinstance(event, Text):
             return []
-        ready = self._transcript.push(event.text, event.chosen, self._content.answer_start)
+        ready = self._transcript.push(event.text, event.chosen, self._content.thoughts)
         return [] if ready is None else ready["content"]
 
     def _finished(self, result: Result) -> dict[str, Any]:

@@ -60,7 +60,9 @@ class ResponsesRoutes:
 
         def answer(prompt: RenderedChat, _: int) -> ResponseAnswer:
             codec = self._server.codec
-            transcript = None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown)
+            transcript = (
+                None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown, prompt.marked)
+            )
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
             warnings = [*tools.warnings, *prompt.warnings]
             told = {**head, "warnings": warnings} if warnings else head

@@ -209,6 +209,8 @@ class LocalWorkers:
             case Fault(kind="fatal", text=text):
                 self._faults[incarnation] = text
             case message:
+                if isinstance(message, Fault) and child.role == "prefill":
+                    log.warning("the target prefills a prompt itself", reason=message.text)
                 if isinstance(message, Prefilled) and message.warning:
                     log.warning("KV was not adopted", reason=message.warning)
                 yield Arrived(child.role, incarnation, message)

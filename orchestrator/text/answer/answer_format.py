@@ -12,12 +12,12 @@ from orchestrator.text.answer.harmony import (
     HarmonyParser,
     writes_harmony,
 )
-from orchestrator.text.answer.parts import AnswerParser, Part, Spoken
+from orchestrator.text.answer.parts import AnswerParser, Part, Spoken, ThoughtSpan
 from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers, ThoughtParser, WrapperParser
 from orchestrator.text.answer.tool_call_parser import ToolCallParser
 from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.tokenizer import TextCodec
+from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.sampling import Thought
 
 
@@ -30,6 +30,9 @@ class AnswerFormat:
     harmony: bool = False
     shown: frozenset[int] = frozenset()
     """Special tokens whose text the parsers need."""
+    marked: frozenset[int] = frozenset()
+    """The tokens that begin a thought, or a start marker of several tokens. In the midst of an answer, they alone tell
+    a thought from a text about markers."""
     bounds: Thought | None = None
     """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens, or the
     template has none."""
@@ -70,12 +73,17 @@ class AnswerFormat:
             return HarmonyParser(bool(tools), most_calls)
         thought = ThoughtParser(self.thought, opened) if self.thought else None
         calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
-        wrappers = WrapperParser(self.thought.wrappers) if self.thought and self.thought.wrappers else None
-        return MarkedParser(thought, calls, wrappers)
+        dropped = self.thought.wrappers if self.thought else ()
+        if calls and self.tools:
+            dropped += self.tools.wrappers
+        return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None)
 
 
 class MarkedParser:
-    """A thought first, if the model writes any, then text and calls."""
+    """Thoughts, if the model writes any, text and calls.
+
+    A thought comes first, or at a `MARK`, but not inside a call.
+    """
 
     def __init__(
         self,
@@ -88,16 +96,31 @@ class MarkedParser:
         self._wrappers = wrappers
 
     @property
-    def answer_start(self) -> int | None:
-        return 0 if self._thought is None else self._thought.answer_start
+    def thoughts(self) -> Sequence[ThoughtSpan]:
+        return () if self._thought is None else self._thought.thoughts
 
     def push(self, text: str) -> Sequence[Part]:
-        return self._parsed(self._thought.push(text) if self._thought else [Spoken(text)])
+        if self._thought is None:
+            return self._parsed([Spoken(text)])
+        first, *marked = text.split(MARK)
+        parts = self._parsed(self._thought.push(first))
+        for piece in marked:
+            parts += self._mark(self._thought)
+            parts += self._parsed(self._thought.push(piece))
+        return parts
 
     def finish(self) -> Sequence[Part]:
-        parts = self._parsed(self._thought.finish() if self._thought else ())
-        if self._wrappers is not None:
-            parts += self._with_calls(self._wrappers.finish())
+        return [*self._parsed(self._thought.finish() if self._thought else ()), *self._rest()]
+
+    def _mark(self, thought: ThoughtParser) -> list[Part]:
+        may_open = self._calls is None or not self._calls.inside
+        parts = self._rest() if may_open and thought.answering else []
+        thought.mark(may_open=may_open)
+        return parts
+
+    def _rest(self) -> list[Part]:
+        """What is held back of the text."""
+        parts = [] if self._wrappers is None else [*self._with_calls(self._wrappers.finish())]
         return parts if self._calls is None else [*parts, *self._calls.finish()]
 
     def _parsed(self, parts: Sequence[Part]) -> list[Part]:
@@ -126,7 +149,14 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
     bounds = None if thought is None else _bounds(thought, template)
-    return AnswerFormat(thought, tools, shown=codec.hidden(marks), bounds=bounds)
+    return AnswerFormat(thought, tools, shown=codec.hidden(marks), marked=_marked(thought, codec), bounds=bounds)
+
+
+def _marked(markers: ThoughtMarkers | None, codec: TextCodec) -> frozenset[int]:
+    if markers is None or not _in_vocabulary(markers, codec):
+        return frozenset()
+    token = codec.id_of(markers.tokens[0])
+    return frozenset() if token is None else frozenset([token])
 
 
 def _bounds(markers: ThoughtMarkers, template: ChatTemplate) -> Thought | None:

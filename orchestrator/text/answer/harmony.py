@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.stop_scanner import StopScanner
 
@@ -51,7 +51,7 @@ class HarmonyParser:
         """Of the header or the call at hand."""
         self._scanner = StopScanner(_MARKERS)
         self._seen = 0
-        self.answer_start: int | None = None
+        self.thoughts = [ThoughtSpan(0)]
 
     def push(self, text: str) -> Sequence[Part]:
         self._seen += len(text)
@@ -110,8 +110,8 @@ class HarmonyParser:
 
     def _begin(self, body: _Body, place: int) -> None:
         self._body = body
-        if self.answer_start is None:
-            self.answer_start = place
+        if self.thoughts == [ThoughtSpan(0)]:
+            self.thoughts = [ThoughtSpan(0, place)]
 
     def _end(self) -> list[Part]:
         """End the message at hand."""

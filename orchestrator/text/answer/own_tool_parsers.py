@@ -25,6 +25,8 @@ class OwnSyntax(NamedTuple):
     """Empty: a call ends where the next one begins, or with the answer."""
     read: Callable[[str], Reading]
     """Gets the text between two markers; raises ValueError or LookupError."""
+    wrappers: tuple[str, ...] = ()
+    """Markers around all calls, which are dropped."""
 
 
 def _json_call(content: str) -> Reading:
@@ -56,6 +58,16 @@ def _mistral_calls(content: str) -> Reading:
     return Reading(calls, content[end:])
 
 
+def _deepseek_call(content: str) -> Reading:
+    """`NAME<sep>{…}` as DeepSeek V3.1 writes it, or `function<sep>NAME` and a block of JSON, as V3 and R1 do."""
+    head, separator, rest = content.partition(_DEEPSEEK_SEPARATOR)
+    block = _DEEPSEEK_BLOCK.fullmatch(rest)
+    name = (block["name"] if block else head).strip()
+    if not separator or not name:
+        raise ValueError("the call names no function")
+    return Reading([_with_decoded_arguments({"name": name, "arguments": json.loads(block["json"] if block else rest)})])
+
+
 def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
     arguments = call.get("arguments", {})
     return {**call, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
@@ -63,8 +75,16 @@ def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 _LLAMA_START = '{"name":'
 _MISTRAL_HEADER = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\](?P<id>[\w-]+)\s*)?\[ARGS\]\s*")
+_DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
+_DEEPSEEK_BLOCK = re.compile(r"\s*(?P<name>[^\s`]+)\s*```(?:json)?\s(?P<json>.*)```\s*", re.DOTALL)
 
 OWN_SYNTAXES = {
+    "deepseek": OwnSyntax(
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        _deepseek_call,
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
     "json": OwnSyntax("<tool_call>", "</tool_call>", _json_call),
     "llama3": OwnSyntax(_LLAMA_START, "", _llama_call),
     "mistral": OwnSyntax("[TOOL_CALLS]", "", _mistral_calls),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,36 @@ class Call:
 Part: TypeAlias = Reasoning | Spoken | Call
 
 
+class ThoughtSpan(NamedTuple):
+    """Where a thought is in the output, markers included. In characters."""
+
+    begin: int
+    end: int | None = None
+    """None while the model still thinks, or may do so."""
+
+
+class ThoughtJoiner:
+    """The reasoning of an answer as one text: a blank line between two thoughts."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._inside = False
+
+    def push(self, part: Part) -> Part:
+        inside, self._inside = self._inside, isinstance(part, Reasoning)
+        if not isinstance(part, Reasoning):
+            return part
+        apart = self._begun and not inside
+        self._begun = True
+        return Reasoning("\n\n" + part.text) if apart else part
+
+
 class AnswerParser(Protocol):
     """Parses one answer. The borders between the pieces of its text do not change the parts."""
 
     @property
-    def answer_start(self) -> int | None:
-        """Characters of output before the answer, the reasoning's; None while the model still thinks."""
+    def thoughts(self) -> Sequence[ThoughtSpan]:
+        """Of the output so far."""
         ...
 
     def push(self, text: str) -> Sequence[Part]:

@@ -1,9 +1,9 @@
-"""Reasoning between two markers at the beginning of an answer. Pure; knows no tokens."""
+"""Reasoning between two markers, at the beginning of an answer and later in it. Pure; knows no tokens."""
 
 from enum import Enum
 from typing import NamedTuple
 
-from orchestrator.text.answer.parts import Reasoning, Spoken
+from orchestrator.text.answer.parts import Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.stop_scanner import StopScanner
 
 
@@ -72,9 +72,10 @@ class _State(Enum):
 
 
 class ThoughtParser:
-    """Splits an answer into its thought and its text. A marker inside the text is text.
+    """Splits an answer into its thoughts and its text. Inside the text, only `mark` tells a marker from text.
 
-    White space at both ends of the thought is dropped, and white space between the thought and the text.
+    White space at both ends of a thought is dropped, and white space between the thought and the text, unless it alone
+    parts the text from what was said before.
     """
 
     def __init__(self, markers: ThoughtMarkers, opened: bool) -> None:
@@ -88,7 +89,21 @@ class ThoughtParser:
         """Nothing of the thought was returned yet."""
         self._end = StopScanner([markers.end])
         self._seen = 0
-        self.answer_start: int | None = None
+        self._last = ""
+        """The last character of the text so far."""
+        self.thoughts = [ThoughtSpan(0)]
+
+    @property
+    def answering(self) -> bool:
+        return self._state in (_State.GAP, _State.ANSWER)
+
+    def mark(self, *, may_open: bool) -> None:
+        """The output has a mark here: what follows is a token of its own. It begins a thought if it is the start
+        marker, unless a thought is open."""
+        if may_open and self.answering:
+            self._state, self._opened, self._fresh = _State.BEFORE, False, True
+            self.thoughts.append(ThoughtSpan(self._seen))
+        self._seen += 1
 
     def push(self, text: str) -> list[Reasoning | Spoken]:
         self._seen += len(text)
@@ -101,6 +116,7 @@ class ThoughtParser:
         if self._state is _State.GAP and (text := text.lstrip()):
             self._state = _State.ANSWER
         if self._state is _State.ANSWER and text:
+            self._last = text[-1]
             parts.append(Spoken(text))
         return parts
 
@@ -126,7 +142,7 @@ class ThoughtParser:
             self._state = _State.THOUGHT
             return content[len(self._start) :] if found else content
         self._state = _State.ANSWER
-        self.answer_start = 0
+        self.thoughts.pop()
         return text
 
     def _thought(self, text: str) -> tuple[str, str]:
@@ -140,8 +156,8 @@ class ThoughtParser:
         self._held = "" if ended else thought[len(kept) :]
         self._fresh = self._fresh and not kept
         if ended:
-            self._state = _State.GAP
-            self.answer_start = self._seen - len(rest)
+            self._state = _State.GAP if not self._last or self._last.isspace() else _State.ANSWER
+            self.thoughts[-1] = ThoughtSpan(self.thoughts[-1].begin, self._seen - len(rest))
         return kept, rest
 
 

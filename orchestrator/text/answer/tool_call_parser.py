@@ -24,6 +24,11 @@ class ToolCallParser:
         """Nothing but white space since the last call: it is dropped unless text follows."""
         self._scanner = StopScanner([syntax.start])
 
+    @property
+    def inside(self) -> bool:
+        """Whether a call was begun that will have an end marker."""
+        return self._inside and bool(self._syntax.end)
+
     def push(self, text: str) -> Sequence[Spoken | Call]:
         parts: list[Spoken | Call] = []
         while True:
@@ -38,8 +43,11 @@ class ToolCallParser:
                 return parts if self._inside else [*parts, *self._spoken()]
 
     def finish(self) -> Sequence[Spoken | Call]:
+        """The parts that were held back. What is pushed later is no part of them."""
         self._content += self._scanner.flush()
-        if not self._inside:
+        inside, self._inside = self._inside, False
+        self._scanner = StopScanner([self._syntax.start])
+        if not inside:
             return self._spoken()
         # Only some syntaxes show whether a call without its end is complete.
         complete = self._syntax.enforceable or not self._syntax.end

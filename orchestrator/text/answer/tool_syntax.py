@@ -36,9 +36,10 @@ _TEMPLATE_MARKS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ("llama3", (('"parameters": dictionary of argument name',),)),
     ("muse_spark", (("<atem:function_calls>",),)),
     ("kimi_k3", (("<|open|>", "<|close|>", "<|sep|>"),)),
+    ("deepseek", (("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),)),
 )
 """A syntax is the template's if one of its groups is in it completely; the first such syntax counts (mlx-lm's
-`_infer_tool_parser`)."""
+`_infer_tool_parser`, which has no DeepSeek)."""
 _TOKENS = {
     "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
     "function_gemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
@@ -62,6 +63,13 @@ _TOKENS = {
     ),
     "glm47": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
 }
 """Markers that are special tokens in some models of a family."""
 
@@ -121,6 +129,11 @@ class ToolSyntax:
         return OWN_SYNTAXES[self.name].end if self.name in OWN_SYNTAXES else self._module.tool_call_end
 
     @property
+    def wrappers(self) -> tuple[str, ...]:
+        """Markers around all calls, which are dropped."""
+        return OWN_SYNTAXES[self.name].wrappers if self.name in OWN_SYNTAXES else ()
+
+    @property
     def tokens(self) -> tuple[str, ...]:
         """Markers that may be special tokens, whose text must be shown to be parsed."""
         return _TOKENS.get(self.name, (self.start, self.end))
@@ -166,9 +179,14 @@ def _with_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def infer_tool_syntax(template: ChatTemplate) -> ToolSyntax | None:
     """The syntax that the model's template teaches; None if it knows no tools, or no syntax that is known here."""
-    name = _syntax_name(template) if template.knows_tools else None
+    name = _syntax_name(template) if template.knows_tools or _shows_calls_alone(template) else None
     known = name in OWN_SYNTAXES or (name is not None and has_mlx_parser(name))
     return ToolSyntax(name) if name is not None and known else None
+
+
+def _shows_calls_alone(template: ChatTemplate) -> bool:
+    """DeepSeek's templates show calls and results. The tools are left to the system message."""
+    return any(template.mentions(mark) for name, groups in _TEMPLATE_MARKS if name == "deepseek" for mark in groups[0])
 
 
 def _syntax_name(template: ChatTemplate) -> str | None:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -13,12 +13,14 @@ from draft_worker.prefill.kv_sink import ArenaSink
 from draft_worker.prefill.mlx import MlxPrefillEngine
 from draft_worker.prefill.worker import PrefillWorker
 from protocol.errors import InputError
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError, open_segment
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Fault, Prefill, Stop, ToWorker
-from protocol.worker.interface import WorkerReply
+from protocol.worker.interface import Worker, WorkerReply
+from protocol.worker.memory_shortage import SurvivingWorker
 from tests.support.models.tiny_models import VOCABULARY
 from tests.target_worker.kv.test_checkpoint import HELLO, Talk, exchange, expected, model, start, target
 
@@ -36,14 +38,14 @@ def asked(tokens: Sequence[int] = PROMPT[:-1], sequence: int = 1) -> Prefill:
     return Prefill(SequenceId(sequence), tuple(tokens))
 
 
-def answers(reader: PrefillWorker, message: ToWorker) -> list[WorkerReply]:
+def answers(reader: Worker, message: ToWorker) -> list[WorkerReply]:
     replies = list(reader.handle(message))
     while reader.has_work:
         replies += reader.work()
     return replies
 
 
-def offered(reader: PrefillWorker, message: ToWorker) -> KvOffer:
+def offered(reader: Worker, message: ToWorker) -> KvOffer:
     (offer,) = answers(reader, message)
     assert isinstance(offer, KvOffer)
     return offer
@@ -139,6 +141,38 @@ def test_without_memory_a_prompt_is_refused_with_the_reason(monkeypatch: pytest.
 
     assert isinstance(fault, Fault)
     assert "shared memory" in fault.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("[malloc] Unable to allocate 9 bytes."), MemoryError()], ids=str)
+def test_a_prompt_without_memory_is_given_up_and_the_next_one_is_prefilled(
+    registry: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    reader, prefill = SurvivingWorker(worker()), TreeSequence.prefill
+
+    def failing(self: TreeSequence, tokens: Sequence[int]) -> None:
+        prefill(self, tokens)
+        if self.committed > 40:
+            raise error
+
+    monkeypatch.setattr(TreeSequence, "prefill", failing)
+    (fault,) = answers(reader, asked())
+
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.sequence) == ("refused", 1)
+    assert "memory does not suffice" in fault.text
+    assert not any(exists(entry.name) for entry in registry.glob("*"))
+    assert offered(reader, asked(PROMPT[:20], sequence=2)).tokens == 20
+
+
+def test_a_sequence_that_can_not_be_opened_leaves_no_arena(registry: Any, monkeypatch: pytest.MonkeyPatch):
+    def failing(_: MlxPrefillEngine) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr(MlxPrefillEngine, "open", failing)
+    (fault,) = answers(SurvivingWorker(worker()), asked())
+
+    assert isinstance(fault, Fault)
+    assert not any(exists(entry.name) for entry in registry.glob("*"))
 
 
 def test_the_hello_of_a_prefill_worker_states_its_model():

@@ -306,6 +306,7 @@ def test_without_the_prefill_worker_the_target_reads(failing):
 
     assert exact(simulation)
     assert prefilled(simulation) == [(239, 0)]
+    assert simulation.machine.prefills.warnings == (failing == "refuses")
 
 
 def test_a_prefill_worker_that_was_silent_is_told_to_stop_and_not_asked_again_until_it_is_another():

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.generation import End, Text
 from orchestrator.http.openai.answers import AnswerKind, ChoiceAnswer, Chunks
+from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.answer.answer_format import AnswerFormat
 from orchestrator.text.answer.thought_parser import ThoughtMarkers
@@ -90,6 +91,22 @@ def test_tokens_of_a_thought_are_not_sent(end: str, seed: int):
     assert [entry for each in streamed for entry in each["content"]] == whole["content"]
     assert spelt
     assert text.partition(end)[2].endswith(spelt)
+
+
+def test_tokens_of_a_later_thought_are_not_sent():
+    start, end = CODEC.encode("class")[0], CODEC.encode("return")[0]
+    word = IDS[0]
+    tokens = [word, word, start, word, word, end, word, word]
+    said, stream = [], CODEC.stream(marked=frozenset([start]))
+    parser = AnswerFormat(ThoughtMarkers(CODEC.decode([start]), CODEC.decode([end]))).parser(False, (), None)
+    transcript = LogprobTranscript("chat", CODEC, marked=frozenset([start]))
+    for place, token in enumerate(tokens):
+        text = stream.push([token])
+        parser.push(text)
+        found = transcript.push(text, [Chosen(token, likelihood(place))], parser.thoughts)
+        said += [entry["logprob"] for entry in found["content"]] if found else []
+
+    assert said == [likelihood(place).chosen for place in (0, 1, 6, 7)]
 
 
 def test_an_entry_is_as_clients_know_it():

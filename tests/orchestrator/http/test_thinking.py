@@ -12,7 +12,7 @@ from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.answer.answer_format import infer_answer_format
 from orchestrator.text.answer.thought_parser import MARKERS
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.tokenizer import TextCodec
+from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Submit
 from protocol.messages.sampling import Grammar, Sampling
@@ -166,6 +166,75 @@ def test_a_message_has_a_thinking_block(thinker: tuple[ChatTemplate, str], size:
     assert thought["signature"]
     assert (text["text"], call["input"]) == ("I add.", {"a": 1})
     assert [event["type"] for event in told].count("content_block_stop") == 3
+
+
+AGAIN = f"{MARK}<think>a</think>One: <think>.\n{MARK}<think>\nb</think>\n{CALL}\n{MARK}<think>c</think>{CALL}"
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_chat_has_all_thoughts_in_its_reasoning(may: ChatTemplate, size: int):
+    asked = {**HELLO, "tools": TOOLS}
+    (choice,) = post(CHAT, asked, responses.saying([AGAIN]), template=may).json()["choices"]
+    message = choice["message"]
+
+    told = chunks(post(CHAT, {**asked, "stream": True}, responses.saying(cut(AGAIN, size)), template=may))
+
+    deltas = [chunk["choices"][0]["delta"] for chunk in told]
+    for name, text in (("reasoning_content", "a\n\nb\n\nc"), ("content", "One: <think>.")):
+        assert message[name] == text
+        assert "".join(delta.get(name, "") for delta in deltas).strip() == text
+    assert functions(message["tool_calls"]) == [("add", {"a": 1})] * 2
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_later_thought_is_an_item_of_its_own_and_a_block_of_its_own(may: ChatTemplate, size: int):
+    asked = {"input": "Hi", "tools": responses.TOOLS, "stream": True}
+    sent = responses.events(
+        post(responses.RESPONSES, asked, responses.saying(cut(AGAIN, size)), template=may),
+    )
+    output = responses.rebuilt(sent)
+    told = anthropic.events(
+        post(
+            anthropic.MESSAGES,
+            {**HI, "tools": anthropic.TOOLS, "stream": True},
+            responses.saying(cut(AGAIN, size)),
+            template=may,
+        )
+    )
+    blocks = anthropic.rebuilt(told)["content"]
+
+    assert output == sent[-1]["response"]["output"]
+    kinds = ["reasoning", "message", "reasoning", "function_call", "reasoning", "function_call"]
+    assert [item["type"] for item in output] == kinds
+    assert [item["content"][0]["text"] for item in output if "content" in item] == ["a", "One: <think>.", "b", "c"]
+    assert [block["type"] for block in blocks] == ["thinking", "text", "thinking", "tool_use", "thinking", "tool_use"]
+    assert [block["thinking"] for block in blocks if "thinking" in block] == ["a", "b", "c"]
+
+
+def test_where_a_form_is_enforced_markers_are_text(may: ChatTemplate):
+    def marked(**more: Any) -> Sequence[int]:
+        pipeline = FakePipeline()
+        assert post(CHAT, {**HELLO, **more}, pipeline, template=may).status_code == 200
+        return pipeline.asked[0][1].marked
+
+    start = may.codec.id_of("<think>")
+    assert marked() == marked(thinking_budget=3) == marked(tools=TOOLS) == (start,)
+    assert marked(response_format=FORM) == marked(tools=TOOLS, tool_choice="required") == ()
+
+
+def test_the_mark_of_a_token_is_not_that_of_its_text(may: ChatTemplate):
+    codec = may.codec
+    start = codec.id_of("<think>")
+    assert start is not None
+    spelt = [token for piece in ("<", "think", ">") for token in codec.encode(piece, special=False)]
+    submit = Submit("r", "", None, Sampling(), 99, marked=(start,))
+    state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, codec)
+    tokens = [*spelt, start, *codec.encode("é", special=False)[:1], start, *spelt]
+
+    said = "".join(state.output((token,)).text for token in tokens)
+
+    assert said.replace("\ufffd", "") == f"<think>{MARK}<think>{MARK}<think><think>"
+    assert said.replace(MARK, "") == codec.decode(tokens)
 
 
 def test_an_answer_may_begin_inside_the_thought(always: ChatTemplate):
@@ -444,6 +513,8 @@ def test_a_budget_ends_the_thought(always: ChatTemplate, harmony: ChatTemplate):
     assert not takes(always, grammar, "a b c d e f</think>Yes.")
     thinking = {"type": "enabled", "budget_tokens": 3}
     assert bound(always, {**HI, "thinking": thinking}, anthropic.MESSAGES) == grammar
+    assert takes(always, grammar, "a</think>Yes.<think>b</think>No.")
+    assert not takes(always, grammar, "a b</think>Yes.<think>c d e f</think>No.")
     assert bound(always, HELLO) is None
     assert bound(harmony, {**HELLO, "thinking_budget": 3}) is not None
     assert bound(harmony, {**HELLO, "thinking_budget": 3, "tools": TOOLS}) is None

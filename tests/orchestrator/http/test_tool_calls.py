@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.openai.earlier_turns import template_messages
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
-from tests.support.fake_pipeline import FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
@@ -134,3 +135,64 @@ def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):
 
     assert hermes.text(template_messages(messages)) == "assistant: 41"
     assert template_messages([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])
+
+
+DEEPSEEK = (
+    "{% for message in messages %}<｜{{ message['role'] }}｜>{{ message['content'] }}"
+    "{% if message['tool_calls'] %}<｜tool▁calls▁begin｜>{% for tool in message['tool_calls'] %}"
+    "{{ '<｜tool▁call▁begin｜>' "
+    "+ tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments'] + '<｜tool▁call▁end｜>' }}"
+    "{% endfor %}<｜tool▁calls▁end｜>{% endif %}{% endfor %}<｜Assistant｜>"
+)
+FORM = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    folder = tmp_path_factory.mktemp("deepseek")
+    for name in ("tokenizer.json", "config.json"):
+        (folder / name).write_bytes((DEMO / name).read_bytes())
+    (folder / "chat_template.jinja").write_text(DEEPSEEK)
+    return ChatTemplate(folder)
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_deepseek_is_told_the_tools_and_its_calls_are_read(deepseek: ChatTemplate, size: int):
+    said = FORM.replace("{}", '{"a": 1}')
+    pieces = [said[start : start + size] for start in range(0, len(said), size)]
+    pipeline = FakePipeline(lambda _: pieces, structs.replace(READY, context=4096))
+    earlier = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [earlier]},
+        {"role": "tool", "tool_call_id": "1", "content": "3"},
+    ]
+
+    answer = post(CHAT, {"messages": messages, "tools": TOOLS}, pipeline, template=deepseek).json()
+
+    asked = deepseek.codec.decode(pipeline.asked[0][0])
+    assert asked.startswith("<｜system｜>Be brief.<｜system｜>")
+    assert "### add" in asked
+    assert FORM.replace("{}", '{"a": 2}') in asked
+    message = answer["choices"][0]["message"]
+    assert (message["content"], functions(message["tool_calls"])) == (None, [("add", {"a": 1})])
+
+
+def test_without_tools_deepseek_is_told_nothing_and_its_markers_are_text(deepseek: ChatTemplate):
+    pipeline = FakePipeline(lambda _: [FORM])
+
+    answer = post(CHAT, {"messages": [{"role": "user", "content": "Hi"}]}, pipeline, template=deepseek).json()
+
+    assert "Tools" not in deepseek.codec.decode(pipeline.asked[0][0])
+    assert answer["choices"][0]["message"]["content"] == FORM
+
+
+@pytest.mark.parametrize("arguments", [{"a": 2}, '{"a":2}'])
+def test_arguments_stay_text_where_the_template_joins_texts(arguments: Any):
+    call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
+
+    (message,) = template_messages([{"role": "assistant", "tool_calls": [call]}], written=True)
+
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"a":2}'
+    assert template_messages([{"role": "assistant", "tool_calls": [3, {}]}], written=True)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from orchestrator.text.answer.answer_format import AnswerFormat
 from orchestrator.text.answer.harmony import HarmonyParser
-from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken
+from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, ToolSyntax
+from orchestrator.text.tokenizer import MARK
 
 THINK = MARKERS[0]
 TOOLS = [
@@ -51,6 +52,8 @@ CALLS = {
     "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 2}',
     "muse_spark": '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Oslo'
     '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+    "deepseek": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo", "days": 2}'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "pythonic": '<|tool_call_start|>[get_weather(city="Oslo", days=2)]<|tool_call_end|>',
 }
 
@@ -108,6 +111,7 @@ def test_an_answer_may_begin_inside_the_thought(said: str):
         ("Hm </th", True, [Reasoning("Hm </th")]),
         ("<thi", True, [Reasoning("<thi")]),
         ("<thi", False, [Spoken("<thi")]),
+        (f" Two: {MARK}</think>", False, [Spoken(" Two: </think>")]),
         (" Two: <think>a</think>", False, [Spoken(" Two: <think>a</think>")]),
         ("<think></think>\n\nTwo", False, [Spoken("Two")]),
         ("<think>a</think>b<think>c</think>", False, [Reasoning("a"), Spoken("b<think>c</think>")]),
@@ -117,6 +121,42 @@ def test_an_answer_may_begin_inside_the_thought(said: str):
 )
 def test_unfinished_and_misplaced_markers_lose_no_text(said: str, opened: bool, expected: list[Part]):
     assert thinking([said], opened=opened) == expected
+
+
+@pytest.mark.parametrize("markers", MARKERS, ids=[markers.start for markers in MARKERS])
+def test_a_later_thought_begins_where_its_marker_is_a_token(markers: ThoughtMarkers):
+    start, end = markers.start, markers.end
+    said = f"{MARK}{start}a{end}\n\nOne. {MARK}{start}\nb\n{end}\nTwo, {start}.{MARK}{start}c{end} Three.{MARK}{start}d"
+    expected = [
+        Reasoning("a"),
+        Spoken("One. "),
+        Reasoning("b"),
+        Spoken(f"Two, {start}."),
+        Reasoning("c"),
+        Spoken(" Three."),
+        Reasoning("d"),
+    ]
+
+    assert thinking([said], markers=markers) == thinking([*said], markers=markers) == expected
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_thought_may_follow_a_call(name: str):
+    said = f"{CALLS[name]}\n{MARK}<think>Hm.</think>\n\n{CALLS[name]}"
+
+    assert calling(name, [said]) == calling(name, [*said]) == [WEATHER, Reasoning("Hm."), WEATHER]
+
+
+def test_no_thought_begins_inside_a_call():
+    said = CALLS["json"].replace("Oslo", f"{MARK}<think>a</think>")
+
+    assert calling("json", [said]) == [Call("get_weather", '{"city":"<think>a</think>","days":2}')]
+
+
+def test_the_thoughts_of_an_answer_are_one_text_for_apis_that_have_one():
+    pieces = [Reasoning("a"), Reasoning("b"), Spoken("x"), Reasoning("c"), Reasoning("d")]
+
+    assert joined([*map(ThoughtJoiner().push, pieces)]) == [Reasoning("ab"), Spoken("x"), Reasoning("\n\ncd")]
 
 
 def test_markers_around_the_text_are_dropped():
@@ -135,16 +175,32 @@ def test_the_place_of_the_answer_is_known():
     parser = AnswerFormat(THINK).parser(True, (), None)
 
     parser.push("Hm. </thi")
-    assert parser.answer_start is None
+    assert parser.thoughts == [(0, None)]
     parser.push("nk>\n\nTwo")
-    assert parser.answer_start == len("Hm. </think>")
+    assert parser.thoughts == [(0, len("Hm. </think>"))]
     plain = AnswerFormat(THINK).parser(False, (), None)
     plain.push("Two")
-    assert plain.answer_start == 0
+    assert plain.thoughts == []
 
 
 PIECES = st.lists(
-    st.sampled_from(["<think>", "</think>", "<thi", "nk>", "</", "a", "<", "\n", " ", "<tool_call>", "</tool_call>"])
+    st.sampled_from(
+        [
+            MARK,
+            f"{MARK}<think>",
+            "<think>",
+            "</think>",
+            "<thi",
+            "nk>",
+            "</",
+            "a",
+            "<",
+            "\n",
+            " ",
+            "<tool_call>",
+            "</tool_call>",
+        ]
+    )
     | st.sampled_from(['{"name": "f"}', '{"name": ', "<tool", "_call>", "[TOOL_CALLS]", "[ARGS]", "{}", "x"])
 )
 
@@ -157,7 +213,7 @@ def test_borders_between_pieces_do_not_change_the_parts(pieces: list[str], opene
     cut, whole, single = (form.parser(opened, TOOLS, None) for _ in range(3))
 
     assert parts(cut, pieces) == parts(whole, [said]) == parts(single, [*said])
-    assert cut.answer_start == whole.answer_start == single.answer_start
+    assert cut.thoughts == whole.thoughts == single.thoughts
 
 
 @given(said=st.text("ab< \n"))
@@ -188,10 +244,13 @@ def test_a_call_of_each_syntax_is_read(name: str):
 @pytest.mark.parametrize("name", CALLS)
 def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
     said = CALLS[name]
-    cut = said[: -len(said) // 3]
+    cut = said[: -len(said) // 2]
+    shown = cut
+    for wrapper in ToolSyntax(name).wrappers:
+        shown = shown.replace(wrapper, "")
 
-    assert calling(name, [said + "\n" + cut]) == [WEATHER, Spoken(cut)]
-    assert calling(name, [*(said + cut)]) == [WEATHER, Spoken(cut)]
+    assert calling(name, [said + "\n" + cut]) == [WEATHER, Spoken(shown)]
+    assert calling(name, [*(said + cut)]) == [WEATHER, Spoken(shown)]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -228,6 +287,30 @@ LISTED = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "da
 )
 def test_all_that_mistral_writes_is_a_call_or_text(said: str, expected: list[Part]):
     assert calling("mistral", [said]) == calling("mistral", [*said]) == expected
+
+
+DEEPSEEK_R1 = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    '{"city": "Oslo", "days": 2}\n```<｜tool▁call▁end｜>'
+)
+
+
+def test_calls_of_deepseek_r1_are_read():
+    calls = f"<｜tool▁calls▁begin｜>{DEEPSEEK_R1}\n{DEEPSEEK_R1}<｜tool▁calls▁end｜>"
+    parser = AnswerFormat(THINK, ToolSyntax("deepseek")).parser(False, TOOLS, None)
+
+    assert calling("deepseek", [f"I look.{calls}"]) == [Spoken("I look."), WEATHER, WEATHER]
+    assert calling("deepseek", [*f"<think>a</think>{calls}"]) == [Reasoning("a"), WEATHER, WEATHER]
+    assert [*parser.push(DEEPSEEK_R1)] == [WEATHER]
+    fenced = DEEPSEEK_R1.replace("Oslo", "```json```")
+    assert calling("deepseek", [fenced]) == [Call("get_weather", '{"city":"```json```","days":2}')]
+
+
+@pytest.mark.parametrize("removed", ["get_weather", "<｜tool▁sep｜>", '"city"', "```"])
+def test_a_broken_call_of_deepseek_is_text(removed: str):
+    said = DEEPSEEK_R1.replace(removed, "")
+
+    assert calling("deepseek", [said]) == [Spoken(said)]
 
 
 @pytest.mark.parametrize(
@@ -330,4 +413,4 @@ def test_borders_do_not_matter_in_harmony(pieces: list[str]):
     cut, whole, single = (HarmonyParser(True, None) for _ in range(3))
 
     assert parts(cut, pieces) == parts(whole, [said]) == parts(single, [*said])
-    assert cut.answer_start == whole.answer_start == single.answer_start
+    assert cut.thoughts == whole.thoughts == single.thoughts

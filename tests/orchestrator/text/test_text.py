@@ -92,6 +92,41 @@ def test_tokens_that_make_no_text_stream_as_they_decode(demo: TextCodec, tokens:
     assert stream(demo, split(tokens, batches)) == demo.decode(tokens)
 
 
+BROKEN = [b"\x80", b"\xe4", b"\xf0\x9f", b"\xad\xe4\xb8"]
+"""Bytes that never are a character, alone or repeated, but for the last ones, of which no repetition ends with one."""
+
+
+@given(data=st.binary(max_size=80), broken=st.sampled_from(BROKEN), runs=st.integers(0, 80))
+def test_bytes_that_are_no_character_stream_as_they_decode(demo: TextCodec, data: bytes, broken: bytes, runs: int):
+    by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = [by_letter[LETTERS[byte]] for byte in broken * runs + data + "中".encode()]
+
+    assert stream(demo, [tokens]) == demo.decode(tokens)
+
+
+@pytest.mark.parametrize("repeated", [*BROKEN, b"a", b""])
+def test_a_stream_decodes_few_tokens_again_however_long_its_text_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeated: bytes
+):
+    pieces = ["".join(LETTERS[byte] for byte in piece) for piece in (repeated or b"a", b"\x80", b"b")]
+    tokenizer = Tokenizer(models.BPE(vocab={piece: id for id, piece in enumerate(dict.fromkeys(pieces))}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>"])
+    codec = codec_for(tmp_path, tokenizer)
+    token = 0 if repeated else codec.id_of("<pad>")
+    assert token is not None
+    tokens = [token] * 500
+    expected, decode, seen = codec.decode(tokens), TextCodec.decode, []
+
+    def counted(self: TextCodec, tokens: list[int], shown: frozenset[int] = frozenset()) -> str:
+        seen.append(len(tokens))
+        return decode(self, tokens, shown)
+
+    monkeypatch.setattr(TextCodec, "decode", counted)
+    assert stream(codec, [[token] for token in tokens]) == expected
+    assert max(seen) < 50
+
+
 @given(tokens=st.lists(st.integers(1, 4095), max_size=60))
 def test_lengths_are_those_of_the_text_that_is_complete(demo: TextCodec, tokens: list[int]):
     by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]

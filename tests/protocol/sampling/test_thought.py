@@ -85,6 +85,27 @@ def test_a_spent_budget_closes_the_thought(thought: Thought, budget: int):
     assert after(limited, [*said, *ANSWER]) == first(ANSWER)
 
 
+def test_further_thoughts_share_the_budget():
+    free, limited = Grammar(""), replace(OWN, budget=3, again=True)
+    once = [*WORDS[:1], START, *WORDS[:2], STOP, *ANSWER]
+
+    assert after(limited, once, free) == ALL
+    assert after(limited, [*once, START], free) == ALL - {END}
+    assert after(limited, [*once, START, WORDS[0]], free) == {STOP}
+    assert after(limited, [*once, START, WORDS[0], STOP], free) == ALL
+    assert after(limited, [*once, START, WORDS[0], STOP, START], free) == {STOP}
+    assert after(limited, [*once, END, START], free) is None
+
+
+def test_further_thoughts_are_found_behind_markers_of_several_tokens():
+    thought = replace(LONG, starts=((START, HEAD),), budget=1, again=True)
+    closed = [WORDS[0], *LONG.closing, *WORDS]
+
+    assert after(thought, [*closed, START, HEAD], Grammar("")) == {START}
+    assert after(thought, [*closed, START, WORDS[0], HEAD], Grammar("")) == ALL
+    assert after(thought, [*closed, START, HEAD, *LONG.closing, *WORDS], Grammar("")) == ALL
+
+
 def test_a_thought_may_end_before_its_budget():
     assert after(replace(OPENED, budget=9), [*WORDS[:2], STOP, *ANSWER]) == first(ANSWER)
 
@@ -110,6 +131,7 @@ def test_without_a_schema_only_the_thought_is_bound():
 @pytest.mark.parametrize("seed", range(2))
 def test_looking_ahead_and_moving_agree(thought: Thought, schema: str, seed: int):
     source = random.Random(seed)
+    thought = replace(thought, again=not schema)
     grammar = Grammar(schema, thought=thought)
     state, said = GRAMMARS.open(grammar, (END,), ()), list[int]()
     for _ in range(8):
@@ -127,6 +149,7 @@ def test_looking_ahead_and_moving_agree(thought: Thought, schema: str, seed: int
 
 def test_a_flawed_thought_is_refused():
     assert flaw(Grammar("", thought=replace(OPENED, closing=(START,)))) is not None
+    assert flaw(replace(FORM, thought=replace(OPENED, again=True))) is not None
     with pytest.raises(GrammarError, match="vocabulary"):
         GRAMMARS.open(Grammar("", thought=Thought(((START,),), (VOCABULARY,))), (END,), ())
 

@@ -1,0 +1,52 @@
+"""A rank of a divided target that runs out of memory ends. The ranks run the same forwards, so one that left a forward
+would be out of step with the others; all of them start anew."""
+
+import os
+import sys
+from typing import NoReturn
+
+import mlx.core as mx
+
+from protocol.errors import PipelineError
+from protocol.worker.interface import Worker
+from protocol.worker.memory_shortage import SurvivingWorker
+
+_GIB = 1 << 30
+
+
+class LeadingWorker(SurvivingWorker):
+    """Rank 0's worker. Where memory runs out, it raises PipelineError, which ends the process."""
+
+    def __init__(self, worker: Worker, ranks: int) -> None:
+        super().__init__(_Ending(worker, ranks))
+
+
+class _Ending:
+    """Behaves as `worker`, and can't do without a sequence."""
+
+    def __init__(self, worker: Worker, ranks: int) -> None:
+        self.hello = worker.hello
+        self.handle = worker.handle
+        self.work = worker.work
+        self._worker = worker
+        self._ranks = ranks
+
+    @property
+    def has_work(self) -> bool:
+        return self._worker.has_work
+
+    def run_short(self) -> NoReturn:
+        text = shortage(0, self._ranks)
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+        raise PipelineError(text)
+
+
+def shortage(rank: int, ranks: int) -> str:
+    """That a rank's memory does not suffice, as a sentence."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (
+        f"Rank {rank} of {ranks} ran out of memory: it held {mx.get_active_memory() / _GIB:.1f} GiB on a machine with "
+        f"{machine / _GIB:.1f} GiB. Start the target with a smaller --context or --kv-bits 8, or divide it among more "
+        "ranks."
+    )
