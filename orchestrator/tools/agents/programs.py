@@ -50,14 +50,16 @@ def _claude(server: ModelServer, folder: Path) -> Invocation:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+    defaults: dict[str, str] = {}
     if server.context is not None:
         values["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(server.context)
         # It summarizes a conversation that fills the context less the output; it would take 32,000 tokens as output.
-        values["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(min(_CLAUDE_OUTPUT, server.context // 4))
+        defaults["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(min(_CLAUDE_OUTPUT, server.context // 4))
     name = "claude.json"
     return Invocation(
         options=("--settings", str(folder / name)),
         environment={**values, "ANTHROPIC_API_KEY": None, **dict.fromkeys(_CLAUDE_CLOUDS)},
+        defaults=defaults,
         files={name: _json({"env": values})},
     )
 

@@ -71,10 +71,10 @@ def test_claude_gets_the_same_by_settings_and_environment_and_loses_what_leads_e
 @pytest.mark.parametrize(("context", "output"), [(32_768, 8_192), (262_144, 32_000)])
 def test_claude_leaves_most_of_the_context_to_the_conversation(context: int, output: int):
     server = ModelServer(address=SERVER.address, key=KEY, model="m", context=context)
-    variables = _settings("claude", server).environment
+    invocation = _settings("claude", server)
 
-    assert variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
-    assert variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(output)
+    assert invocation.environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
+    assert invocation.defaults == {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output)}
 
 
 def test_opencode_gets_its_configuration_in_a_variable():
