@@ -1,14 +1,14 @@
-"""The programs of `launch-pipeline launch` themselves, non-interactively, with the default pair:
+"""The programs of `launch-pipeline launch` themselves, non-interactively:
 `bin/test -m slow tests/end_to_end/test_agents.py`.
 
-A program that is not installed is fetched from its registry into a folder of the test. The default target's context has
-room for 8,192 tokens, and its chat template knows no tools. So the programs run with a template that does, and with
-short rules and few tools where they have an option for that.
+A program that is not installed is fetched from its registry into a folder of the test, and so is a Node for it. The
+default target's context has room for 8,192 tokens, and its chat template knows no tools. So the programs run with a
+template that does, and with short rules and few tools where they have an option for that. With all their rules and
+tools they run with a random model that has a longer context.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,17 +18,11 @@ import pytest
 
 from tests.end_to_end.test_http_serve import KEY, Serving, started
 from tests.support.default_pair import default_pair, serving_default_pair
+from tests.support.fetched_programs import path_with
+from tests.support.models.long_context import write_long_context
 from tests.support.models.tool_template import write_tool_template
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-PACKAGES = {
-    "codex": "@openai/codex",
-    "claude": "@anthropic-ai/claude-code",
-    "opencode": "opencode-ai",
-    "qwen": "@qwen-code/qwen-code",
-    "cn": "@continuedev/cli",
-    "aider": "aider-chat",
-}
 RULES = "Be brief."
 QUESTION = "Say hello"
 CODEX_TOOLS = (
@@ -57,14 +51,22 @@ SHORT = {
 }
 WITHOUT_TOOLS = ("claude", "opencode", "aider", "continue")
 """Programs that send no tools with the options above."""
+FULL = (
+    ("codex", (*CODEX, QUESTION), 4_000),
+    ("claude", ("-p", QUESTION), 4_000),
+    ("opencode", ("run", QUESTION), 4_000),
+    ("qwen", ("-p", QUESTION), 4_000),
+    ("continue", ("-p", QUESTION), 1_200),
+)
+"""The programs that can also do with less, and tokens that only all their rules and tools fill."""
 OPENCODE = '{"agent": {"plain": {"mode": "primary", "prompt": "Be brief.", "tools": {"*": false}}}}'
 QUIET = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "CONTINUE_TELEMETRY_ENABLED": "0",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    # Of answers.
-    "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "64",
+    # Of answers. Claude Code ends with an error where an answer reaches the limit.
+    "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "1024",
     "QWEN_CODE_MAX_OUTPUT_TOKENS": "64",
     "OPENCODE_EXPERIMENTAL_OUTPUT_TOKEN_MAX": "64",
 }
@@ -82,6 +84,16 @@ def tools_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with default_pair() as (original, draft):
         target = write_tool_template(original, tmp_path_factory.mktemp("tools") / "smollm2")
         with started("--preset", "greedy", "--target", str(target), "--draft", str(draft)) as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def random_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A random model that has room for all rules and tools. It is its own draft."""
+    folder = tmp_path_factory.mktemp("long")
+    with default_pair() as (original, _):
+        target = str(write_long_context(write_tool_template(original, folder / "tools"), folder / "random"))
+        with started("--target", target, "--draft", target) as server:
             yield server
 
 
@@ -109,29 +121,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
-def _on_path(command: str, fetched: Path) -> str:
-    """PATH with the program. Skips the test if no registry has it."""
-    if shutil.which(command) is not None:
-        return os.environ["PATH"]
-    package = PACKAGES[command]
-    if command == "aider":
-        subprocess.run([sys.executable, "-m", "venv", str(fetched / command)], check=True)
-        install, binaries = [str(fetched / command / "bin" / "pip"), "install", "-q", package], "bin"
-    else:
-        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(fetched / command), package]
-        binaries = "node_modules/.bin"
-    programs = fetched / command / binaries
-    if not (programs / command).exists():
-        done = subprocess.run(install, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"{package} can't be fetched: {done.stderr.strip()[-300:]}")
-    return f"{programs}:{os.environ['PATH']}"
-
-
 def _run(name: str, words: tuple[str, ...], server: Serving, folder: Path, fetched: Path) -> tuple[int, str, str]:
     """Exit code, and what the program wrote. Prints its version."""
     command = "cn" if name == "continue" else name
-    environment = {**os.environ, "PATH": _on_path(command, fetched)}
+    environment = {**os.environ, "PATH": path_with(command, fetched)}
     version = subprocess.run([command, "--version"], env=environment, cwd=folder, capture_output=True, text=True)
     launch = [sys.executable, "-m", "orchestrator.cli.app", "launch", name, "--server", server.url, "--", *words]
     done = subprocess.run(
@@ -143,10 +136,16 @@ def _run(name: str, words: tuple[str, ...], server: Serving, folder: Path, fetch
 
 def _answers(server: Serving) -> int:
     """How many generations came to their end or to their limit."""
-    counted = re.findall(
-        r'launch_pipeline_generations_total{reason="(?:stop|length)"} (\d+)', server.client.get("/metrics").text
-    )
-    return sum(map(int, counted))
+    return _counted(server, 'launch_pipeline_generations_total{reason="(?:stop|length)"}')
+
+
+def _prompts(server: Serving) -> int:
+    """Tokens of all prompts."""
+    return _counted(server, 'launch_pipeline_tokens_total{kind="prompt"}')
+
+
+def _counted(server: Serving, metric: str) -> int:
+    return sum(map(int, re.findall(rf"^{metric} (\d+)", server.client.get("/metrics").text, re.MULTILINE)))
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -158,6 +157,20 @@ def test_every_program_answers(name: str, tools_pair: Serving, folder: Path, fet
     assert (code, bool(said.strip())) == (0, True), errors
     assert _answers(tools_pair) > before
     assert "knows no tools" not in errors
+
+
+@pytest.mark.parametrize(("name", "words", "tokens"), FULL)
+def test_every_program_answers_with_all_its_rules_and_tools(
+    name: str, words: tuple[str, ...], tokens: int, random_target: Serving, folder: Path, fetched: Path
+):
+    answers, prompts = _answers(random_target), _prompts(random_target)
+
+    code, _, errors = _run(name, words, random_target, folder, fetched)
+
+    print(f"{_prompts(random_target) - prompts} tokens of prompts, {_answers(random_target) - answers} answers")
+    assert code == 0, errors
+    assert _answers(random_target) > answers
+    assert _prompts(random_target) - prompts > tokens
 
 
 @pytest.mark.parametrize("name", SHORT)

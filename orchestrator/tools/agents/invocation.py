@@ -32,6 +32,8 @@ class Invocation:
     """Before the user's own. Every program on the machine can read them, so none holds the key."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Variables to set; those that are None are removed."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Variables to set unless the user has set them."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Content by name, for the private folder that options and environment point to."""
 

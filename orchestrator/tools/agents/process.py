@@ -28,7 +28,7 @@ def run_program(executable: str, program: AgentProgram, server: ModelServer, arg
         invocation = program.settings(server, folder)
         for name, content in invocation.files.items():
             write_private(folder / name, content.encode())
-        environment = with_settings(os.environ, invocation.environment, server.address)
+        environment = with_settings({**invocation.defaults, **os.environ}, invocation.environment, server.address)
         return _run([executable, *invocation.options, *arguments], environment)
 
 

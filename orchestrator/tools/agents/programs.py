@@ -19,6 +19,7 @@ _CLAUDE_MODELS = (
     "ANTHROPIC_SMALL_FAST_MODEL",
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
+_CLAUDE_OUTPUT = 32_000
 _CLAUDE_CLOUDS = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
 
 
@@ -49,12 +50,16 @@ def _claude(server: ModelServer, folder: Path) -> Invocation:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+    defaults: dict[str, str] = {}
     if server.context is not None:
-        values["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(server.context)
+        values["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(server.context)
+        # It summarizes a conversation that fills the context less the output; it would take 32,000 tokens as output.
+        defaults["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(min(_CLAUDE_OUTPUT, server.context // 4))
     name = "claude.json"
     return Invocation(
         options=("--settings", str(folder / name)),
         environment={**values, "ANTHROPIC_API_KEY": None, **dict.fromkeys(_CLAUDE_CLOUDS)},
+        defaults=defaults,
         files={name: _json({"env": values})},
     )
 

@@ -39,6 +39,16 @@ def test_options_come_first_files_are_private_and_nothing_stays(tmp_path: Path, 
     assert (code, Path(folder).exists()) == (0, False)
 
 
+@pytest.mark.parametrize(("own", "code"), [(None, 7), ("9", 9)])
+def test_defaults_give_way_to_the_users_variables(own: str | None, code: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CODE", raising=False)
+    if own is not None:
+        monkeypatch.setenv("CODE", own)
+    program = AgentProgram(command="", install="", settings=lambda *_: Invocation(defaults={"CODE": "7"}))
+
+    assert run_program(sys.executable, program, SERVER, ("-c", "import os; os._exit(int(os.environ['CODE']))")) == code
+
+
 @pytest.mark.parametrize(("script", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)])
 def test_the_exit_code_is_the_programs(script: str, code: int):
     assert _run(script) == code

@@ -68,6 +68,15 @@ def test_claude_gets_the_same_by_settings_and_environment_and_loses_what_leads_e
     assert {"ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK"} <= set(invocation.environment) - set(told)
 
 
+@pytest.mark.parametrize(("context", "output"), [(32_768, 8_192), (262_144, 32_000)])
+def test_claude_leaves_most_of_the_context_to_the_conversation(context: int, output: int):
+    server = ModelServer(address=SERVER.address, key=KEY, model="m", context=context)
+    invocation = _settings("claude", server)
+
+    assert invocation.environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
+    assert invocation.defaults == {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output)}
+
+
 def test_opencode_gets_its_configuration_in_a_variable():
     content = json.loads(_settings("opencode").environment["OPENCODE_CONFIG_CONTENT"] or "")
     provider, _, model = content["model"].partition("/")
