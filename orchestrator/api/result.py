@@ -44,11 +44,19 @@ class Result:
     def __getitem__(self, field: Literal["stop"]) -> str | None: ...
     @overload
     def __getitem__(self, field: Literal["likelihoods", "prompt_likelihoods"]) -> tuple[Likelihood, ...]: ...
-    def __getitem__(self, field: str) -> object:
-        """A field by its name. Raises KeyError, which lists the fields, for any other name."""
+    def __getitem__(self, field: str | int) -> object:
+        """A field by its name. Raises KeyError, which lists the fields, for any other name, and TypeError for a number:
+        the caller takes the result for a list."""
+        if isinstance(field, int):
+            raise TypeError(
+                "One prompt gives one result, which is no list: give a list of prompts for a list of results."
+            )
         if field not in self.__dataclass_fields__:
             raise KeyError(f"A result has no {field!r}, but {', '.join(self.__dataclass_fields__)}.")
         return getattr(self, field)
+
+    def __contains__(self, field: object) -> bool:
+        return field in self.__dataclass_fields__
 
     def summary(self) -> str:
         """Speed and acceptance as text, a line a figure."""

@@ -2,7 +2,7 @@
 
 import uuid
 import warnings
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -24,7 +24,7 @@ def is_batch(prompt: Prompt | Prompts) -> bool:
 
     Raises InputError for what is neither text nor a list.
     """
-    if not isinstance(prompt, Sequence):
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise InputError(f"A prompt is text or a list of token ids, and not of type {type(prompt).__name__}.")
     if isinstance(prompt, str):
         return False
@@ -36,11 +36,11 @@ def one_submit(prompt: Prompt | Prompts, params: SamplingParams | Sequence[Sampl
 
     Raises InputError for a list of prompts or of parameters, and for a value out of range.
     """
-    if len(prompt) and is_batch(prompt):
+    if is_batch(prompt) and len(prompt):
         raise InputError("A stream continues one prompt: give one, or a list of prompts to `generate`.")
     if isinstance(params, Sequence):
         raise InputError("There is one prompt and a list of SamplingParams: give one, or a list of prompts.")
-    chosen = params or SamplingParams()
+    chosen = _params(params)
     submit = chosen.submit(_name(), cast("Prompt", prompt))
     _warn(chosen)
     return submit
@@ -55,15 +55,23 @@ def submits(prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingPa
     kinds = {_kind(prompt) for prompt in prompts}
     if len(kinds) > 1 or "else" in kinds:
         raise InputError("A batch is a list of texts or a list of lists of token ids: give prompts of one kind.")
-    each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+    several = isinstance(params, Sequence)
+    each = list(map(_params, params)) if several else [_params(params)] * len(prompts)
     if len(each) != len(prompts):
         raise InputError(
             f"There are {len(prompts)} prompts and {len(each)} SamplingParams: give one for all, or one for each."
         )
     found = [one.submit(_name(), prompt) for one, prompt in zip(each, prompts, strict=True)]
-    for one in each if isinstance(params, Sequence) else each[:1]:
+    for one in each if several else each[:1]:
         _warn(one)
     return found
+
+
+def _params(given: object) -> SamplingParams:
+    """Raises InputError for another type."""
+    if given is not None and not isinstance(given, SamplingParams):
+        raise InputError(f"Parameters are SamplingParams(...), and not of type {type(given).__name__}.")
+    return given or SamplingParams()
 
 
 def _name() -> str:
@@ -72,7 +80,9 @@ def _name() -> str:
 
 
 def _kind(prompt: object) -> str:
-    return "text" if isinstance(prompt, str) else "tokens" if isinstance(prompt, Sized) else "else"
+    if isinstance(prompt, str):
+        return "text"
+    return "tokens" if isinstance(prompt, Sized) and not isinstance(prompt, bytes | Mapping) else "else"
 
 
 def _warn(params: SamplingParams) -> None:

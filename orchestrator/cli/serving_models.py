@@ -38,7 +38,12 @@ def serve_models(
 
     room = usable(memory_bytes(), gpu_working_set()) if memory_gib is None else int(memory_gib * GIB)
     if settings.embedding is not None:
-        room -= weight_bytes(settings.embedding.folder)
+        room -= (size := weight_bytes(settings.embedding.folder))
+        if room <= 0:
+            raise InputError(
+                f"The embedding model alone takes {size / GIB:.1f} GiB of the {(room + size) / GIB:.1f} GiB for "
+                "models: raise --models-memory, or choose a smaller one."
+            )
     memory = ModelMemory(room=room, keep=keep_minutes * 60 or None)
     with http_listener(settings, port) as listener:
         notices = Notices(at_once=True)

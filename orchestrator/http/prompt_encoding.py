@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TypeAlias
 
+from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.errors import PromptTooLong
 from orchestrator.text.tokenizer import TextCodec
 
@@ -31,7 +32,7 @@ class PromptEncoder:
         if context is not None:
             await asyncio.to_thread(self._require_room, texts, context)
         async with self._turn if sum(map(len, texts)) > _SHORT_CHARACTERS else nullcontext():
-            return await asyncio.to_thread(self._encode, prompts, special)
+            return await in_thread(self._encode, prompts, special)
 
     def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[Sequence[int]]:
         return [self._codec.encode(each, special) if isinstance(each, str) else each for each in prompts]

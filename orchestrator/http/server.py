@@ -268,7 +268,7 @@ class Server:
             params = sampling(question, room, default, self._settings.defaults, prepared.grammar)
             params = structs.replace(params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked))
             if not isinstance(question, CompletionRequest):
-                params = structs.replace(params, stop=(*params.stop, *self._template.stops))
+                params = structs.replace(params, stop=(*(params.stop or ()), *self._template.stops))
             for index in range(question.choices):
                 # Equal seeds would give equal texts.
                 seed = None if params.seed is None else (params.seed + index) % (1 << 32)

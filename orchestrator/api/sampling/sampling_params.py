@@ -33,7 +33,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """None draws a seed; the result has it."""
     max_tokens: int | None = 256
     """None generates until an end token, or until the target's context is full."""
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     shown: Sequence[int] = ()
     """Special tokens whose text is part of the result's. Without, special tokens have no text."""
     marked: Sequence[int] = ()
@@ -56,7 +56,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
 
     def submit(self, request: str, prompt: str | Sequence[int]) -> Submit:
         """The message that asks for it. Raises InputError for a value out of range, naming it."""
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         body = {
             "type": "submit",
             "request": request,

@@ -38,7 +38,7 @@ class Answerer:
     def answer(self, conversation: ChatConversation, question: str, show: Show) -> StreamedAnswer:
         """Raises PipelineError if the pipeline refuses; nothing of the conversation has changed then."""
         params = conversation.params
-        stops = [params.stop] if isinstance(params.stop, str) else list(params.stop)
+        stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
         params = structs.replace(params, stop=[*stops, *self.template.stops])
         tokens = self.template.tokens(conversation.messages(question))
         with self.client.stream(tokens, params) as stream:

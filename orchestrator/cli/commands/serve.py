@@ -125,10 +125,11 @@ def serve(for_starter: bool, **options: Any) -> None:
 def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | None:
     if name is None:
         return None
+    from orchestrator.machine.embeddings.folder import embedding_folder
     from orchestrator.machine.embeddings.process import embedding_command
 
-    folder = target_folder(name, quiet=False)
     with ConversionBar(quiet=False) as bar:
+        folder = embedding_folder(name, bar)
         command = embedding_command(folder, bar)
     return EmbeddingSettings(name=_called(name), folder=folder, command=command, keep=keep_minutes * 60 or None)
 

@@ -1,14 +1,15 @@
 """Waits for a client's body, and stops work whose client has disconnected."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from orchestrator.http.errors import ApiError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 async def body(request: Request) -> bytes:
@@ -31,6 +32,17 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     finally:
         working.cancel()
         gone.cancel()
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of `function` from a thread. A thread can't be stopped: when it is cancelled, this returns after the
+    thread has ended, so that a lock of the caller is held as long."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
 
 
 async def _disconnected(request: Request) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 from tokenizers import Encoding, Tokenizer
 
+from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.embeddings.request import MOST_INPUTS, Input
 from orchestrator.http.errors import ApiError
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
@@ -20,6 +21,7 @@ _MOST_WAITING = 64
 _RETRY_SECONDS = 5
 _NO_LIMIT = 1 << 20
 """Tokens of a model that states no limit."""
+_STOPPED = "The server was stopped during this request: send it again later."
 
 
 class Embedded(NamedTuple):
@@ -49,16 +51,19 @@ class EmbeddingModel:
         self._tokenizer = Tokenizer.from_file(str(settings.folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.context = _context(settings.folder)
+        limits = _limits(settings.folder / "config.json")
+        self.context = _context(settings.folder, limits)
+        self._vocabulary = limits.vocab_size or 1 + max(self._tokenizer.get_vocab().values())
         self._lock = asyncio.Lock()
         self._waiting = 0
         self._process: EmbeddingProcess | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._computing = False
         self._closed = False
 
     @property
     def loaded(self) -> bool:
-        return self._process is not None
+        return self._process is not None and self._process.ready
 
     async def embed(
         self, inputs: Sequence[Input], *, truncate: bool = False, dimensions: int | None = None
@@ -80,12 +85,17 @@ class EmbeddingModel:
         self._waiting += 1
         try:
             async with self._lock:
-                rows = await asyncio.to_thread(self._rows, inputs, truncate)
-                vectors = await self._ask(rows)
+                self._stay()
+                try:
+                    rows = await in_thread(self._rows, inputs, truncate)
+                    vectors = await self._ask(rows)
+                finally:
+                    self._leave()
         finally:
             self._waiting -= 1
-        shortened = vectors if dimensions is None else [_shortened(vector, dimensions) for vector in vectors]
-        return Embedded(shortened, sum(map(len, rows)))
+        if dimensions is not None:
+            vectors = await asyncio.to_thread(_shortened, vectors, dimensions)
+        return Embedded(vectors, sum(map(len, rows)))
 
     def close(self) -> None:
         """The server ends. A request in progress ends with an error."""
@@ -94,36 +104,33 @@ class EmbeddingModel:
         process, self._process = self._process, None
         if process is not None:
             # A thread may still read from it, which then closes it.
-            (process.terminate if self._lock.locked() else process.close)()
+            (process.terminate if self._computing else process.close)()
 
-    async def _ask(self, rows: Sequence[Sequence[int]]) -> list["array[float]"]:
-        self._stay()
-        # A thread can't be interrupted, so the lock is held until it is done although the client may leave.
-        work = asyncio.ensure_future(asyncio.to_thread(self._computed, rows))
+    async def _ask(self, rows: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
+        if self._closed:
+            raise ApiError(503, _STOPPED)
+        self._computing = True
         try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait({work})
-            raise
+            return await in_thread(self._computed, rows)
         except PipelineError as error:
             raise ApiError(
                 503, str(error), code="embedding_failed", headers={"retry-after": str(_RETRY_SECONDS)}
             ) from error
         finally:
-            if self._settings.keep is not None and not self._closed:
-                self._idle = asyncio.get_running_loop().call_later(self._settings.keep, self._rest)
+            self._computing = False
 
     def _computed(self, rows: Sequence[Sequence[int]]) -> list["array[float]"]:
         process = self._process
         if process is not None and not process.running:
             process.close()
             process = None
-        if process is None:
-            process = self._start(self._settings.command)
-        self._process = process
+        self._process = process = process or self._start(self._settings.command)
         try:
+            # `close` sets this before it looks for the process, so a process that it missed ends here.
+            if self._closed:
+                raise PipelineError(_STOPPED)
             return process.embed(rows)
-        except PipelineError:
+        except BaseException:
             # Whatever state it is in, the next request gets a fresh one.
             process.close()
             self._process = None
@@ -135,9 +142,13 @@ class EmbeddingModel:
     def _rest(self) -> None:
         """Nobody asked for a while: free the memory."""
         self._idle = None
-        if self._process is not None and not self._lock.locked():
+        if self._process is not None:
             process, self._process = self._process, None
             asyncio.get_running_loop().run_in_executor(None, process.close)
+
+    def _leave(self) -> None:
+        if self._settings.keep is not None and not self._closed:
+            self._idle = asyncio.get_running_loop().call_later(self._settings.keep, self._rest)
 
     def _stay(self) -> None:
         if self._idle is not None:
@@ -159,7 +170,7 @@ class EmbeddingModel:
                     code="context_length_exceeded",
                     param="input",
                 )
-            if max(row) >= self._tokenizer.get_vocab_size():
+            if max(row) >= self._vocabulary:
                 raise _wrong(f"Input {place} holds token {max(row)}, which the model does not know.")
         return rows
 
@@ -173,13 +184,16 @@ class EmbeddingModel:
         return found.ids
 
 
-def _shortened(vector: Sequence[float], dimensions: int) -> Sequence[float]:
+def _shortened(vectors: Sequence[Sequence[float]], dimensions: int) -> list[list[float]]:
     """The first dimensions, of length 1 again. Raises ApiError 400 for more dimensions than there are."""
-    if dimensions > len(vector):
-        raise _wrong(f"`dimensions` is {dimensions}, and this model's vectors have {len(vector)}.", "dimensions")
-    first = list(vector[:dimensions])
-    length = math.hypot(*first) or 1.0
-    return [value / length for value in first]
+    if dimensions > len(vectors[0]):
+        raise _wrong(f"`dimensions` is {dimensions}, and this model's vectors have {len(vectors[0])}.", "dimensions")
+    return [_normal(vector[:dimensions]) for vector in vectors]
+
+
+def _normal(vector: Sequence[float]) -> list[float]:
+    length = math.hypot(*vector) or 1.0
+    return [value / length for value in vector]
 
 
 def _wrong(message: str, param: str = "input") -> ApiError:
@@ -193,20 +207,20 @@ def _trailing(mask: Sequence[int]) -> int:
 
 class _Limits(msgspec.Struct):
     max_position_embeddings: int | None = None
+    vocab_size: int | None = None
+    """Rows of its embeddings; MLX reads beyond them for a token beyond them."""
     model_type: str = ""
     pad_token_id: int | None = None
     max_seq_length: int | None = None
 
 
-def _context(folder: Path) -> int:
-    """Tokens of an input at most: what sentence-transformers' file says, else the model's positions."""
-    own = _limits(folder / "sentence_bert_config.json").max_seq_length
-    if own:
-        return own
-    limits = _limits(folder / "config.json")
+def _context(folder: Path, limits: _Limits) -> int:
+    """Tokens of an input at most: the model's positions, or fewer if sentence-transformers' file says so."""
     positions = limits.max_position_embeddings or _NO_LIMIT
-    # RoBERTa's first position is the one behind its padding token.
-    return positions - (limits.pad_token_id or 1) - 1 if "roberta" in limits.model_type else positions
+    if "roberta" in limits.model_type:
+        # RoBERTa's first position is the one behind its padding token.
+        positions -= (limits.pad_token_id or 1) + 1
+    return min(positions, _limits(folder / "sentence_bert_config.json").max_seq_length or positions)
 
 
 def _limits(file: Path) -> _Limits:

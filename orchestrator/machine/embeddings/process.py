@@ -2,7 +2,9 @@
 
 import base64
 import binascii
+import math
 import os
+import selectors
 import subprocess
 import tempfile
 import time
@@ -10,7 +12,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from select import select
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -80,28 +81,39 @@ class EmbeddingProcess:
     """A running program. It ends with this process, whose end closes its input."""
 
     def __init__(self, command: EmbeddingCommand) -> None:
-        """Returns when the model is loaded. Raises PipelineError if it can't be."""
+        """Returns at once: the first `embed` waits for the model. Raises PipelineError if nothing can be started."""
+        self.ready = False
+        """The model is loaded."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
-        self._process = subprocess.Popen(
-            command.arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            start_new_session=True,
-            env={**os.environ, **command.variables},
-        )
         try:
-            self._received(_Ready, _LOADING_SECONDS)
-        except BaseException:
-            self.close()
-            raise
+            self._process = subprocess.Popen(
+                command.arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                start_new_session=True,
+                env={**os.environ, **command.variables},
+            )
+        except OSError as error:
+            self._log.close()
+            raise PipelineError(
+                f"The process of the embedding model can't be started ({error.strerror}): start the server again, "
+                "which installs what is missing."
+            ) from error
 
     @property
     def running(self) -> bool:
         return self._process.poll() is None
 
     def embed(self, rows: Sequence[Sequence[int]]) -> list["array[float]"]:
-        """A vector of length 1 for each row of tokens, as float32. Raises PipelineError if the process fails."""
+        """A vector of length 1 for each row of tokens, as float32.
+
+        Raises PipelineError if the model can't be loaded, or fails. After any error, `close` is all that may follow: an
+        answer may still be on its way.
+        """
+        if not self.ready:
+            self._received(_Ready, _LOADING_SECONDS)
+            self.ready = True
         pipe = self._process.stdin
         assert pipe is not None
         try:
@@ -119,7 +131,12 @@ class EmbeddingProcess:
         size, rest = divmod(len(content), len(rows))
         if not size or rest or size % _FLOAT:
             raise PipelineError("The embedding model gave vectors of a wrong size: is it an embedding model?")
-        return [array("f", content[first : first + size]) for first in range(0, len(content), size)]
+        vectors = [array("f", content[first : first + size]) for first in range(0, len(content), size)]
+        if not all(math.isfinite(sum(vector)) for vector in vectors):
+            raise PipelineError(
+                "The embedding model computed numbers that are not finite: use weights of another precision."
+            )
+        return vectors
 
     def terminate(self) -> None:
         """Let the process end; who waits for it gets a PipelineError."""
@@ -152,12 +169,15 @@ class EmbeddingProcess:
         assert pipe is not None
         parts: list[bytes] = []
         deadline = time.monotonic() + seconds
-        while not parts or not parts[-1].endswith(b"\n"):
-            if not select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise PipelineError(f"The embedding model gave no answer for {seconds / 60:.0f} minutes.")
-            parts.append(os.read(pipe.fileno(), 1 << 16))
-            if not parts[-1]:
-                break
+        # Not `select`, which knows the first 1024 descriptors alone: a server has more.
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while not parts or not parts[-1].endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise PipelineError(f"The embedding model gave no answer for {seconds / 60:.0f} minutes.")
+                parts.append(os.read(pipe.fileno(), 1 << 16))
+                if not parts[-1]:
+                    break
         return b"".join(parts)
 
     def _ended(self) -> PipelineError:

@@ -91,15 +91,16 @@ def gguf_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*.gguf") if "mmproj" not in file.name)
 
 
-def hub_file(id: str, name: str) -> Path:
-    """The file `name` of a Hugging Face id, downloaded once. Raises InputError if it can't be had."""
+def hub_file(id: str, name: str, revision: str | None = None) -> Path:
+    """The file `name` of a Hugging Face id, downloaded once; the newest, or that of a commit. Raises InputError if it
+    can't be had."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    known = try_to_load_from_cache(id, name)
+    known = try_to_load_from_cache(id, name, revision=revision)
     if isinstance(known, str):
         return Path(known)
     with _told(id):
-        return Path(hf_hub_download(id, name))
+        return Path(hf_hub_download(id, name, revision=revision))
 
 
 def hub_package(name: str) -> Path | None:

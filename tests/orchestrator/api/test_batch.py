@@ -83,10 +83,28 @@ def test_a_list_is_a_batch_if_it_is_empty_or_holds_prompts(prompt, expected: boo
     assert is_batch(prompt) == expected
 
 
-@pytest.mark.parametrize("prompts", [["a", [1]], ["a", 1], [[1], 2], [[1], "a"], [None]])
+@pytest.mark.parametrize("prompts", [["a", [1]], ["a", 1], [[1], 2], [[1], "a"], [None], [b"a"], [{"prompt": "a"}]])
 def test_prompts_of_several_kinds_are_an_error(prompts: list):
     with pytest.raises(InputError, match="give prompts of one kind"):
         submits(prompts, None)
+
+
+@pytest.mark.parametrize("prompt", [b"a", {"prompt": "a"}, None])
+def test_bytes_and_dictionaries_are_no_token_ids(prompt: Any):
+    with pytest.raises(InputError, match="A prompt is text or a list of token ids"):
+        is_batch(prompt)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, [{"max_tokens": 3}], 3])
+def test_parameters_of_another_type_are_an_error(params: Any):
+    with pytest.raises(InputError, match=r"Parameters are SamplingParams\(\.\.\.\)"):
+        submits(["a"], params)
+
+
+def test_no_stop_string_may_be_said_as_none():
+    (submit,) = submits(["a"], SamplingParams(stop=None))
+
+    assert submit.stop == ()
 
 
 def test_parameters_are_for_all_or_one_for_each():

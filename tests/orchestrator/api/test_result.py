@@ -27,6 +27,18 @@ def test_an_unknown_item_is_refused_with_the_names_of_the_known_ones():
         RESULT["summary"]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
+def test_a_result_that_is_taken_for_a_list_says_what_gives_one():
+    with pytest.raises(TypeError, match="give a list of prompts"):
+        RESULT[0]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(TypeError, match="give a list of prompts"):
+        list(cast("Any", RESULT))
+
+
+def test_what_is_a_field_is_in_a_result():
+    assert "text" in RESULT
+    assert "outputs" not in RESULT
+
+
 def test_a_summary_tells_speed_and_acceptance():
     first, *lines = RESULT.summary().splitlines()
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -17,12 +18,14 @@ from tokenizers import Tokenizer
 from orchestrator.http.app import answering
 from orchestrator.http.embeddings.model import EmbeddingModel
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
+from orchestrator.http.errors import ApiError
 from orchestrator.http.ollama.embed import EmbedRoutes
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.embeddings.process import EmbeddingCommand, EmbeddingProcess
 from orchestrator.machine.models.checkpoints import demo_model
+from protocol.descriptors import raise_descriptor_limit
 from tests.orchestrator.http.test_rules import get, post
-from tests.support.fake_embeddings import BROKEN, COMMAND, vector
+from tests.support.fake_embeddings import BROKEN, COMMAND, SILENT, vector
 
 OPENAI, EMBED, OLDER = "/v1/embeddings", "/api/embed", "/api/embeddings"
 DEMO = demo_model("target")
@@ -159,6 +162,20 @@ def test_a_long_input_is_refused_by_openais_route_and_cut_by_ollamas(short: Embe
     assert cut.json()["embeddings"][0] == pytest.approx(vector(tokens(text)[:8]), abs=1e-6)
 
 
+def test_a_token_beyond_the_models_embeddings_is_refused_though_the_tokenizer_has_it(short: EmbeddingSettings):
+    (short.folder / "config.json").write_text(json.dumps({"vocab_size": 300}))
+
+    refused, served = embed(OPENAI, {"input": [300]}, short), embed(OPENAI, {"input": [299]}, short)
+
+    assert (refused.status_code, served.status_code) == (400, 200)
+
+
+def test_the_length_is_never_beyond_the_models_positions(short: EmbeddingSettings):
+    (short.folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512}))
+
+    assert EmbeddingModel(short).context == 8
+
+
 def test_another_models_name_is_not_found():
     response = embed(OPENAI, {"input": "x", "model": "demo"})
 
@@ -202,8 +219,8 @@ def test_it_starts_once_with_the_first_request():
         assert len(started) == 1
 
 
-@pytest.mark.parametrize("token", [1, 2])
-def test_after_a_failure_the_next_request_gets_a_fresh_one(token: int):
+@pytest.mark.parametrize(("token", "reason"), [(1, "token 1"), (2, "it fell over"), (3, "not finite")])
+def test_after_a_failure_the_next_request_gets_a_fresh_one(token: int, reason: str):
     with counted() as (started, start):
 
         async def failing(client: httpx.AsyncClient) -> Sequence[httpx.Response]:
@@ -213,16 +230,48 @@ def test_after_a_failure_the_next_request_gets_a_fresh_one(token: int):
         failed, served = asked(EmbeddingModel(SETTINGS, start), failing)
 
         assert (failed.status_code, served.status_code) == (503, 200)
-        assert ("it fell over" if token == 2 else "token 1") in message(failed)
+        assert reason in message(failed)
         assert failed.headers["retry-after"]
         assert len(started) == 2
 
 
-def test_one_that_can_not_load_is_a_503_with_its_reason():
-    response = embed(OPENAI, {"input": "x"}, replace(SETTINGS, command=BROKEN))
+@pytest.mark.parametrize(
+    ("command", "reason"), [(BROKEN, "no such model"), (EmbeddingCommand(("/nowhere/python",)), "can't be started")]
+)
+def test_one_that_can_not_load_is_a_503_with_its_reason(command: EmbeddingCommand, reason: str):
+    response = embed(OPENAI, {"input": "x"}, replace(SETTINGS, command=command))
 
     assert response.status_code == 503
-    assert "no such model" in message(response)
+    assert reason in message(response)
+
+
+def test_it_answers_a_server_with_more_than_a_thousand_connections():
+    raise_descriptor_limit()
+    held = [os.dup(0) for _ in range(1024)]
+    try:
+        response = embed(OPENAI, {"input": "x"})
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+    assert response.status_code == 200
+
+
+def test_a_server_that_ends_waits_for_no_model_and_starts_none():
+    with counted() as (started, start):
+        model = EmbeddingModel(replace(SETTINGS, command=SILENT), start)
+
+        async def ended() -> list[object]:
+            requests = [asyncio.ensure_future(model.embed(["x"])) for _ in range(2)]
+            while not started:
+                await asyncio.sleep(0.01)
+            model.close()
+            return await asyncio.gather(*requests, return_exceptions=True)
+
+        errors = asyncio.run(ended())
+
+        assert [isinstance(error, ApiError) and error.status for error in errors] == [503, 503]
+        assert len(started) == 1
 
 
 def test_it_ends_when_nobody_has_asked_for_a_while_and_starts_again():
@@ -237,6 +286,20 @@ def test_it_ends_when_nobody_has_asked_for_a_while_and_starts_again():
 
         asked(model, twice)
         assert len(started) == 2
+
+
+def test_it_ends_although_the_last_request_was_refused(short: EmbeddingSettings):
+    with counted() as (started, start):
+        model = EmbeddingModel(replace(short, keep=0.01), start)
+
+        async def refused_while_due(client: httpx.AsyncClient) -> None:
+            bodies = ({"input": "x"}, {"input": "import os\n" * 50_000})
+            answers = await asyncio.gather(*(client.post(OPENAI, json=body) for body in bodies))
+            assert [answer.status_code for answer in answers] == [200, 400]
+            while started[0].running:
+                await asyncio.sleep(0.01)
+
+        asked(model, refused_while_due)
 
 
 def test_a_client_that_leaves_leaves_the_process_to_the_next_one():
