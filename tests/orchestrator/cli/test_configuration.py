@@ -26,7 +26,9 @@ def tool(context: click.Context, file: Path | None) -> None:
 @click.option("--engine", type=click.Choice(["mlx", "ngram"]), default="mlx")
 def say(as_json: bool, engine: str, **given) -> None:
     params = sampling(given)
-    click.echo(json.dumps([as_json, engine, params.temperature, params.top_p, params.max_tokens, list(params.stop)]))
+    click.echo(
+        json.dumps([as_json, engine, params.temperature, params.top_p, params.max_tokens, list(params.stop or ())])
+    )
 
 
 @tool.command()
