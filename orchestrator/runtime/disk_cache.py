@@ -4,10 +4,11 @@ import importlib.metadata
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -29,11 +30,20 @@ _LAST_SECONDS = 3.0
 """For turns that are not on disk yet when the pipeline ends."""
 
 
+class _Keeping(NamedTuple):
+    """An arena that is copied to files."""
+
+    size: int
+    """Bytes."""
+    steps: Iterator[None]
+    """Each copies a chunk, so that a Recall waits for one at most."""
+
+
 class DiskCache:
     """Answers each Recall with one Recalled. `fileno` is readable when there are answers."""
 
     def __init__(self, limit: int, arena_limit: int, epoch: int) -> None:
-        """`limit`: bytes on disk; `arena_limit`: bytes of one arena."""
+        """`limit`: bytes on disk; `arena_limit`: bytes of one arena, and of all that wait to be copied."""
         self._limit = limit
         self._arena_limit = arena_limit
         self._epoch = epoch
@@ -43,8 +53,7 @@ class DiskCache:
         os.set_blocking(self._writer, False)
         self._answers: deque[Recalled] = deque()
         self._recalls: deque[Recall] = deque()
-        self._keeping: deque[Iterator[None]] = deque()
-        """One step copies a chunk, so that a Recall waits for one at most."""
+        self._keeping: deque[_Keeping] = deque()
         self._changed = threading.Condition()
         self._ends_at: float | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="disk cache")
@@ -73,12 +82,17 @@ class DiskCache:
             self._target, self._store = target, store
 
     def keep(self, command: Keep) -> None:
-        """Its arena may be unlinked at once: the memory stays until it is copied."""
+        """Its arena may be unlinked at once: the memory stays until it is copied. A disk that is too slow for all turns
+        keeps fewer."""
         if self._store is None:
             return
         with suppress(ArenaError, SegmentError):
             arena = Arena.attach(command.name)
-            self._put(self._keeping, self._copied(self._store, arena, command.tokens))
+            size = arena.layout.segment_bytes
+            if size + sum(waiting.size for waiting in list(self._keeping)) > self._arena_limit:
+                arena.close()
+                return
+            self._put(self._keeping, _Keeping(size, self._copied(self._store, arena, command.tokens)))
 
     def recall(self, command: Recall) -> None:
         self._put(self._recalls, command)
@@ -109,12 +123,12 @@ class DiskCache:
         while self._wait():
             if self._recalls:
                 command = self._recalls.popleft()
-                self._answers.append(self._found(command))
+                self._answers.append(self._recalled(command))
                 with suppress(OSError):
                     os.write(self._writer, b".")
             elif self._keeping:
                 job = self._keeping.popleft()
-                if next(job, self) is not self:
+                if next(job.steps, self) is not self:
                     self._keeping.appendleft(job)
 
     def _wait(self) -> bool:
@@ -132,12 +146,20 @@ class DiskCache:
             for place, file in store.missing(tokens):
                 store.write(file, arena, place)
                 yield
-        except OSError as error:
-            self._disable(error.strerror or str(error))
+        except (InputError, OSError) as error:
+            self._disable(_reason(error))
         finally:
             arena.close()
 
+    def _recalled(self, command: Recall) -> Recalled:
+        try:
+            return self._found(command)
+        except OSError as error:
+            self._disable(_reason(error))
+            return Recalled(command.sequence, None)
+
     def _found(self, command: Recall) -> Recalled:
+        """Raises OSError if the disk fails."""
         store, target = self._store, self._target
         if store is None or target is None:
             return Recalled(command.sequence, None)
@@ -151,6 +173,21 @@ class DiskCache:
         except SegmentError as error:
             log.warning("the disk cache is not read", reason=str(error))
             return Recalled(command.sequence, None)
+        try:
+            read, damaged = self._read(store, kept, arena)
+        except OSError:
+            arena.unlink()
+            raise
+        finally:
+            arena.close()
+        if read - command.beyond < CHUNK:
+            arena.unlink()
+            return Recalled(command.sequence, None, damaged)
+        offer = KvOffer(command.sequence, arena.name, read, layout.segment_bytes, monotonic() - began)
+        return Recalled(command.sequence, offer, damaged)
+
+    def _read(self, store: ChunkStore, kept: Sequence[Path], arena: Arena) -> tuple[int, int]:
+        """Tokens that the arena holds now, and the number of damaged files. Raises OSError if the disk fails."""
         read, damaged = 0, 0
         for place, file in enumerate(kept):
             try:
@@ -161,12 +198,7 @@ class DiskCache:
                 break
             read += CHUNK
         arena.commit(read)
-        arena.close()
-        if read - command.beyond < CHUNK:
-            arena.unlink()
-            return Recalled(command.sequence, None, damaged)
-        offer = KvOffer(command.sequence, arena.name, read, layout.segment_bytes, monotonic() - began)
-        return Recalled(command.sequence, offer, damaged)
+        return read, damaged
 
     def _disable(self, reason: str) -> None:
         """Until another target is up."""
@@ -179,3 +211,7 @@ class DiskCache:
         form = target.kv
         assert form is not None
         return ArenaLayout(form.layers, form.kv_heads, tokens, form.head_size, ElementType(form.element))
+
+
+def _reason(error: InputError | OSError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -31,20 +31,33 @@ class CacheFiles:
     def __init__(self, root: Path, name: str, model: str, limit: int) -> None:
         """`name`: of all that decides on contents. `model`: what users call it. `limit`: bytes of all models in
         `root`. Raises InputError for a folder that others can enter, OSError if it can't be written."""
-        self._root = private_folder(root)
-        self.folder = private_folder(root / name)
+        self._root = root
+        self.folder = root / name
+        self._label = msgspec.json.encode(_Label(model))
         self._limit = limit
         self._written = 0
-        self._bytes = _size(self._root)
-        write_private(self.folder / _LABEL, msgspec.json.encode(_Label(model)))
+        self._make()
+        self._bytes = _size(root)
 
     def write(self, file: Path, content: bytes) -> None:
-        """Raises OSError."""
-        write_private(file, content)
+        """Raises OSError, and InputError for a folder that others can enter."""
+        if not (self.folder / _LABEL).exists():
+            # The user has cleared the cache.
+            self._make()
+        try:
+            write_private(file, content)
+        except FileNotFoundError:
+            self._make()
+            write_private(file, content)
         self._written += 1
         self._bytes = _size(self._root) if self._written % _COUNTED == 0 else self._bytes + len(content)
         if self._bytes > self._limit:
             self._remove_oldest()
+
+    def _make(self) -> None:
+        private_folder(self._root)
+        private_folder(self.folder)
+        write_private(self.folder / _LABEL, self._label)
 
     def _remove_oldest(self) -> None:
         files = sorted(_files(self._root), key=lambda file: file[2])

@@ -166,8 +166,8 @@ class SnapshotCache:
                 continue
             try:
                 self._files.write(file, sealed(file.name, content))
-            except OSError as error:
-                self._disable(error.strerror or str(error))
+            except (InputError, OSError) as error:
+                self._disable((error.strerror if isinstance(error, OSError) else None) or str(error))
 
     def _disable(self, reason: str) -> None:
         self._files = None

@@ -2,6 +2,7 @@
 
 import errno
 import select
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from structlog.testing import capture_logs
 from orchestrator.core.commands import Keep, Recall
 from orchestrator.core.events import Recalled
 from orchestrator.machine.disk_cache.chunks import CHUNK
-from orchestrator.machine.disk_cache.store import ChunkStore, cached_models
+from orchestrator.machine.disk_cache.store import ChunkStore, cached_models, clear_disk_cache
 from orchestrator.runtime.disk_cache import DiskCache
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.kv.arena import Arena
+from protocol.kv.segment_registry import owned
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvForm
@@ -45,9 +47,16 @@ def recalled(cache: DiskCache, beyond: int = 0) -> Recalled:
     return answer
 
 
-def keep(cache: DiskCache) -> None:
+def all_kept(cache: DiskCache) -> list[Path]:
+    """The files of all tokens, once they are written."""
+    assert cache._store is not None
+    found = cache._store.kept(TOKENS)
+    return found if len(found) == 3 else []
+
+
+def keep(cache: DiskCache, tokens: tuple[int, ...] = TOKENS) -> None:
     arena = written()
-    cache.keep(Keep(arena.name, TOKENS))
+    cache.keep(Keep(arena.name, tokens))
     arena.close()
     arena.unlink()
 
@@ -55,7 +64,7 @@ def keep(cache: DiskCache) -> None:
 def test_a_turn_is_kept_although_its_arena_is_unlinked_at_once_and_comes_back(cache: DiskCache):
     cache.set_target(TARGET)
     keep(cache)
-    until(lambda: cached_models() and cached_models()[0].chunks == 3)
+    until(lambda: all_kept(cache))
 
     answer = recalled(cache)
 
@@ -122,13 +131,68 @@ def test_a_full_disk_turns_it_off_with_one_warning(cache: DiskCache, monkeypatch
 def test_a_damaged_chunk_ends_what_is_read_and_is_counted(cache: DiskCache):
     cache.set_target(TARGET)
     keep(cache)
-    until(lambda: cached_models() and cached_models()[0].chunks == 3)
-    store = cache._store
-    assert store is not None
-    last = store.kept(TOKENS)[2]
+    last = until(lambda: all_kept(cache))[2]
     last.write_bytes(last.read_bytes()[:-3])
 
     answer = recalled(cache)
 
     assert answer.offer is not None
     assert (answer.offer.tokens, answer.damaged) == (2 * CHUNK, 1)
+
+
+def test_turns_are_kept_after_the_cache_was_cleared(cache: DiskCache):
+    cache.set_target(TARGET)
+    keep(cache)
+    until(lambda: all_kept(cache))
+    label = cached_models()[0].model
+    clear_disk_cache()
+
+    keep(cache)
+    until(lambda: all_kept(cache))
+
+    assert cached_models()[0].model == label
+    assert recalled(cache).offer is not None
+
+
+@pytest.mark.parametrize("method", ["kept", "read", "missing"])
+def test_a_failing_disk_is_answered_and_leaves_no_arena(cache: DiskCache, monkeypatch: pytest.MonkeyPatch, method: str):
+    cache.set_target(TARGET)
+    keep(cache)
+    until(lambda: all_kept(cache))
+
+    def failing(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(ChunkStore, method, failing)
+    with capture_logs() as logged:
+        if method == "missing":
+            keep(cache)
+            until(lambda: logged)
+        assert recalled(cache) == Recalled(ONE, None)
+
+    assert [line["reason"] for line in logged] == ["Input/output error"]
+    assert owned() == []
+
+
+def test_no_more_turns_wait_than_one_arena_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    begun, go_on = threading.Event(), threading.Event()
+    write = ChunkStore.write
+
+    def slow(*arguments: Any) -> None:
+        begun.set()
+        assert go_on.wait(20.0)
+        write(*arguments)
+
+    monkeypatch.setattr(ChunkStore, "write", slow)
+    cache = DiskCache(1 << 30, 2 * LAYOUT.segment_bytes, epoch=5)
+    cache.set_target(TARGET)
+    keep(cache)
+    assert begun.wait(20.0)
+    for first in range(1, 5):
+        keep(cache, (first, *TOKENS[1:]))
+    go_on.set()
+    cache.close()
+
+    assert cached_models()[0].chunks == 3 * 3
