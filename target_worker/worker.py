@@ -74,6 +74,7 @@ class TargetWorker:
         self._rings = rings
         self._saving = KvSaving(clock)
         self._early: SequenceId | None = None
+        self._disk_turn = False
         """The sequence whose next forward is to begin before its Verify."""
         self._at_work: tuple[SequenceId, ...] = ()
         """Sequences whose KV the present call changes."""
@@ -112,7 +113,8 @@ class TargetWorker:
         )
 
     def work(self) -> Iterator[FromWorker]:
-        """Begin an early forward, save one slice of a sequence, or evaluate one chunk of the next prompt."""
+        """Begin an early forward, save one slice of a sequence, or evaluate one chunk of the next prompt, in turns with
+        what goes to disk."""
         if self._early is not None:
             self._at_work = (self._early,)
             self._sequences[self._early].begin_early(self._clock())
@@ -122,12 +124,13 @@ class TargetWorker:
             self._at_work = (self._saving.next,)
             yield from self._saving.save()
             return
-        if self._engine.disk is not None and self._engine.disk.waits:
+        waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
+        self._disk_turn = not self._disk_turn or not waiting
+        if self._disk_turn and self._engine.disk is not None and self._engine.disk.waits:
             self._at_work = ()
             self._engine.disk.step()
             return
         began = self._clock()
-        waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
         id, found = self._next_prefill(waiting)
         sequence = self._sequences[id] = self._sequences.pop(id)
         self._at_work = (id,)

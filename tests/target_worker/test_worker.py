@@ -4,13 +4,14 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import msgspec
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from protocol.inference.disk_cache.snapshot_cache import Resumed
 from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
@@ -428,6 +429,42 @@ def test_no_forward_begins_early_while_another_prompt_waits():
         replies += worker.work()
 
     assert [reply.sequence for reply in replies if isinstance(reply, Prefilled)] == [2]
+
+
+def test_a_prompt_is_prefilled_in_turns_with_what_goes_to_disk():
+    worker, disk = _worker(), _Disk()
+    worker._engine.disk = cast(Any, disk)
+    list(worker.handle(_start()))
+    list(worker.handle(_start(sequence=2)))
+
+    turns = 0
+    while any(sequence.prefilling for sequence in worker._sequences.values()):
+        list(worker.work())
+        turns += 1
+
+    assert 0 < disk.steps <= turns // 2 + 1
+    while worker.has_work:
+        list(worker.work())
+    assert disk.steps == _Disk.most
+
+
+class _Disk:
+    """A disk cache with files to compute."""
+
+    most = 1_000
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @property
+    def waits(self) -> bool:
+        return self.steps < self.most
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def resume(self, *_: object) -> Resumed:
+        return Resumed(0)
 
 
 def test_a_verify_of_a_settled_round_is_ignored():

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import NamedTuple
 
 from protocol.errors import InputError
@@ -23,10 +24,13 @@ log = logging.getLogger(__name__)
 
 LEAST_TOKENS = 256
 """Fewest tokens that are kept, or for which the disk is read."""
-_MOST_WAITING = 16
-"""Files that wait to be written. A disk that is too slow for more keeps less."""
+_MOST_TURNS = 4
+"""Whose arrays are held until they are in files. A disk that is too slow for more keeps fewer."""
+_MOST_WAITING = 4
+"""Files that wait to be written."""
 _LAST_SECONDS = 1.5
-"""For files that are not written yet when the process ends."""
+"""For turns that are not in files yet when the process ends."""
+_PAUSE_SECONDS = 0.01
 _TRIES = 4
 """Damaged files after which a prompt is prefilled."""
 
@@ -61,13 +65,13 @@ class SnapshotCache:
 
     @property
     def waits(self) -> bool:
-        """Whether `step` has something to do."""
-        return bool(self._jobs)
+        """Whether `step` has something to do, for which the disk is quick enough."""
+        return bool(self._jobs) and self._written.qsize() < _MOST_WAITING
 
     def keep(self, sequence: TreeSequence, tokens: Sequence[int], prompt: int) -> None:
         """Keep what the sequence has of `tokens`, the first `prompt` of which are the prompt's; it goes on freely."""
         files, held = self._files, tokens[: sequence.committed]
-        if files is None or len(held) < LEAST_TOKENS:
+        if files is None or len(held) < LEAST_TOKENS or len(self._jobs) >= _MOST_TURNS:
             return
         rests = self._missing_rests(files, sequence, held, prompt)
         chunks = self._missing_chunks(files, held)
@@ -77,8 +81,8 @@ class SnapshotCache:
 
     def step(self) -> None:
         """Compute the contents of the next file."""
-        part = next(self._jobs[0], None)
-        if part is None or self._files is None or self._written.qsize() >= _MOST_WAITING:
+        part = None if self._files is None else next(self._jobs[0], None)
+        if part is None:
             self._jobs.popleft()
             return
         file, content = part
@@ -106,10 +110,14 @@ class SnapshotCache:
 
     def close(self) -> None:
         """Finish the turns that wait, for some seconds."""
-        while self._jobs:
-            self.step()
+        ends_at = monotonic() + _LAST_SECONDS
+        while self._jobs and monotonic() < ends_at:
+            if self.waits:
+                self.step()
+            else:
+                sleep(_PAUSE_SECONDS)
         self._written.put(None)
-        self._thread.join(_LAST_SECONDS)
+        self._thread.join(max(0.0, ends_at - monotonic()))
 
     def _missing_chunks(self, files: CacheFiles, tokens: Sequence[int]) -> dict[int, Path]:
         """By first token. The others count as used now."""

@@ -2,6 +2,7 @@
 used costs a prefill."""
 
 import errno
+import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from protocol.inference.disk_cache import snapshot_cache
 from protocol.inference.disk_cache.snapshot import CHUNK, Shape
 from protocol.inference.disk_cache.snapshot_cache import Resumed, SnapshotCache
 from protocol.inference.language_model import LanguageModel
@@ -33,6 +35,7 @@ def model(name: str) -> LanguageModel:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(snapshot_cache, "_LAST_SECONDS", 60.0)
     return tmp_path
 
 
@@ -228,3 +231,42 @@ def test_few_tokens_are_neither_kept_nor_looked_for():
     cache = opened()
     assert cache.resume(model("mamba2").sequence(), TOKENS, 620 - 255) == Resumed(0)
     cache.close()
+
+
+def test_a_slow_disk_delays_the_rest_of_a_turn_and_loses_nothing_of_it(monkeypatch: pytest.MonkeyPatch):
+    go_on = slow_disk(monkeypatch)
+    cache, tokens = opened("qwen3_next"), TOKENS[:620]
+    cache.keep(evaluated("qwen3_next", tokens), tokens, PROMPT)
+    while cache.waits:
+        cache.step()
+    held_back = bool(cache._jobs)
+    go_on.set()
+    cache.close()
+
+    assert held_back
+    assert resumed(tokens, "qwen3_next")[1] == Resumed(620)
+
+
+def test_few_turns_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch):
+    go_on = slow_disk(monkeypatch)
+    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
+    for first in range(1, 9):
+        cache.keep(sequence, [first, *TOKENS[1:620]], PROMPT)
+    waiting = len(cache._jobs)
+    go_on.set()
+    cache.close()
+
+    assert waiting == snapshot_cache._MOST_TURNS
+
+
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is written until it is set, and one file may wait."""
+    go_on, write = threading.Event(), CacheFiles.write
+
+    def slow(*arguments: Any) -> None:
+        assert go_on.wait(60.0)
+        write(*arguments)
+
+    monkeypatch.setattr(CacheFiles, "write", slow)
+    monkeypatch.setattr(snapshot_cache, "_MOST_WAITING", 1)
+    return go_on
