@@ -14,6 +14,8 @@ from protocol.kv import segments
 from protocol.security.private_files import private_folder
 
 _FAILURE = "failure"
+_MLX_RING = "[ring]"
+"""Lines of MLX that say only that another rank is gone, many at a time."""
 _PREFIX = "lp-"
 
 
@@ -54,7 +56,8 @@ class Session:
     def last_words(self, name: str, lines: int = 3) -> str:
         """The end of a process's log, on one line."""
         with suppress(OSError):
-            return " / ".join(self.log(name).read_text(errors="replace").strip().splitlines()[-lines:])
+            said = self.log(name).read_text(errors="replace").strip().splitlines()
+            return " / ".join([line for line in said if not line.startswith(_MLX_RING)][-lines:])
         return ""
 
     def record_failure(self, error: PipelineError) -> None:

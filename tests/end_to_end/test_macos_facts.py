@@ -51,7 +51,7 @@ def test_socket_paths_fit_for_the_longest_user_and_process_ids(monkeypatch: pyte
     monkeypatch.setattr(os, "getuid", lambda: HIGHEST_USER)
     monkeypatch.setattr(os, "getpid", lambda: HIGHEST_PROCESS)
     monkeypatch.setattr(session.tempfile, "mkdtemp", made_there)
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    monkeypatch.setattr(session, "private_folder", lambda home: home)
     # The registry is the present user's.
     monkeypatch.setattr(session.segments, "sweep", lambda: [])
     opened = Session.create()

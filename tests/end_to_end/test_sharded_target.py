@@ -140,7 +140,7 @@ def test_a_rank_without_memory_ends_with_a_sentence_and_all_start_anew(
 
         assert result.tokens == reference(PROMPT, SETTINGS[0]).tokens
         assert set(before.values()).isdisjoint(ranks(hosts).values()), "all ranks start anew"
-        assert f"Rank {rank} of 2 ran out of memory: it held" in told
+        assert f"Rank {rank} of 2 ran out of memory: it held" in told, told
     until(lambda: not ranks(hosts), seconds=5.0)
 
 

@@ -38,3 +38,11 @@ def test_a_home_that_others_can_enter_is_refused(home: Path):
 
     with pytest.raises(InputError, match="must be yours alone"):
         Session.create()
+
+
+def test_last_words_are_those_of_a_rank_that_ended_and_not_of_mlx(home: Path):
+    session = Session.create()
+    said = ["at work", "Rank 1 has no memory.", "[ring] Sending failed.", "[ring] Too many errors.", "All start anew."]
+    session.log("target").write_text("\n".join(said))
+
+    assert session.last_words("target", 2) == "Rank 1 has no memory. / All start anew."
