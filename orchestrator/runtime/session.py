@@ -16,6 +16,8 @@ from protocol.security.private_files import private_folder
 _FAILURE = "failure"
 _MLX_RING = "[ring]"
 """Lines of MLX that say only that another rank is gone, many at a time."""
+_SHORTAGE = "ran out of memory"
+_TRACEBACK_LINES = 100
 _PREFIX = "lp-"
 
 
@@ -54,10 +56,13 @@ class Session:
         return self.folder / f"{name}.log"
 
     def last_words(self, name: str, lines: int = 3) -> str:
-        """The end of a process's log, on one line."""
+        """The end of a process's log, on one line. A rank's lack of memory is told also if the other ranks' errors
+        follow it."""
         with suppress(OSError):
             said = self.log(name).read_text(errors="replace").strip().splitlines()
-            return " / ".join([line for line in said if not line.startswith(_MLX_RING)][-lines:])
+            end = [line for line in said if not line.startswith(_MLX_RING)][-lines:]
+            cause = [line for line in said[-_TRACEBACK_LINES:] if _SHORTAGE in line and line not in end][-1:]
+            return " / ".join(cause + end)
         return ""
 
     def record_failure(self, error: PipelineError) -> None:

@@ -40,9 +40,17 @@ def test_a_home_that_others_can_enter_is_refused(home: Path):
         Session.create()
 
 
-def test_last_words_are_those_of_a_rank_that_ended_and_not_of_mlx(home: Path):
+def test_last_words_name_a_lack_of_memory_and_leave_out_what_follows_from_it(home: Path):
     session = Session.create()
-    said = ["at work", "Rank 1 has no memory.", "[ring] Sending failed.", "[ring] Too many errors.", "All start anew."]
+    said = [
+        "at work",
+        "Rank 1 ran out of memory.",
+        "[ring] Sending failed.",
+        "Traceback",
+        "RuntimeError: a peer is gone",
+    ]
     session.log("target").write_text("\n".join(said))
 
-    assert session.last_words("target", 2) == "Rank 1 has no memory. / All start anew."
+    assert session.last_words("target", 3) == " / ".join([*said[:2], *said[3:]][-3:])
+    assert session.last_words("target", 2) == " / ".join([said[1], *said[3:]])
+    assert session.last_words("target", 1) == " / ".join([said[1], said[4]])
