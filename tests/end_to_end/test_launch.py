@@ -82,6 +82,9 @@ def _answers(url: str) -> bool:
         return bool(httpx.get(url))
     except httpx.ConnectError:
         return False
+    # It ends while it is asked.
+    except httpx.TransportError:
+        return True
 
 
 def test_what_launch_cannot_do_is_told(serving: Serving, monkeypatch: pytest.MonkeyPatch):
