@@ -9,7 +9,7 @@ import zmq.asyncio
 
 from orchestrator.api.batch import Batch
 from orchestrator.api.chat_prompts import chat_prompt
-from orchestrator.api.client import ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPipeline
+from orchestrator.api.client import ANSWER_SECONDS, BUSY_ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPipeline
 from orchestrator.api.result import Chosen, OnReading, OutputCollector, Result
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
@@ -167,6 +167,6 @@ async def _next_frame(socket: zmq.asyncio.Socket, address: str) -> bytes:
     """The next frame. A pipeline that is silent for long is asked whether it is there; PipelineError if it is not."""
     if not await socket.poll(int(SILENCE_SECONDS * 1000)):
         await socket.send(encode(Inquire(), STAMP))
-        if not await socket.poll(int(ANSWER_SECONDS * 1000)):
+        if not await socket.poll(int(BUSY_ANSWER_SECONDS * 1000)):
             raise NoPipeline(address)
     return await socket.recv()

@@ -22,6 +22,8 @@ SILENCE_SECONDS = 2.0
 """After such a time without a message, a client asks the pipeline for its state."""
 ANSWER_SECONDS = 3.0
 """Limit for the answer."""
+BUSY_ANSWER_SECONDS = 8.0
+"""The same from a pipeline that is at work: a busy machine may stop it for a while, and that ends nothing."""
 _POLL_SECONDS = 0.25
 
 
@@ -119,7 +121,7 @@ class Client:
         """Seconds since the pipeline's last message, `silent` before the check. Raises PipelineError if it is gone."""
         if silent < SILENCE_SECONDS:
             return silent
-        self.state()
+        self.state(BUSY_ANSWER_SECONDS)
         return 0.0
 
 

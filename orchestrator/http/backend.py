@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from orchestrator.api.async_client import AsyncClient, AsyncStream
-from orchestrator.api.client import Client
+from orchestrator.api.client import BUSY_ANSWER_SECONDS, Client
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.errors import PipelineError, blaming
 from protocol.messages.base import SequenceId
@@ -18,8 +18,6 @@ from protocol.messages.telemetry import TelemetryFrame
 log = structlog.get_logger()
 _CHECK_SECONDS = 2.0
 """Between two questions whether another program's pipeline still runs."""
-_GONE_SECONDS = 8.0
-"""Limit for the answer. A busy machine may stop a pipeline for a while, and its server should outlast that."""
 
 
 class ServedPipeline(Protocol):
@@ -63,7 +61,7 @@ class RunningPipeline:
         self._left.set()
 
     def _state(self) -> PipelineState:
-        state = self._client.state(_GONE_SECONDS)
+        state = self._client.state(BUSY_ANSWER_SECONDS)
         if state.failure is not None:
             raise blaming(state.blame, state.failure)
         return state
