@@ -49,6 +49,8 @@ class DraftSequence:
         self.id = start.sequence
         self.engine = engine
         self._rolling = rolling
+        self._skipped = rolling.skipped(len(start.tokens) - 1)
+        """Tokens that the engine does not see."""
         self._held: list[int] = rolling.seen(start.tokens[:-1])[:held]
         """Tokens of the engine's committed prefix."""
         self._reuse: Prefilled | None = None
@@ -222,16 +224,19 @@ class DraftSequence:
 
     def _begin(self, root: NodeId, token: int) -> None:
         """Grow anew from the root behind `_tokens`, and keep the KV of what the engine goes on seeing."""
-        seen = self._rolling.seen(self._tokens)
-        shared = self.engine.reach(common_prefix(self._held, seen))
+        length = len(self._tokens)
+        seen, skipped = self._rolling.seen(self._tokens), self._rolling.skipped(length)
+        shared = common_prefix(self._held, seen)
+        if skipped != self._skipped:
+            # Behind the sinks, a token that is the same by chance was read with the features of another one.
+            shared = min(shared, self._rolling.sinks)
+        self._skipped = skipped
+        shared = self.engine.reach(shared)
         self.engine.truncate(shared)
         del self._held[shared:]
         self._backlog = seen[shared:]
         """Committed tokens without KV."""
         self._rows: dict[NodeId, int] = {}
-        length = len(self._tokens)
-        self._skipped = self._rolling.skipped(length)
-        """Tokens that the engine does not see."""
         forced = None if self.sampling.grammar is None or self._processors is None else self._forced
         tree, horizon = TokenTree(root, token, length), self._rolling.horizon(length)
         self._growth = TreeGrowth(tree, self._plan, horizon, self._calibration, forced)

@@ -194,8 +194,10 @@ def test_reused_kv_of_the_target_leaves_the_first_tokens_without_features():
     assert bench.fed() == list(range(30, len(PROMPT) - 1))
 
 
-def test_a_rolled_context_is_read_again_from_the_ring():
-    bench = Bench(LONG[:50], context=64)
+# In the second, the token behind the sinks is the one that was there before the context rolled.
+@pytest.mark.parametrize("prompt", [LONG[:50], LONG[:24] * 2])
+def test_a_rolled_context_is_read_again_from_the_ring(prompt: tuple[int, ...]):
+    bench = Bench(prompt, context=64)
     bench.target.start()
     bench.target.prefill()
     bench.work(5)
