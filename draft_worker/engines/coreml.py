@@ -103,6 +103,7 @@ class CoreMlEngine(Engine):
         hosted = [(sequence, batch) for sequence, batch in parts if isinstance(sequence, HostCachedSequence)]
         together = [(sequence, len(batch.committed) + len(batch.tokens)) for sequence, batch in hosted]
         if len(hosted) < 2 or not self.joins(together):
+            self._joint_memory.count_step()
             return super().evaluate_together(parts)
         evaluations = [sequence.evaluation(batch) for sequence, batch in hosted]
         rows = [sequence.placed(each) for (sequence, _), each in zip(hosted, evaluations, strict=True)]

@@ -202,6 +202,7 @@ class PackageRunner:
 
     def _together(self, group: Sequence[tuple[Wave, Single]]) -> list[mx.array]:
         if len(group) == 1:
+            self._joint.count_step()
             return [self.evaluate(*group[0])]
         return [mx.array(left) for left in self._call([_Part.of(*each) for each in group])]
 

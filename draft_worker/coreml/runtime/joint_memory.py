@@ -15,8 +15,8 @@ from draft_worker.coreml.arrays import Single, Slots
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
 
-_IDLE_CALLS = 64
-"""A sequence that took part in none of so many joint calls gives up its slots to those that need them."""
+_IDLE_STEPS = 64
+"""A sequence that took part in no joint call for so many steps gives up its slots to those that need them."""
 
 
 class OwnCache(Protocol):
@@ -54,20 +54,24 @@ class JointMemory:
         """One sequence's, by the slots of its own cache."""
         self._free = np.ones(self._capacity, np.bool_)
         self._copies: dict[OwnCache, _Copy] = {}
-        self._calls = 0
+        self._steps = 0
 
     def fits(self, needed: Sequence[tuple[OwnCache, int]]) -> bool:
-        """Whether each of these sequences can have so many slots, beside the other sequences of recent calls."""
+        """Whether each of these sequences can have so many slots, beside the other sequences of recent steps."""
         inside = {cache for cache, _ in needed}
         others = [copy for cache, copy in self._copies.items() if cache not in inside and not self._idle(copy)]
         return sum(slots for _, slots in needed) + sum(copy.size for copy in others) <= self._capacity
 
+    def count_step(self) -> None:
+        """A step without a joint call. Sequences that have ended, and leave no room for one, become idle by it too."""
+        self._steps += 1
+
     def call(self, parts: Sequence[JointPart]) -> "JointCall":
         """A call that evaluates these rows, in this order, of different sequences that fit."""
-        self._calls += 1
+        self._steps += 1
         copies = [self._copy(part.cache) for part in parts]
         for part, copy in zip(parts, copies, strict=True):
-            copy.last_call = self._calls
+            copy.last_step = self._steps
             self._free[copy.drop_others(part.used)] = True
         for part, copy in zip(parts, copies, strict=True):
             missing = part.used[copy.places[part.used] < 0]
@@ -93,7 +97,7 @@ class JointMemory:
         return taken
 
     def _idle(self, copy: "_Copy") -> bool:
-        return self._calls - copy.last_call >= _IDLE_CALLS
+        return self._steps - copy.last_step >= _IDLE_STEPS
 
 
 class _Copy:
@@ -102,7 +106,7 @@ class _Copy:
     def __init__(self, capacity: int) -> None:
         self.places: Slots = np.full(capacity, -1)
         """Joint slot of each slot of the sequence's own cache; -1: none."""
-        self.last_call = 0
+        self.last_step = 0
         self._stamps: Slots = np.full(capacity, -1)
         """`OwnCache.stamps` of what was copied."""
 

@@ -11,7 +11,7 @@ import pytest
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.joint_call import SequenceRows
-from draft_worker.coreml.runtime.joint_memory import _IDLE_CALLS, JointMemory
+from draft_worker.coreml.runtime.joint_memory import _IDLE_STEPS, JointMemory
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch
@@ -164,7 +164,7 @@ def test_a_sequence_that_was_in_no_recent_call_gives_up_its_slots(short: Convert
         joint.call([SequenceRows(each, []).joint for each in memories])
 
     call(gone, first)
-    for _ in range(_IDLE_CALLS):
+    for _ in range(_IDLE_STEPS):
         assert not fits(first, late)
         call(first, second)
 
@@ -172,6 +172,19 @@ def test_a_sequence_that_was_in_no_recent_call_gives_up_its_slots(short: Convert
     call(first, late)
     assert fits(second, late)
     assert not fits(gone, late)
+
+
+def test_sequences_that_have_ended_keep_later_ones_apart_for_some_steps_only(short: Converted):
+    joint, _ = engine(short)
+    ended, later = filled(joint, 40, 40), filled(joint, 40, 40)
+    joint.evaluate_together([(each, batch(1)) for each in ended])
+
+    for _ in range(_IDLE_STEPS):
+        assert not joint.joins([(each, 1) for each in later])
+        joint.evaluate_together([(later[0], batch(1))])
+        later[0].keep((), ())
+
+    assert joint.joins([(each, 1) for each in later])
 
 
 def test_one_growth_step_of_the_worker_grows_as_many_trees_as_a_call_takes(short: Converted):
