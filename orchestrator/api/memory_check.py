@@ -5,7 +5,7 @@ import msgspec
 from orchestrator.core.options import Options
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import Budget, usable
-from orchestrator.machine.memory.refusal import refusal, size
+from orchestrator.machine.memory.refusal import LEAST_USEFUL, refusal, size
 from orchestrator.runtime.memory_needed import memory_settings, pipeline_needs
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError
@@ -32,7 +32,7 @@ def fitted(setup: OrchestratorSetup) -> tuple[OrchestratorSetup, str]:
     available = _available(needs.budget(settings), memory, asked=options.context == "auto")
     notes: list[str] = []
     if options.context == "auto":
-        context = max(1, needs.largest_context(settings, available))
+        context = needs.largest_context(settings, available) or min(LEAST_USEFUL, needs.context)
         settings = msgspec.structs.replace(settings, context=context)
         options = msgspec.structs.replace(options, context=context)
         if context < needs.context:
@@ -42,7 +42,7 @@ def fitted(setup: OrchestratorSetup) -> tuple[OrchestratorSetup, str]:
         raise InputError(reason)
     bounded = with_bounded_caches(options, needs.budget(settings), available)
     if bounded != options:
-        lowered = (bounded.arena_memory + 2 * bounded.prefix_cache_memory) << 20
+        lowered = sum(needs.budget(memory_settings(bounded, needs)).caches.values())
         notes.append(f"The caches for KV are lowered to {size(lowered)}, which is what the models leave.")
     return msgspec.structs.replace(setup, options=bounded), " ".join(notes)
 

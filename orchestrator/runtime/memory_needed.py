@@ -5,9 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.options import Options
-from orchestrator.machine.drafts.converted_draft import is_converted, loaded_bytes
+from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes
 from orchestrator.machine.hardware import computes_on_processor
-from orchestrator.machine.memory.budget import UNASKED_CONTEXT, Budget, MemorySettings, ModelNeed, PipelineNeeds
+from orchestrator.machine.memory.budget import (
+    DRAFT,
+    PREFILL,
+    TARGET,
+    UNASKED_CONTEXT,
+    Budget,
+    MemorySettings,
+    ModelNeed,
+    PackageNeed,
+    PipelineNeeds,
+)
 from orchestrator.machine.memory.kv_form import KvForm, attention_heads, kv_form
 from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
 from orchestrator.runtime.models_held import core_ml_packages, machines, model_folders, trained_drafter
@@ -19,7 +29,7 @@ from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT, Role
 
-_NAMES: dict[Role, str] = {"target": "target", "draft": "draft", "prefill": "prefill worker"}
+_NAMES: dict[Role, str] = {"target": TARGET, "draft": DRAFT, "prefill": PREFILL}
 
 
 def needed(setup: OrchestratorSetup) -> Budget:
@@ -53,8 +63,8 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
         models=tuple(models),
         context=_context(setup),
         on_processor=processor,
-        core_ml=sum(loaded_bytes(folder) for folder in core_ml_packages(setup) if is_converted(folder)),
-        rings=drafter is not None,
+        packages=tuple(_package(role, folder) for role, folder in core_ml_packages(setup).items()),
+        rings=_reads_features(setup),
         processes=1 + workers,
     )
 
@@ -69,6 +79,7 @@ def _model(role: Role, folder: Path, processor: bool, setup: OrchestratorSetup) 
         heads=attention_heads(config) // ranks,
         quantizes=role != "draft",
         requests=1 if role == "prefill" else None,
+        context=_positions(config) if role == "draft" else MAX_CONTEXT,
     )
 
 
@@ -85,8 +96,25 @@ def _drafter(folder: Path, target: Path, processor: bool) -> ModelNeed:
     )
 
 
+def _package(role: Role, folder: Path) -> PackageNeed:
+    return PackageNeed(_NAMES[role], loaded_bytes(folder), cache_bytes(folder))
+
+
 def _context(setup: OrchestratorSetup) -> int:
-    return min(stated_positions(_config(Path(setup.target))) or MAX_CONTEXT, MAX_CONTEXT)
+    return _positions(_config(Path(setup.target)))
+
+
+def _positions(config: dict[str, Any]) -> int:
+    return min(stated_positions(config) or MAX_CONTEXT, MAX_CONTEXT)
+
+
+def _reads_features(setup: OrchestratorSetup) -> bool:
+    """Whether the draft reads hidden states of the target."""
+    drafter, package = trained_drafter(setup), core_ml_packages(setup).get("draft")
+    if drafter is not None:
+        found = read_drafter(drafter)
+        return found is None or found.kind != "exit"
+    return package is not None and holds_drafter(package)
 
 
 def _config(folder: Path) -> dict[str, Any]:

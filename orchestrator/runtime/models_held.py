@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.engines import draft_model
 from protocol.messages.base import Role
@@ -33,10 +34,11 @@ def trained_drafter(setup: OrchestratorSetup) -> Path | None:
     return Path(setup.draft) if drafts(setup) and draft_model(setup.draft_engine) == "drafter" else None
 
 
-def core_ml_packages(setup: OrchestratorSetup) -> list[Path]:
-    """The converted models that are loaded, or will be if they are faster."""
+def core_ml_packages(setup: OrchestratorSetup) -> dict[Role, Path]:
+    """The converted models that are loaded at the start."""
     package = setup.draft if drafts(setup) and draft_model(setup.draft_engine) == "package" else ""
-    return [Path(folder) for folder in (package, setup.prefill) if folder]
+    folders: dict[Role, str] = {"draft": package, "prefill": setup.prefill}
+    return {role: Path(folder) for role, folder in folders.items() if folder and is_converted(Path(folder))}
 
 
 def machines(setup: OrchestratorSetup) -> int:

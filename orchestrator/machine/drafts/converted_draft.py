@@ -18,6 +18,8 @@ from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 
+_CACHE_ELEMENT = 4
+"""Bytes of a number that the host keeps. A cache that is a state has half of it."""
 _PARTS = (FOLDER_FACTS, "host.safetensors", "config.json", "tokenizer.json")
 
 
@@ -61,6 +63,16 @@ def loaded_bytes(folder: Path) -> int:
     """
     weights = sum(file.stat().st_size for file in (folder / FOLDER_MODEL).rglob("weight.bin"))
     return weights * len(_facts(folder).widths) + (folder / "host.safetensors").stat().st_size
+
+
+def cache_bytes(folder: Path) -> int:
+    """Memory of one request's KV beside the converted model in `folder`: float32 for every slot, whatever is used."""
+    facts = _facts(folder)
+    if facts.shape is None:
+        return 0
+    shape, convolutions = facts.shape, sum(layer.convolution for layer in facts.shape.layers)
+    elements = 2 * (len(shape.layers) - convolutions) * shape.key_heads + convolutions * shape.heads
+    return _CACHE_ELEMENT * elements * shape.head * facts.context
 
 
 def is_converted(folder: Path) -> bool:

@@ -7,6 +7,7 @@ import msgspec
 
 from orchestrator.machine.memory.kv_form import KvForm, element_bytes
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.messages.base import MAX_CONTEXT
 
 GIB = 1 << 30
 USABLE = 0.75
@@ -15,6 +16,8 @@ OVERHEAD = GIB
 """For the KV of some thousand tokens and the processes, of models whose files are not here."""
 UNASKED_CONTEXT = 2048
 """Tokens of one request that must fit where no context is asked for."""
+TARGET, DRAFT, PREFILL = "target", "draft", "prefill worker"
+"""Names of the workers, for users."""
 _PROCESS = 256 << 20
 """Of each process without its model: the interpreter, MLX and mlx-lm."""
 _RING = 64 << 20
@@ -44,9 +47,22 @@ class ModelNeed(NamedTuple):
     heads: int = 0
     """Of attention."""
     quantizes: bool = False
-    """It holds KV in the target's bits."""
+    """It holds KV in the target's bits, and saves it in arenas where there are any."""
     requests: int | None = None
     """Most of them at once; None: as many as the pipeline decodes."""
+    context: int = MAX_CONTEXT
+    """Most tokens of a request that it sees."""
+
+
+class PackageNeed(NamedTuple):
+    """One Core ML package."""
+
+    name: str
+    """As of a `ModelNeed`."""
+    weights: int
+    """Each loaded function has a copy."""
+    cache: int
+    """The KV of a request of any length."""
 
 
 class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +103,7 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     """The target's own."""
     on_processor: bool
-    core_ml: int = 0
-    """Bytes of a package and its copies."""
+    packages: tuple[PackageNeed, ...] = ()
     rings: bool = False
     """The draft reads the target's hidden states."""
     processes: int = 3
@@ -98,13 +113,26 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         parts = {f"the {model.name}'s weights": model.weights for model in self.models}
         for model in self.models:
             parts[f"the {model.name}'s KV"] = self._kv(model, settings)
-        parts["Core ML's copies of the draft"] = self.core_ml
+        for package in self.packages:
+            parts[f"Core ML's copies of the {package.name}"] = package.weights
+            parts[f"the KV of the {package.name} in Core ML"] = _caches(package, settings) * package.cache
         parts["buffers of forwards"] = sum(self._buffers(settings))
         parts["feature rings"] = settings.requests * _RING if self.rings else 0
         parts["the processes"] = self.processes * _PROCESS
         caching = sum(model.requests is None for model in self.models)
+        caching += sum(package.name == DRAFT for package in self.packages)
         caches = {"arenas": settings.arenas, "prefix caches": caching * settings.prefix_cache}
         return Budget({name: size for name, size in parts.items() if size}, caches)
+
+    def without(self, worker: str) -> "PipelineNeeds":
+        """The same pipeline without this worker."""
+        models = tuple(model for model in self.models if model.name != worker)
+        packages = tuple(package for package in self.packages if package.name != worker)
+        fewer = (models, packages) != (self.models, self.packages)
+        rings = self.rings and worker != DRAFT
+        return msgspec.structs.replace(
+            self, models=models, packages=packages, rings=rings, processes=self.processes - fewer
+        )
 
     def largest_context(self, settings: MemorySettings, available: int) -> int:
         """The most tokens for which the rest fits into `available` bytes, at most the target's own; 0 if none do."""
@@ -120,13 +148,19 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         element = element_bytes(settings.kv_bits if model.quantizes else UNQUANTIZED, self.on_processor)
         requests = settings.requests if model.requests is None else min(model.requests, settings.requests)
-        return requests * model.kv.bytes(settings.context, element, windows_whole=settings.arenas > 0)
+        tokens, saved = min(settings.context, model.context), model.quantizes and settings.arenas > 0
+        return requests * model.kv.bytes(tokens, element, windows_whole=saved)
 
     def _buffers(self, settings: MemorySettings) -> Iterator[int]:
         """On a processor a prefill holds the scores of a chunk with the whole context; elsewhere attention is fused,
         and MLX keeps freed buffers."""
         for number, model in enumerate(self.models):
             if self.on_processor:
-                yield 4 * settings.chunk * settings.context * model.heads
+                yield 4 * settings.chunk * min(settings.context, model.context) * model.heads
             else:
                 yield _FREED[min(number, 1)]
+
+
+def _caches(package: PackageNeed, settings: MemorySettings) -> int:
+    """A draft also has one cache for calls of several requests; a prefill worker holds one prompt."""
+    return settings.requests + 1 if package.name == DRAFT else 1

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from orchestrator.machine.memory.budget import GIB, Budget, MemorySettings, PipelineNeeds
+from orchestrator.machine.memory.budget import DRAFT, GIB, PREFILL, Budget, MemorySettings, PipelineNeeds
 
-_LEAST_USEFUL = 1024
+LEAST_USEFUL = 1024
 """Tokens of a context below which it is no remedy."""
+_DISPENSABLE = {DRAFT: "a smaller draft, or --draft-engine none", PREFILL: "--prefill-engine none"}
+"""What to do without a worker."""
 _MIB = 1 << 20
 
 
@@ -25,15 +27,17 @@ def refusal(needs: PipelineNeeds, settings: MemorySettings, available: int, memo
 
 
 def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> Iterator[str]:
-    """Settings with which the pipeline fits, each by itself; the last two may need the one before."""
+    """Settings with which the pipeline fits, each by itself."""
 
     def fits(changed: MemorySettings, needed: PipelineNeeds = needs) -> bool:
         return needed.budget(changed).required_bytes <= available
 
     replace = msgspec.structs.replace
     context = needs.largest_context(settings, available)
-    if context >= _LEAST_USEFUL:
-        yield f"--context {_rounded(context)}"
+    # A context that is asked for is that of all concurrent requests.
+    alone = "--concurrent 1" if settings.requests == 1 else ""
+    if context >= LEAST_USEFUL:
+        yield f"--context {_rounded(context)}" + (alone and f" with {alone}")
     fewer = next((count for count in range(settings.requests - 1, 0, -1) if fits(replace(settings, requests=count))), 0)
     if fewer:
         yield f"--concurrent {fewer}"
@@ -42,11 +46,12 @@ def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> 
         within = needs.largest_context(quantized, available)
         if fits(quantized):
             yield "--kv-bits 8"
-        elif within >= _LEAST_USEFUL and within > context:
-            yield f"--kv-bits 8 with --context {_rounded(within)}"
-    without = replace(needs, models=needs.models[:1], core_ml=0, rings=False, processes=2)
-    if len(needs.models) > 1 and fits(settings, without):
-        yield "a smaller draft, or --draft-engine none"
+        elif within >= LEAST_USEFUL and within > context:
+            yield f"--kv-bits 8 with --context {_rounded(within)}" + (alone and f" and {alone}")
+    for worker, advice in _DISPENSABLE.items():
+        without = needs.without(worker)
+        if without != needs and fits(settings, without):
+            yield advice
 
 
 def arithmetic(budget: Budget, settings: MemorySettings) -> str:

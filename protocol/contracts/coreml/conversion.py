@@ -38,6 +38,23 @@ class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Folder of the target, for a trained drafter."""
 
 
+class FactsLayer(msgspec.Struct, frozen=True):
+    """The part of a package's layer that says what it keeps of a token."""
+
+    convolution: bool = False
+    """It keeps its input; another layer keeps a key and a value."""
+
+
+class FactsShape(msgspec.Struct, frozen=True):
+    """The part of a package's shape that says how large its cache is."""
+
+    layers: tuple[FactsLayer, ...]
+    heads: int
+    key_heads: int
+    head: int
+    """Elements of a head."""
+
+
 class Facts(msgspec.Struct, frozen=True):
     """The part of FOLDER_FACTS that a process needs to start a draft."""
 
@@ -45,6 +62,9 @@ class Facts(msgspec.Struct, frozen=True):
     """Folder or id of the model that was converted."""
     widths: tuple[int, ...] = ()
     """Each has a function of its own."""
+    context: int = 0
+    """KV slots."""
+    shape: FactsShape | None = None
     conditioning: dict[str, Any] | None = None
     """Of a trained drafter; None: the model reads tokens alone."""
     format: int = FORMAT

@@ -9,6 +9,7 @@ from orchestrator.api import memory_check
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.options import TokensOrAuto
 from orchestrator.core.options import Options
+from orchestrator.machine.memory.refusal import size
 from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError
@@ -79,6 +80,28 @@ def test_what_fits_is_started_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatc
     pipeline = _pipeline(monkeypatch, 64_000, arena_memory=1024)
 
     assert (_options(pipeline).arena_memory, _options(pipeline).context, pipeline.note) == (1024, 0, "")
+
+
+def test_the_note_counts_the_caches_of_the_workers_that_there_are(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda: 1500 * MIB)
+    pipeline = Pipeline(str(DEMO_TARGET), draft_engine="none", arena_memory=1024, prefix_cache_memory=512)
+    options = _options(pipeline)
+
+    assert f"lowered to {size((options.arena_memory + options.prefix_cache_memory) * MIB)}," in pipeline.note
+
+
+def test_auto_that_fits_nothing_is_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InputError, match=r"64 × 1,024 tokens.*--concurrent (\d+)"):
+        _pipeline(monkeypatch, 1150, context="auto", concurrent=64)
+    assert _options(_pipeline(monkeypatch, 100, context="auto", memory_check="off")).context == 1024
+
+
+def test_what_the_refusal_of_an_unasked_context_advises_is_started(monkeypatch: pytest.MonkeyPatch):
+    enough = -(-_budget() * 4 // 3 // MIB)
+    with pytest.raises(InputError, match="What fits: --context 1792 with --concurrent 1"):
+        _pipeline(monkeypatch, enough - 1)
+
+    assert _options(_pipeline(monkeypatch, enough - 1, context=1792, concurrent=1)).context == 1792
 
 
 def test_a_mac_is_asked_what_it_recommends_only_where_that_matters(monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PipelineNeeds, usable
+from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PackageNeed, PipelineNeeds, usable
 from orchestrator.machine.memory.kv_form import KvForm
 from orchestrator.machine.memory.refusal import refusal
 
@@ -47,6 +47,32 @@ def test_a_prefill_worker_holds_one_prompt():
     budget = msgspec.structs.replace(NEEDS, models=(TARGET, worker)).budget(ASKED)
 
     assert budget.parts["the prefill worker's KV"] == budget.parts["the target's KV"] // 4
+
+
+def test_a_draft_with_a_shorter_context_holds_so_many_tokens():
+    short = msgspec.structs.replace(NEEDS, models=(TARGET, DRAFT._replace(context=8192)))
+
+    assert short.budget(ASKED).parts["the draft's KV"] == NEEDS.budget(ASKED).parts["the draft's KV"] // 4
+    assert short.budget(_with(context=4096)) == NEEDS.budget(_with(context=4096))
+
+
+def test_rows_behind_windows_wait_for_arenas_in_the_target_alone():
+    windows = KvForm(full=0, windowed=1024, window=512)
+    needs = msgspec.structs.replace(NEEDS, models=(TARGET._replace(kv=windows), DRAFT._replace(kv=windows)))
+    parts = needs.budget(ASKED).parts
+
+    assert parts["the target's KV"] == 4 * windows.bytes(32_768, 2.0, windows_whole=True)
+    assert parts["the draft's KV"] == 4 * windows.bytes(32_768, 2.0)
+
+
+def test_a_core_ml_draft_has_a_cache_for_each_request_and_one_for_joint_calls():
+    package = PackageNeed("draft", 3 * GIB, GIB // 16)
+    needs = msgspec.structs.replace(NEEDS, models=(TARGET,), packages=(package,))
+    budget = needs.budget(ASKED)
+
+    assert budget.parts["Core ML's copies of the draft"] == 3 * GIB
+    assert budget.parts["the KV of the draft in Core ML"] == 5 * GIB // 16
+    assert budget.caches["prefix caches"] == GIB
 
 
 def test_a_processor_holds_the_scores_of_a_chunk():
@@ -91,6 +117,28 @@ def test_a_refusal_advises_fewer_bits_and_no_draft_where_these_suffice():
     assert text is not None
     assert "; --kv-bits 8;" in text
     assert "a smaller draft" in text
+
+
+def test_a_context_that_nobody_asked_for_is_advised_with_the_requests_that_it_was_counted_for():
+    unasked = _with(context=2048, requests=1)
+    text = refusal(NEEDS, unasked, NEEDS.budget(unasked).required_bytes - 1, 10 * GIB)
+
+    assert text is not None
+    assert "What fits: --context 1792 with --concurrent 1;" in text
+
+
+@pytest.mark.parametrize(
+    ("worker", "advice"),
+    [("draft", "a smaller draft, or --draft-engine none"), ("prefill worker", "--prefill-engine none")],
+)
+def test_the_worker_that_is_too_much_is_the_one_that_is_named(worker: str, advice: str):
+    package = PackageNeed(worker, 4 * GIB, 0)
+    needs = msgspec.structs.replace(NEEDS, models=(TARGET,), packages=(package,))
+    text = refusal(needs, ASKED, 14 * GIB, 20 * GIB)
+
+    assert text is not None
+    assert f"; {advice}." in text
+    assert text.count("none") == 1
 
 
 def test_a_target_that_is_too_large_by_itself_is_told_so():
