@@ -1,16 +1,19 @@
 """The memory of a model's keys and values, from its config.json. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "model_dim", "hidden_dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_attention_groups", "num_query_groups")
 _HEAD_SIZES = ("head_dim", "kv_channels", "hidden_size_per_head")
 _WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "attention_window_size", "attention_chunk_size")
+_ABSURD = 1 << 40
+"""No size is as large: products of such numbers are beyond a float."""
 _GROUP = 64
 """Numbers that share a scale and a bias, where KV is quantized."""
 _STEP = 256
@@ -19,12 +22,21 @@ _BEHIND_WINDOW = 2048
 """Rows behind a window that stay, so that a sequence can be cut back."""
 _SNAPSHOTS = 6
 """States of a recurrent layer: that behind the last token, four remembered ones, and one that is being made."""
+_STATES = (
+    ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
+    ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
+    ("num_heads", "head_dim", "head_dim"),
+)
+"""Sizes whose product is a recurrent layer's state; the last ones stand in `linear_attn_config`."""
 _STATE_BYTES = 4
 """Of an element of a recurrent state."""
 _UNFOLDED = ("deepseek_v2", "minicpm3", "youtu_llm")
 """Models with latent keys that mlx-lm unfolds before it keeps them."""
 _WITHOUT_GROUPS = ("gpt2", "gpt_neox")
 """Models whose heads share no keys, whatever their config.json states."""
+_BOTH = ("falcon_h1",)
+"""Models whose layers attend and have a state."""
 _DOUBLE = ("iquestloopcoder", "longcat_flash", "longcat_flash_ngram", "nanbeige")
 """Models that attend twice in each layer, or go through their layers twice."""
 
@@ -98,6 +110,15 @@ def _token_elements(stated: Mapping[str, Any], width: int, heads: int) -> int:
 
 def _layer_kinds(stated: Mapping[str, Any], layers: int) -> tuple[int, int, int]:
     """Layers that see every token, layers with a window, and recurrent ones."""
+    pattern = stated.get("hybrid_override_pattern")
+    if isinstance(pattern, str | list):
+        return pattern.count("*"), 0, pattern.count("M")
+    linear = _linear(stated)
+    if isinstance(linear.get("kda_layers"), list):
+        recurrent = min(layers, len(linear["kda_layers"]))
+        return layers - recurrent, 0, recurrent
+    if stated.get("model_type") in _BOTH:
+        return layers, 0, layers
     kinds = stated.get("layer_types")
     if isinstance(kinds, Sequence) and kinds and all(isinstance(kind, str) for kind in kinds):
         windowed = sum("sliding" in kind or "chunked" in kind for kind in kinds)
@@ -114,15 +135,17 @@ def _layer_kinds(stated: Mapping[str, Any], layers: int) -> tuple[int, int, int]
 
 def _state(stated: Mapping[str, Any]) -> int:
     """Bytes of one recurrent layer's state; 0 where the config states no sizes of it."""
-    sizes = [
-        _first(stated, (name,)) for name in ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-    ]
-    if None in sizes:
-        return 0
-    heads, key, value = (size or 0 for size in sizes)
-    return heads * key * value * _STATE_BYTES
+    *outer, last = _STATES
+    places = [*((stated, names) for names in outer), (_linear(stated), last)]
+    found = (math.prod(_first(part, (name,)) or 0 for name in names) for part, names in places)
+    return next(filter(None, found), 0) * _STATE_BYTES
+
+
+def _linear(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    linear = stated.get("linear_attn_config")
+    return linear if isinstance(linear, Mapping) else {}
 
 
 def _first(stated: Mapping[str, Any], names: Sequence[str]) -> int | None:
     values = (stated.get(name) for name in names)
-    return next((value for value in values if type(value) is int and value > 0), None)
+    return next((value for value in values if type(value) is int and 0 < value < _ABSURD), None)

@@ -11,7 +11,10 @@ from tests.support.paths import DEMO_TARGET
 
 TOKENS = 500
 EXACT = ("llama", "qwen2", "qwen3", "gemma3_text", "gpt_oss", "cohere2", "deepseek_v3", "mixtral", "llama4")
-BOUNDED = ("deepseek_v2", "deepseek_v32", "minicpm3", "gpt2", "longcat_flash", "qwen3_next", "lfm2", "gemma3n")
+BOUNDED = (
+    *("deepseek_v2", "deepseek_v32", "minicpm3", "gpt2", "longcat_flash", "qwen3_next", "lfm2", "gemma3n", "phixtral"),
+    *("granitemoehybrid", "falcon_h1", "nemotron_h", "kimi_linear"),
+)
 
 
 def _held(name: str) -> int:
@@ -55,13 +58,16 @@ def test_a_window_bounds_its_layers_once_their_rows_are_saved():
     assert form.bytes(512, 2.0) == 2 * 40 * 512
 
 
-def test_recurrent_layers_take_the_same_at_every_length():
-    config = architectures.configuration("qwen3_next")
-    form = kv_form(config)
+@pytest.mark.parametrize("name", ["qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h"])
+def test_recurrent_layers_take_the_same_at_every_length(name: str):
+    sequence = TreeSequence(architectures.tiny(name))
+    for _ in range(6):
+        sequence.prefill(list(range(40)))
+    form = kv_form(architectures.configuration(name))
 
     assert form is not None
-    assert form.state > 0
     assert form.bytes(0, 4.0) == form.state
+    assert form.bytes(sequence.committed, 4.0) >= sequence.memory
 
 
 def test_the_text_model_s_part_of_a_configuration_counts():
@@ -72,5 +78,6 @@ def test_the_text_model_s_part_of_a_configuration_counts():
 
 
 def test_a_configuration_without_sizes_gives_no_form():
+    assert kv_form({"num_hidden_layers": 10**400, "hidden_size": 64, "num_attention_heads": 4}) is None
     assert kv_form({"model_type": "own"}) is None
     assert kv_form({"num_hidden_layers": "2", "hidden_size": 64, "num_attention_heads": 4}) is None
