@@ -18,7 +18,7 @@ from orchestrator.machine.memory.budget import (
     PackageNeed,
     PipelineNeeds,
 )
-from orchestrator.machine.memory.kv_form import KvForm, attention_heads, kv_form
+from orchestrator.machine.memory.kv_form import KvForm, attention_heads, keeps_latents, kv_form
 from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
 from orchestrator.runtime.models_held import core_ml_packages, machines, model_folders, trained_drafter
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -74,8 +74,9 @@ def _model(role: Role, folder: Path, processor: bool, setup: OrchestratorSetup) 
     form = kv_form(config)
     return ModelNeed(
         name=_NAMES[role],
-        weights=loaded_weights(folder, processor) // ranks,
-        kv=None if form is None else form.part(1 / ranks),
+        weights=loaded_weights(folder, processor, ranks),
+        # Every rank keeps whole latent keys.
+        kv=form if form is None or keeps_latents(config) else form.part(1 / ranks),
         heads=attention_heads(config) // ranks,
         quantizes=role != "draft",
         requests=1 if role == "prefill" else None,

@@ -30,10 +30,10 @@ class _Entry(msgspec.Struct):
     shape: tuple[int, ...]
 
 
-def tensors_in(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the folder's *.safetensors, by name. Raises InputError for a file that is damaged."""
+def tensors_in(folder: Path, files: str = "*.safetensors") -> dict[str, Tensor]:
+    """Every tensor of the folder's `files`, by name. Raises InputError for a file that is damaged."""
     found: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob(files)):
         found.update(_tensors(file))
     return found
 

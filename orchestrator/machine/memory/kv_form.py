@@ -91,6 +91,12 @@ def attention_heads(config: Mapping[str, Any]) -> int:
     return _first(_text(config), _HEADS) or 0
 
 
+def keeps_latents(config: Mapping[str, Any]) -> bool:
+    """Whether a layer keeps a latent key, which has no heads."""
+    stated = _text(config)
+    return _first(stated, ("kv_lora_rank",)) is not None and stated.get("model_type") not in _UNFOLDED
+
+
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, Mapping) else config
@@ -98,11 +104,11 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _token_elements(stated: Mapping[str, Any], width: int, heads: int) -> int:
     """Elements of one token's keys and values in one layer; of a latent key, where a layer keeps that alone."""
-    model, latent = stated.get("model_type"), _first(stated, ("kv_lora_rank",))
+    latent = _first(stated, ("kv_lora_rank",))
     rope, index = (_first(stated, (name,)) or 0 for name in ("qk_rope_head_dim", "index_head_dim"))
-    if latent is not None and model not in _UNFOLDED:
+    if latent is not None and keeps_latents(stated):
         return latent + rope + index * 2
-    kv_heads = heads if latent or model in _WITHOUT_GROUPS else _first(stated, _KV_HEADS) or heads
+    kv_heads = heads if latent or stated.get("model_type") in _WITHOUT_GROUPS else _first(stated, _KV_HEADS) or heads
     size = rope + (_first(stated, ("qk_nope_head_dim",)) or 0) if latent else 0
     size = size or _first(stated, _HEAD_SIZES) or width // heads
     return kv_heads * (size + (_first(stated, ("v_head_dim",)) or size)) + index * 2

@@ -23,9 +23,16 @@ _PARAMETER_BYTES = 2
 """Of an MTP head in its target's own checkpoint, in fp16 or bf16."""
 
 
-def loaded_weights(folder: Path, on_processor: bool) -> int:
-    """Bytes of a language model's weights in memory. Raises InputError for a file that is damaged."""
-    return _loaded(folder, tensors_in(folder), on_processor)
+def loaded_weights(folder: Path, on_processor: bool, ranks: int = 1) -> int:
+    """Bytes of a language model's weights in memory, those of one of so many ranks among which it is divided.
+
+    Raises InputError for a file that is damaged.
+    """
+    tensors = tensors_in(folder, "model*.safetensors")
+    # mlx-lm divides layers alone: each rank has the whole embedding and head.
+    shared = {name: tensor for name, tensor in tensors.items() if _SHARED.search(name)}
+    whole = _loaded(folder, shared, on_processor)
+    return whole + (_loaded(folder, tensors, on_processor) - whole) // ranks
 
 
 def loaded_drafter(folder: Path, target: Path, on_processor: bool) -> int:
@@ -40,7 +47,8 @@ def loaded_drafter(folder: Path, target: Path, on_processor: bool) -> int:
         drafter = read_drafter(folder, with_own_head=True)
         size = PROCESSOR_BYTES if on_processor else _PARAMETER_BYTES
         own = 0 if drafter is None else drafter.parameters * size
-    taken = {name: tensor for name, tensor in tensors_in(target).items() if _taken(name, drafter)}
+    tensors = tensors_in(target, "model*.safetensors")
+    taken = {name: tensor for name, tensor in tensors.items() if _taken(name, drafter)}
     return own + _loaded(target, taken, on_processor)
 
 
@@ -66,7 +74,7 @@ def _unpacked(name: str, tensor: Tensor, tensors: Mapping[str, Tensor], bits: Ma
         return tensor.elements * PROCESSOR_BYTES
     if kind != "weight":
         return 0
-    return tensor.elements * 32 // bits.get(module, bits[""]) * PROCESSOR_BYTES
+    return tensor.elements * 32 // max(1, bits.get(module, bits[""])) * PROCESSOR_BYTES
 
 
 def _quantization_bits(folder: Path) -> Mapping[str, int]:
@@ -76,7 +84,7 @@ def _quantization_bits(folder: Path) -> Mapping[str, int]:
         stated: Any = config.get("quantization") or config.get("quantization_config") or {}
         single = {name: each["bits"] for name, each in stated.items() if isinstance(each, dict) and "bits" in each}
         return {name: int(bits) for name, bits in single.items()} | {"": int(stated.get("bits", 4))}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return {"": 4}
 
 

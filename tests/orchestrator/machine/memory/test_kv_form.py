@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.machine.memory.kv_form import KvForm, attention_heads, element_bytes, kv_form
+from orchestrator.machine.memory.kv_form import KvForm, attention_heads, element_bytes, keeps_latents, kv_form
 from protocol.contracts.kv_bits import KvBits
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
@@ -75,6 +75,11 @@ def test_the_text_model_s_part_of_a_configuration_counts():
 
     assert kv_form({"model_type": "vision", "text_config": text}) == kv_form(text) == KvForm(full=2 * 2 * 16)
     assert attention_heads({"text_config": text}) == 4
+
+
+@pytest.mark.parametrize(("name", "latent"), [("deepseek_v3", True), ("deepseek_v2", False), ("llama", False)])
+def test_latent_keys_have_no_heads_to_divide(name: str, latent: bool):
+    assert keeps_latents(architectures.configuration(name)) == latent
 
 
 def test_a_configuration_without_sizes_gives_no_form():

@@ -8,7 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model, save_config, save_model
 
-from orchestrator.machine.memory.weights import loaded_weights
+from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
 from orchestrator.machine.models.checkpoints import weight_bytes
 from protocol.inference.language_model import LanguageModel
 from tests.support.models.architectures import configuration, tiny
@@ -38,3 +38,45 @@ def test_quantized_weights_are_unpacked_on_a_processor(tmp_path: Path):
     assert json.loads((tmp_path / "config.json").read_text())["quantization"]["bits"] == 4
     assert loaded_weights(tmp_path, on_processor=True) == _held(tmp_path)
     assert loaded_weights(tmp_path, on_processor=False) < loaded_weights(tmp_path, on_processor=True) / 3
+
+
+class _Group:
+    """The first of two ranks, which is asked for sizes alone."""
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rank_holds_its_share_of_the_layers_and_the_whole_embedding_and_head(tied: bool, tmp_path: Path):
+    network = tiny("llama", tie_word_embeddings=tied)
+    save_model(tmp_path, network)
+    network = tiny("llama", tie_word_embeddings=tied)
+    network.shard(_Group())
+    held = sum(array.nbytes for _, array in tree_flatten(network.parameters()) if isinstance(array, mx.array))
+
+    assert loaded_weights(tmp_path, on_processor=True, ranks=2) == pytest.approx(held, rel=0.01)
+
+
+def test_files_that_mlx_lm_does_not_read_do_not_count(tmp_path: Path):
+    save_model(tmp_path, tiny("llama"))
+    alone, drafter = loaded_weights(tmp_path, on_processor=True), loaded_drafter(DEMO_DRAFT, tmp_path, True)
+    tensors = dict(tree_flatten(tiny("llama").parameters()))
+    mx.save_safetensors(
+        str(tmp_path / "consolidated.safetensors"), {f"x.{name}": each for name, each in tensors.items()}
+    )
+
+    assert loaded_weights(tmp_path, on_processor=True) == alone
+    assert loaded_drafter(DEMO_DRAFT, tmp_path, True) == drafter
+
+
+@pytest.mark.parametrize("bits", [0, -4, 1e400])
+def test_impossible_bits_are_no_error_of_the_estimate(bits: float, tmp_path: Path):
+    network, config = quantize_model(tiny("llama"), configuration("llama"), group_size=32, bits=4)
+    save_model(tmp_path, network)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization": {"bits": bits, "group_size": 32}}))
+
+    assert loaded_weights(tmp_path, on_processor=True) > 0
