@@ -10,6 +10,8 @@ from orchestrator.runtime.memory_needed import memory_settings, pipeline_needs
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError
 
+CACHES = ("arena_memory", "prefix_cache_memory")
+"""The options that bound caches for KV."""
 _CERTAIN_SHARE = 0.5
 """Of the memory: so much may be used on every machine, and macOS need not be asked what it recommends."""
 _LEAST_CACHE = 16
@@ -54,7 +56,7 @@ def with_bounded_caches(options: Options, budget: Budget, available: int) -> Opt
         return options
     lowered = {
         name: min(size, max(_LEAST_CACHE, int(size * left / wanted)))
-        for name in ("arena_memory", "prefix_cache_memory")
+        for name in CACHES
         for size in (getattr(options, name),)
     }
     return msgspec.structs.replace(options, **lowered)

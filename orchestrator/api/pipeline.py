@@ -12,6 +12,7 @@ import msgspec
 
 from orchestrator.api.checked_setup import affordable, checked_options, checked_setup, warn_ineffective
 from orchestrator.api.client import STAMP, Client
+from orchestrator.api.memory_check import CACHES, with_bounded_caches
 from orchestrator.api.owner import Owner
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.progress import OnProgress, silent
@@ -102,11 +103,15 @@ class Pipeline(Client):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def most_memory(self) -> int:
-        """Bytes that its processes on this machine take at most, caches for KV included. Raises InputError for a model
-        that can't be read."""
-        return needed(self._setup).total_bytes
+    def memory_within(self, room: int) -> tuple[int, dict[str, int]]:
+        """Bytes that its processes on this machine take at most, and the options to lower for that: bounds of caches
+        for KV, where the rest leaves them less of `room` bytes. Raises InputError for a model that can't be read."""
+        budget = needed(self._setup)
+        if budget.total_bytes <= room:
+            return budget.total_bytes, {}
+        options = with_bounded_caches(self._setup.options, budget, room)
+        bounded = needed(msgspec.structs.replace(self._setup, options=options))
+        return bounded.total_bytes, {name: getattr(options, name) for name in CACHES}
 
     def start(self) -> PipelineState:
         """Start the processes and wait until models are loaded."""

@@ -48,19 +48,25 @@ def serve_models(
     with http_listener(settings, port) as listener:
         notices = Notices(at_once=True)
         served: list[tuple[ModelEntry, ModelPipeline]] = []
-        for model in models:
-            folder, size = _examined(model)
+        left = room
+        # Pinned models are always loaded: others have what these leave.
+        for model in sorted(models, key=lambda model: not model.pinned):
+            folder, size, options = _examined(model, room if model.pinned else left)
+            left -= size if model.pinned else 0
             entry = ModelEntry(ModelName(model.name), size, model.pinned)
-            served.append((entry, ModelPipeline(model.names, folder, partial(_made, model.options, notices))))
+            served.append((entry, ModelPipeline(model.names, folder, partial(_made, options, notices))))
+        served.sort(key=lambda each: settings.names.index(each[0].name))
         _require_pinned_fit([entry for entry, _ in served], room)
         run_models(served, memory, settings, listener, made)
 
 
-def _examined(model: ConfiguredModel) -> tuple[Path, int]:
-    """Folder of the target, and bytes that the model takes at most. Raises InputError, which names the model."""
+def _examined(model: ConfiguredModel, room: int) -> tuple[Path, int, Mapping[str, Any]]:
+    """Folder of the target, bytes that the model takes at most, and its options, with caches for KV that leave it
+    within `room` if that is possible. Raises InputError, which names the model."""
     try:
         folder = target_folder(model.options["target"], quiet=False)
-        return folder, opened(model.options, quiet=False).most_memory
+        size, caches = opened(model.options, quiet=False).memory_within(room)
+        return folder, size, {**model.options, **caches}
     except InputError as error:
         raise InputError(f"The model {model.name} can't be served. {error}") from error
 

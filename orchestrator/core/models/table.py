@@ -139,7 +139,7 @@ class ModelTable:
         if status.phase is Phase.ABSENT and entry.bytes > most:
             reason = (
                 f"The model {entry.name} needs {_gib(entry.bytes)}, and {_gib(max(most, 0))} are left for it: choose "
-                "a smaller one, a shorter context or 8-bit KV."
+                "a smaller one, a shorter context or 8-bit KV, or raise --models-memory."
             )
             return Refuse(ticket, "too_large", reason, 0.0)
         if status.phase in (Phase.ABSENT, Phase.UNLOADING) and now < status.barred_until:

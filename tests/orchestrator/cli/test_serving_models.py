@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.model_table import ConfiguredModel
 from orchestrator.cli.serving_models import serve_models
+from orchestrator.core.models.events import ModelEntry
+from orchestrator.http.models import run
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
+from orchestrator.machine.memory.budget import GIB
 from protocol.errors import InputError
 from tests.support.fake_embeddings import COMMAND
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
 def test_an_embedding_model_that_leaves_no_room_for_others_is_refused(tmp_path: Path):
@@ -16,3 +21,28 @@ def test_an_embedding_model_that_leaves_no_room_for_others_is_refused(tmp_path: 
 
     with pytest.raises(InputError, match="The embedding model alone takes"):
         serve_models([], settings, 0, False, keep_minutes=1, memory_gib=1 / 2048)
+
+
+def _entries(monkeypatch: pytest.MonkeyPatch, gib: float, **pinned: bool) -> list[ModelEntry]:
+    """Of models of the demo pair with so much memory for all of them. Nothing is served."""
+    found: list[ModelEntry] = []
+    monkeypatch.setattr(run, "run_models", lambda served, *_: found.extend(entry for entry, _ in served))
+    options = {"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT), "draft_engine": "mlx", "arena_memory": 1024}
+    models = [ConfiguredModel(name, (), pin, options) for name, pin in pinned.items()]
+    serve_models(models, ServerSettings(names=(), hosts=("127.0.0.1",)), 0, False, keep_minutes=1, memory_gib=gib)
+    return found
+
+
+def test_caches_of_a_model_take_what_the_memory_for_all_leaves(monkeypatch: pytest.MonkeyPatch):
+    (roomy,), (narrow,) = _entries(monkeypatch, 8, one=False), _entries(monkeypatch, 1.5, one=False)
+
+    assert roomy.bytes > 2.5 * GIB
+    assert 1.45 * GIB < narrow.bytes <= 1.5 * GIB
+
+
+def test_caches_leave_room_for_pinned_models(monkeypatch: pytest.MonkeyPatch):
+    first, pinned = _entries(monkeypatch, 4, first=False, second=True)
+
+    assert (first.name, pinned.name) == ("first", "second")
+    assert pinned.bytes > 2.5 * GIB
+    assert first.bytes <= 4 * GIB - pinned.bytes
