@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,8 @@ _OPENBLAS = [
     "/usr/lib/libopenblas.so.0",  # Arch
     "/usr/lib/libopenblas.so",
 ]
-_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
 _QUESTION = """
 import json, mlx.core as mx
 info = mx.device_info()
@@ -130,13 +132,8 @@ def has_compiler() -> bool:
 
 
 def memory_bytes() -> int:
-    """Memory of this machine, or what its container may use of it."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(physical, int(_CONTAINER_LIMIT.read_text()))
-    except (OSError, ValueError):
-        # There is no file without a container, and it says `max` without a limit.
-        return physical
+    """Memory of this machine, or what a container or a service may use of it."""
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_group_limits()])
 
 
 def chip() -> str:
@@ -169,6 +166,24 @@ def installed_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _group_limits() -> Iterator[int]:
+    """The limits of this process's control group and of those around it (cgroups(7), both versions)."""
+    groups = _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.is_file() else []
+    for _, controllers, path in (group.split(":", 2) for group in groups):
+        if not controllers:
+            root, name = _GROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = _GROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # A container may see a group's path on its host, and has the group itself at the root.
+        own = Path(path.lstrip("/"))
+        for place in (own, *own.parents):
+            # There may be no such file, and it says `max` without a limit.
+            with suppress(OSError, ValueError):
+                yield int((root / place / name).read_text())
 
 
 def _first_sibling(core: int) -> int:

@@ -97,21 +97,41 @@ def test_why_mlx_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch):
 def test_facts_of_this_machine_are_plausible():
     assert machine_facts.memory_bytes() > 1 << 28
 
-
-@pytest.mark.parametrize(
-    ("limit", "bytes"), [("1048576\n", 1 << 20), (str(1 << 60), None), ("max\n", None), ("", None)]
-)
-def test_a_container_s_limit_is_its_memory(
-    limit: str, bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(machine_facts, "_CONTAINER_LIMIT", tmp_path / "none")
-    physical = machine_facts.memory_bytes()
-    (tmp_path / "limit").write_text(limit)
-    monkeypatch.setattr(machine_facts, "_CONTAINER_LIMIT", tmp_path / "limit")
-
-    assert machine_facts.memory_bytes() == (bytes or physical)
     assert len(set(machine_facts.usable_cores())) == len(machine_facts.usable_cores()) > 0
     assert machine_facts.chip()
+
+
+_TIGHT = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "bytes"),
+    [
+        ("0::/", {"memory.max": "1048576\n"}, _TIGHT),
+        ("0::/", {"memory.max": str(1 << 60)}, None),
+        ("0::/", {"memory.max": "max\n"}, None),
+        ("0::/", {"memory.max": ""}, None),
+        ("0::/user.slice/app.service", {"user.slice/app.service/memory.max": "1048576\n"}, _TIGHT),
+        ("0::/a/b", {"a/memory.max": "1048576\n", "a/b/memory.max": "max\n"}, _TIGHT),
+        ("5:cpu:/a\n4:memory:/a", {"memory/a/memory.limit_in_bytes": "1048576\n"}, _TIGHT),
+        ("4:cpu,memory:/docker/1", {"memory/memory.limit_in_bytes": "1048576\n"}, _TIGHT),
+        ("4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("", {"memory.max": "1048576\n"}, None),
+    ],
+)
+def test_the_limit_of_a_container_or_a_service_is_its_memory(
+    groups: str, limits: dict[str, str], bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine_facts, "_OWN_GROUPS", tmp_path / "none")
+    physical = machine_facts.memory_bytes()
+    for name, limit in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(limit)
+    (tmp_path / "groups").write_text(groups)
+    monkeypatch.setattr(machine_facts, "_OWN_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(machine_facts, "_GROUPS", tmp_path)
+
+    assert machine_facts.memory_bytes() == (bytes or physical)
 
 
 def test_the_examination_of_this_machine_finds_no_failure():
