@@ -45,8 +45,10 @@ class Evaluation:
         self._selector.begin(self._sampling, self._positions(self._wanted(numbers)))
 
     def end(self, numbers: Sequence[int], logits: Single) -> None:
-        """Find candidates in the logits of these rows, which may be overwritten."""
+        """Find candidates in the logits of these rows, which may be overwritten. There may be no node among them."""
         wanted, batch, first = self._wanted(numbers), self._batch, self._nodes.start
+        if not wanted:
+            return
         part = batch._replace(
             fans=[batch.fans[number - first] for number in wanted] if batch.fans else (),
             paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),

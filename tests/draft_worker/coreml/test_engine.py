@@ -142,6 +142,15 @@ def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, referen
     assert one.committed == other.committed == len(walk.tokens)
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
+def test_a_call_may_have_committed_tokens_alone(converted: Converted, reference: MlxEngine, sampling: Sampling):
+    one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
+    walk = Both(one, other, seed=3, sampling=sampling)
+    walk.prefill(21)
+
+    assert_alike(*walk.evaluate(3, committed=converted.package.widths[-1]))
+
+
 @pytest.mark.parametrize("vocabulary", [VOCABULARY - 1, VOCABULARY, VOCABULARY + 61])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
 def test_a_short_head_gives_the_candidates_of_mlx_with_the_same_head(
