@@ -17,6 +17,7 @@ from orchestrator.core.drafts.engine_selection import (
 )
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.preparation import Declined, Prepared, Preparing
+from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.notices import Notice, NoticeSender
 from orchestrator.runtime.preparing import PreparingProcess
 from orchestrator.runtime.session import Session
@@ -24,6 +25,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.local import LocalWorkers
 from orchestrator.runtime.workers.supervisor import Seat
 from protocol.contracts.coreml.neural_engine import EngineChoice
+from protocol.errors import InputError
 from protocol.messages.base import Level
 from protocol.messages.worker import Hello
 
@@ -37,6 +39,7 @@ class DraftEngine:
         self, setup: OrchestratorSetup, session: Session, local: LocalWorkers, poller: zmq.Poller, now: float
     ) -> None:
         assert setup.auto is not None
+        self._setup = setup
         self._auto: AutoDraft = setup.auto
         second, _ = setup.second_draft
         first: EngineChoice = "mlx" if second == "coreml" else "coreml"
@@ -126,8 +129,9 @@ class DraftEngine:
 
     def _prepare(self) -> None:
         try:
-            self._preparing = PreparingProcess(self._auto, self._session.log("preparation"))
-        except OSError as error:
+            required = needed(self._setup).required_bytes
+            self._preparing = PreparingProcess(self._auto, required, self._session.log("preparation"))
+        except (OSError, InputError) as error:
             self._perform(self._selection.declined(f"its preparation can't be started ({error})"))
         else:
             self._poller.register(self._preparing.fileno(), zmq.POLLIN)

@@ -20,13 +20,14 @@ _GRACE = 7.0
 class PreparingProcess:
     """Runs from its construction on. Both processes read end of file from a socket pair when the other one ends."""
 
-    def __init__(self, auto: AutoDraft, log: Path) -> None:
+    def __init__(self, auto: AutoDraft, needed: int, log: Path) -> None:
+        """`needed`: bytes that the pipeline needs without Core ML."""
         self._life, theirs = socket.socketpair()
         self._log = log
         self._pending = b""
         self._concluded = False
         self._terminated = False
-        order = PreparationOrder(auto=auto, life=theirs.fileno())
+        order = PreparationOrder(auto=auto, needed=needed, life=theirs.fileno())
         with theirs, log.open("wb") as words:
             self._process = subprocess.Popen(
                 [*module_command("orchestrator.machine.drafts.preparation"), msgspec.json.encode(order).decode()],

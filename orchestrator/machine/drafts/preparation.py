@@ -17,9 +17,9 @@ import msgspec
 from orchestrator.machine.cache_entries import UnwritableCache
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
-from orchestrator.machine.hardware import installed_version, memory_bytes
-from orchestrator.machine.memory.budget import fits
-from orchestrator.machine.models.checkpoints import weight_bytes
+from orchestrator.machine.hardware import gpu_working_set, installed_version, memory_bytes
+from orchestrator.machine.memory.budget import usable
+from orchestrator.machine.memory.refusal import size
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.coreml.conversion import Progress
@@ -27,13 +27,14 @@ from protocol.contracts.coreml.neural_engine import record, recorded
 from protocol.errors import InputError, PipelineError
 
 _NICENESS = 10
-_GIB = 1 << 30
 
 
 class PreparationOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The one argument of the process."""
 
     auto: AutoDraft
+    needed: int
+    """Bytes that the pipeline needs without Core ML."""
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""
 
@@ -72,11 +73,11 @@ def main() -> int:
         output.write(msgspec.json.encode(what).decode() + "\n")
         output.flush()
 
-    report(prepare(order.auto, report))
+    report(prepare(order.auto, order.needed, report))
     return 0
 
 
-def prepare(auto: AutoDraft, report: Report) -> Prepared | Declined:
+def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined:
     """Convert and examine the draft; what was done before is not done again. Reports what is being done."""
     if installed_version("coremltools") is None:
         return Declined("coremltools is not installed; it takes Python 3.11 to 3.13")
@@ -89,18 +90,17 @@ def prepare(auto: AutoDraft, report: Report) -> Prepared | Declined:
         return Declined(str(error))
     except PipelineError as error:
         return Declined(str(error))
-    return _shortage(auto, folder) or _examined(auto, folder, report)
+    return _shortage(needed, folder) or _examined(auto, folder, report)
 
 
-def _shortage(auto: AutoDraft, folder: Path) -> Declined | None:
+def _shortage(needed: int, folder: Path) -> Declined | None:
     """Both engines hold the draft until the trial is over."""
-    models = weight_bytes(Path(auto.target)) + weight_bytes(Path(auto.checkpoint))
-    package, available = loaded_bytes(folder), memory_bytes()
-    if fits(models + package, available):
+    package, available = loaded_bytes(folder), usable(memory_bytes(), gpu_working_set())
+    if needed + package <= available:
         return None
     return Declined(
-        f"Core ML would take {package / _GIB:.1f} GiB beside {models / _GIB:.1f} GiB of models, which is too much for "
-        f"{available / _GIB:.0f} GiB of memory"
+        f"Core ML would take {size(package)} beside the {size(needed)} that the pipeline needs, which is more than the "
+        f"{size(available)} that it may use"
     )
 
 

@@ -33,7 +33,7 @@ def started(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Prep
     monkeypatch.setattr(preparing, "module_command", lambda _: [sys.executable, "-c", program])
     auto: Any = None
     monkeypatch.setattr(preparing, "PreparationOrder", lambda **_: {})
-    return PreparingProcess(auto, folder / "log")
+    return PreparingProcess(auto, 0, folder / "log")
 
 
 def test_lines_that_a_library_prints_are_no_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
