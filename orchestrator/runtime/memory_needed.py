@@ -1,11 +1,13 @@
 """The memory that a pipeline's processes on this machine need, from its setup. Loads nothing."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.options import Options
-from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes, package_bytes
 from orchestrator.machine.hardware import computes_on_processor
 from orchestrator.machine.memory.budget import (
     DRAFT,
@@ -20,7 +22,13 @@ from orchestrator.machine.memory.budget import (
 )
 from orchestrator.machine.memory.kv_form import KvForm, attention_heads, keeps_latents, kv_form
 from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
-from orchestrator.runtime.models_held import core_ml_packages, machines, model_folders, trained_drafter
+from orchestrator.runtime.models_held import (
+    core_ml_packages,
+    machines,
+    model_folders,
+    stateful_package,
+    trained_drafter,
+)
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.target_shape import stated_shape
@@ -58,12 +66,13 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
     drafter = trained_drafter(setup)
     if drafter is not None:
         models.append(_drafter(drafter, Path(setup.target), processor))
-    workers = 1 + (setup.draft_engine != NO_DRAFT) + (setup.prefill_engine not in ("none", "guest"))
+    drafted = STRATEGIES[setup.options.strategy].drafts and setup.draft_engine != NO_DRAFT
+    workers = (setup.target_engine != "none") + drafted + (setup.prefill_engine not in ("none", "guest"))
     return PipelineNeeds(
         models=tuple(models),
         context=_context(setup),
         on_processor=processor,
-        packages=tuple(_package(role, folder) for role, folder in core_ml_packages(setup).items()),
+        packages=tuple(_packages(setup)),
         rings=_reads_features(setup),
         processes=1 + workers,
     )
@@ -97,8 +106,13 @@ def _drafter(folder: Path, target: Path, processor: bool) -> ModelNeed:
     )
 
 
-def _package(role: Role, folder: Path) -> PackageNeed:
-    return PackageNeed(_NAMES[role], loaded_bytes(folder), cache_bytes(folder))
+def _packages(setup: OrchestratorSetup) -> Iterator[PackageNeed]:
+    for role, folder in core_ml_packages(setup).items():
+        yield PackageNeed(_NAMES[role], loaded_bytes(folder), cache_bytes(folder))
+    stateful = stateful_package(setup)
+    if stateful is not None:
+        # One function is loaded; how large its states are only Core ML knows.
+        yield PackageNeed(DRAFT, package_bytes(stateful), 0)
 
 
 def _context(setup: OrchestratorSetup) -> int:

@@ -154,11 +154,11 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
     def _buffers(self, settings: MemorySettings) -> Iterator[int]:
         """On a processor a prefill holds the scores of a chunk with the whole context; elsewhere attention is fused,
         and MLX keeps freed buffers."""
-        for number, model in enumerate(self.models):
+        for model in self.models:
             if self.on_processor:
                 yield 4 * settings.chunk * min(settings.context, model.context) * model.heads
             else:
-                yield _FREED[min(number, 1)]
+                yield _FREED[0] if model.name == TARGET else _FREED[1]
 
 
 def _caches(package: PackageNeed, settings: MemorySettings) -> int:

@@ -10,17 +10,39 @@ import pytest
 from orchestrator.core.options import Options
 from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.setup import OrchestratorSetup
-from protocol.contracts.coreml.conversion import FOLDER_FACTS
+from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL
 from tests.draft_worker.coreml.test_architectures import tiny as tiny_of
 from tests.support.models import drafter_files
 from tests.support.models.coreml_runs import convert, tiny
-from tests.support.paths import DEMO_TARGET
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 ASKED = Options(context=1024, concurrent=3)
 
 
 def _parts(**fields: Any) -> dict[str, int]:
-    return needed(OrchestratorSetup(session="", address="", target=str(DEMO_TARGET), options=ASKED, **fields)).parts
+    given = {"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT), "options": ASKED, **fields}
+    return needed(OrchestratorSetup(session="", address="", **given)).parts
+
+
+@pytest.mark.parametrize(
+    ("fields", "processes"),
+    [
+        ({}, 3),
+        ({"prefill_engine": "mlx"}, 4),
+        ({"draft_engine": "none"}, 2),
+        ({"target_engine": "none"}, 2),
+        ({"options": Options(strategy="ar")}, 2),
+    ],
+)
+def test_the_processes_on_this_machine_count(fields: dict[str, Any], processes: int):
+    assert _parts(**fields)["the processes"] == processes * (256 << 20)
+
+
+def test_a_package_of_another_s_making_counts_with_its_weights(tmp_path: Path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "weight.bin").write_bytes(bytes(1000))
+
+    assert _parts(draft=str(tmp_path), draft_engine="stateful")["Core ML's copies of the draft"] == 1000
 
 
 @pytest.mark.parametrize("name", ["attention", "short convolutions"])
@@ -35,6 +57,14 @@ def test_a_core_ml_draft_counts_with_a_cache_for_each_request_and_a_joint_one(na
     assert parts["the KV of the draft in Core ML"] == 4 * 4 * math.prod(package.host_shape)
     assert parts["Core ML's copies of the draft"] > 0
     assert "feature rings" not in parts
+
+
+def test_a_converted_drafter_has_rings_too(tmp_path: Path):
+    (tmp_path / FOLDER_MODEL).mkdir()
+    (tmp_path / "host.safetensors").touch()
+    (tmp_path / FOLDER_FACTS).write_text('{"source": "drafter", "conditioning": {}}')
+
+    assert _parts(draft=str(tmp_path), draft_engine="coreml")["feature rings"] == 3 * (64 << 20)
 
 
 @pytest.mark.parametrize(("format", "engine", "rings"), [("trained_exit", "layerskip", 0), ("safeailab", "eagle3", 3)])
