@@ -42,7 +42,8 @@ def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> 
     if fewer:
         yield f"--concurrent {fewer}"
     quantized = replace(settings, kv_bits=8)
-    if settings.kv_bits > quantized.kv_bits:
+    # A Core ML prefill worker writes rows of 16 bits.
+    if settings.kv_bits > quantized.kv_bits and all(package.name != PREFILL for package in needs.packages):
         within = needs.largest_context(quantized, available)
         if fits(quantized):
             yield "--kv-bits 8"

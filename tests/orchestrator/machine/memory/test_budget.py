@@ -139,6 +139,7 @@ def test_the_worker_that_is_too_much_is_the_one_that_is_named(worker: str, advic
     assert text is not None
     assert f"; {advice}." in text
     assert text.count("none") == 1
+    assert ("--kv-bits" in text) == (worker == "draft")
 
 
 def test_a_target_that_is_too_large_by_itself_is_told_so():
