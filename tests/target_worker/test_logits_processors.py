@@ -18,7 +18,7 @@ from llguidance import LLParserLimits
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import Distribution
-from protocol.messages.sampling import Grammar, Likelihood, Sampling, Thought
+from protocol.messages.sampling import CallForm, Calls, Grammar, Likelihood, Sampling, Thought
 from protocol.messages.worker import Fault, Forest, Start, Verdict, Verify
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.sampler import Noise, scores
@@ -44,7 +44,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GRAMMAR = Grammar(json.dumps(SCHEMA))
-CALL = Grammar(GRAMMAR.schema, "<call>\n", "\n</call>", repeats=True)
+FORM = CallForm(GRAMMAR.schema, after=("\n</call>",))
+CALL = Grammar("", Calls((FORM,), start=("<call>\n",), separator=("\n",), repeats=True))
 THOUGHT = Thought((ids("<"),), ids("]"), opened=True, budget=7)
 SAMPLINGS = {
     "penalties": Sampling(frequency_penalty=0.7, presence_penalty=-0.4),
