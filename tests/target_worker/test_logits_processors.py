@@ -46,6 +46,7 @@ SCHEMA = {
 GRAMMAR = Grammar(json.dumps(SCHEMA))
 FORM = CallForm(GRAMMAR.schema, after=("\n</call>",))
 CALL = Grammar("", Calls((FORM,), start=("<call>\n",), separator=("\n",), repeats=True))
+PERHAPS = Grammar("", Calls((FORM,), start=(7, "\n"), optional=True, letters="<call>"))
 THOUGHT = Thought((ids("<"),), ids("]"), opened=True, budget=7)
 SAMPLINGS = {
     "penalties": Sampling(frequency_penalty=0.7, presence_penalty=-0.4),
@@ -54,6 +55,7 @@ SAMPLINGS = {
     "grammar, hot": Sampling(temperature=1.0, seed=5, grammar=GRAMMAR, top_k=7),
     "grammar, hotter": Sampling(temperature=1.5, seed=6, grammar=GRAMMAR, min_p=0.05),
     "calls": Sampling(temperature=1.0, seed=7, grammar=CALL),
+    "optional calls": Sampling(temperature=1.0, seed=11, grammar=PERHAPS, logit_bias=((7, 6.0),)),
     "thought": Sampling(temperature=1.0, seed=9, grammar=Grammar(GRAMMAR.schema, thought=THOUGHT)),
     "thought, then anything": Sampling(temperature=1.5, seed=10, grammar=Grammar("", thought=THOUGHT)),
     "everything": Sampling(
