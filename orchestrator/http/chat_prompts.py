@@ -12,6 +12,7 @@ from orchestrator.http.errors import of_pipeline, unsupported
 from orchestrator.http.openai.earlier_turns import template_messages
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
+from orchestrator.text.answer.bound_calls import json_calls
 from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.answer.tool_description import with_described_tools
 from orchestrator.text.chat_template import ChatTemplate
@@ -62,10 +63,10 @@ class ChatPrompts:
                 "tools",
                 "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
             )
-        grammar = question.grammar
-        if grammar is not None and grammar.before and not self.form.binds_calls:
+        grammar = question.grammar(self.form.call_writer or json_calls)
+        if grammar is not None and grammar.calls is not None and self.form.call_writer is None:
             raise unsupported(
-                "response_format" if grammar.otherwise else "tool_choice",
+                "response_format" if grammar.schema else "tool_choice",
                 "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
                 "response_format.",
             )
@@ -91,7 +92,7 @@ class ChatPrompts:
             lambda: self.form.parser(opened, tools, question.most_calls),
             self.form.shown,
             # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
-            self.form.marked if grammar is None or grammar.optional or not grammar.schema else frozenset(),
+            self.form.marked if grammar is None or grammar.optional or grammar.free else frozenset(),
             grammar,
             self._warnings(left_out),
         )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 9
+VERSION = 10
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
@@ -23,8 +23,10 @@ MAX_ALTERNATIVES = 20
 """Most tokens whose log-probabilities a request may ask for at each position."""
 MAX_SCHEMA = 1 << 16
 """Most characters of a JSON schema."""
+MAX_FUNCTIONS = 256
+"""Most tools of a request."""
 MAX_MARKER = 16
-"""Most tokens of a marker around a thought."""
+"""Most tokens of a marker around a thought, and most parts of a text around a call."""
 MAX_EOS_TOKENS = 64
 """Most end-of-sequence tokens of a model."""
 LEAST_LOG_PROBABILITY = -9999.0

@@ -7,6 +7,7 @@ from msgspec import Meta
 from protocol.messages.base import (
     MAX_ALTERNATIVES,
     MAX_CONTEXT,
+    MAX_FUNCTIONS,
     MAX_MARKER,
     MAX_NODES,
     MAX_SCHEMA,
@@ -36,21 +37,57 @@ class Thought(MessagePart, frozen=True):
     """Ends with `end`; empty stands for `end` alone."""
 
 
-class Grammar(MessagePart, frozen=True):
-    """The form of generated text: `before`, a JSON value that fits `schema`, `after`."""
+Schema: TypeAlias = Annotated[str, Meta(max_length=MAX_SCHEMA)]
+"""A JSON schema, as JSON."""
+Frame: TypeAlias = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=256)] | Token, ...], Meta(max_length=MAX_MARKER)
+]
+"""A fixed text. A marker that is a token of its own stands there as its id: that token, and not its letters."""
 
-    schema: Annotated[str, Meta(max_length=MAX_SCHEMA)]
-    """A JSON schema, as JSON; empty for any text, behind a thought."""
-    before: Annotated[str, Meta(max_length=256)] = ""
-    after: Annotated[str, Meta(max_length=256)] = ""
+
+class CallForm(MessagePart, frozen=True):
+    """A JSON value in a frame: the arguments of one function, or a whole call of any function."""
+
+    schema: Schema
+    before: Frame = ()
+    after: Frame = ()
+
+
+class Calls(MessagePart, frozen=True):
+    """Calls of functions as one model writes them: `opening`, then calls with `separator` between them, `closing`. Each
+    call is `start` and one of `forms`."""
+
+    forms: Annotated[tuple[CallForm, ...], Meta(min_length=1, max_length=MAX_FUNCTIONS)]
+    opening: Frame = ()
+    start: Frame = ()
+    separator: Frame = ()
+    closing: Frame = ()
     repeats: bool = False
-    """The whole form may be repeated, each time on a new line."""
+    """There may be several calls."""
     optional: bool = False
-    """Any text may come first, or alone. The form is enforced from the first `before` on."""
-    otherwise: Annotated[str, Meta(max_length=MAX_SCHEMA)] = ""
-    """The schema of a JSON value that may come instead; empty for none. Not with `optional`."""
+    """Any text may come first, or alone. Calls are enforced from the first text or token on that begins them."""
+    letters: Annotated[str, Meta(max_length=256)] = ""
+    """Of the token that begins optional calls: in other tokens, they begin one too."""
+
+
+class Grammar(MessagePart, frozen=True):
+    """The form of generated text: a JSON value that fits `schema`, or calls, or either."""
+
+    schema: Schema
+    """Empty for no such value. Without calls, any text may then follow a thought. Not with optional calls."""
+    calls: Calls | None = None
     thought: Thought | None = None
     """What may come first."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether any text may come, and calls in it."""
+        return self.calls is not None and self.calls.optional
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing is enforced behind the thought."""
+        return not self.schema and self.calls is None
 
 
 class SamplingFields(MessagePart, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
-from protocol.messages.sampling import Grammar, Thought
+from protocol.messages.sampling import Calls, Grammar, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, parsed
 from protocol.sampling.thought import ThoughtState
 from protocol.sampling.token_rules import AnyText, TokenMask, TokenRules
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _WHITESPACE = r"(\n[ \t]{0,32}| )"
 """Whitespace allowed between JSON tokens. Without a bound, an uncertain model can generate line breaks forever."""
-_SEPARATOR = "\n"
-"""Between repeated values."""
 
 
 class GrammarError(Exception):
@@ -40,19 +38,30 @@ def flaw(grammar: Grammar) -> str | None:
     for the largest schemas. Results are cached."""
     from llguidance import LLMatcher
 
-    if grammar.thought is not None and (reason := _flaw_of_thought(grammar.thought, bool(grammar.schema))):
+    if grammar.thought is not None and (reason := _flaw_of_thought(grammar.thought, not grammar.free)):
         return reason
-    if not grammar.schema and grammar.thought is not None:
+    if grammar.free and grammar.thought is not None:
         return None
     try:
         reason = LLMatcher.validate_grammar(_lark(grammar), limits=_limits())
         if reason:
-            # For the schema alone, the library gives a clearer reason.
-            schema = LLMatcher.grammar_from_json_schema(json.dumps(_with_options(parsed(grammar.schema))))
-            reason = LLMatcher.validate_grammar(schema, limits=_limits()) or reason
+            reason = _flaw_of_schemas(grammar) or reason
     except (SchemaError, ValueError) as error:
         reason = str(error)
     return f"This JSON schema can't be enforced: {reason[:1000].rstrip('.')}." if reason else None
+
+
+def _flaw_of_schemas(grammar: Grammar) -> str:
+    """For a schema alone, the library gives a clearer reason. Empty if each can be enforced."""
+    from llguidance import LLMatcher
+
+    forms = () if grammar.calls is None else grammar.calls.forms
+    for text in (grammar.schema, *(form.schema for form in forms)):
+        if text:
+            schema = LLMatcher.grammar_from_json_schema(json.dumps(_with_options(parsed(text))))
+            if reason := LLMatcher.validate_grammar(schema, limits=_limits()):
+                return reason
+    return ""
 
 
 def _flaw_of_thought(thought: Thought, before_schema: bool) -> str | None:
@@ -97,7 +106,7 @@ class Grammars:
         return ThoughtState(thought, behind, without, self._vocabulary, frozenset(ends))
 
     def _answer(self, grammar: Grammar, ends: tuple[int, ...]) -> TokenRules:
-        if not grammar.schema:
+        if grammar.free:
             return AnyText(self._vocabulary, frozenset(ends))
         return GrammarState(self._tokenizer(ends), grammar, self._vocabulary, frozenset(ends))
 
@@ -198,28 +207,54 @@ def require_enforceable(grammar: Grammar | None) -> None:
 
 def _lark(grammar: Grammar) -> str:
     """The grammar in llguidance's language (its docs/syntax.md). Raises SchemaError."""
-    schema = parsed(grammar.schema)
-    if grammar.optional and not grammar.before.strip():
-        raise SchemaError("an optional value needs a text before it")
-    after = _literal(grammar.after)
-    # Models write line breaks between a thought and the answer.
-    gap = "" if grammar.thought is None else "GAP?"
-    lines = [r"GAP: /[ \t\r\n]{1,8}/"] if gap else []
-    lines += [f"value: %json {json.dumps(_with_options(schema))}"]
-    if grammar.optional:
-        # A lazy lexeme ends at the first occurrence of its literal, so TEXT can't contain the literal.
-        trigger = grammar.before.rstrip()
-        behind = _literal(grammar.before[len(trigger) :])
-        lines += [r"TEXT: /(.|\n)*/", f"head[lazy]: TEXT {_literal(trigger)}"]
-        lines.append(f"start: (head {behind} value {after})* TEXT")
+    calls = grammar.calls
+    lines = []
+    if grammar.schema or calls is None:
+        lines.append(_value("value", grammar.schema))
+    if calls is None:
+        answer = "value"
     else:
-        again = f"({_literal(_SEPARATOR)} one)*" if grammar.repeats else ""
-        lines.append(f"one: {_literal(grammar.before)} value {after}")
-        if grammar.otherwise:
-            lines.append(f"other: %json {json.dumps(_with_options(parsed(grammar.otherwise)))}")
-        either = f"({'other | ' if grammar.otherwise else ''}one {again})"
-        lines.append(f"start: {gap} {either}")
-    return "\n".join(lines)
+        lines += [_value(f"value{place}", form.schema) for place, form in enumerate(calls.forms)]
+        forms = (f"{_frame(form.before)} value{place} {_frame(form.after)}" for place, form in enumerate(calls.forms))
+        lines.append(f"form: {' | '.join(forms)}")
+        again = f"({_frame(calls.separator)} {_frame(calls.start)} form)*" if calls.repeats else ""
+        begin, rest = calls.opening + calls.start, f"form {again} {_frame(calls.closing)}"
+        if calls.optional:
+            lines += _head(calls)
+            answer = f"(head {rest})* TEXT"
+        else:
+            lines.append(f"calls: {_frame(begin)} {rest}")
+            answer = "(value | calls)" if grammar.schema else "calls"
+    if grammar.thought is not None and not grammar.optional:
+        # Models write line breaks between a thought and the answer.
+        lines.append(r"GAP: /[ \t\r\n]{1,8}/")
+        answer = f"GAP? {answer}"
+    return "\n".join([*lines, f"start: {answer}"])
+
+
+def _value(name: str, schema: str) -> str:
+    return f"{name}: %json {json.dumps(_with_options(parsed(schema)))}"
+
+
+def _head(calls: Calls) -> list[str]:
+    """The rules for any text up to and with the beginning of a call. Raises SchemaError."""
+    first, *rest = *calls.opening, *calls.start, ""
+    letters = calls.letters if isinstance(first, int) else first
+    trigger = letters.rstrip()
+    if not trigger:
+        raise SchemaError("optional calls need a text before them")
+    behind = [json.dumps(letters[len(trigger) :])] if trigger != letters else []
+    token = f"TEXT {_frame((first,))} | " if isinstance(first, int) else ""
+    return [
+        "TEXT: /(.|\\n)*/",
+        # A lazy lexeme ends at the first occurrence of its literal, so TEXT can't contain the literal.
+        f"trigger[lazy]: TEXT {json.dumps(trigger)}",
+        f"head: ({token}trigger {' '.join(behind)}) {_frame(rest[:-1])}",
+    ]
+
+
+def _frame(frame: Sequence[str | int]) -> str:
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in frame)
 
 
 def _with_options(schema: Schema) -> Schema:
@@ -229,10 +264,6 @@ def _with_options(schema: Schema) -> Schema:
     given = schema.get("x-guidance")
     options = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": _WHITESPACE}
     return {**schema, "x-guidance": options}
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text) if text else ""
 
 
 def _limits() -> "LLParserLimits":

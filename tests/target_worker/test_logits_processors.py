@@ -18,7 +18,7 @@ from llguidance import LLParserLimits
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import Distribution
-from protocol.messages.sampling import Grammar, Likelihood, Sampling, Thought
+from protocol.messages.sampling import CallForm, Calls, Grammar, Likelihood, Sampling, Thought
 from protocol.messages.worker import Fault, Forest, Start, Verdict, Verify
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.sampler import Noise, scores
@@ -44,7 +44,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GRAMMAR = Grammar(json.dumps(SCHEMA))
-CALL = Grammar(GRAMMAR.schema, "<call>\n", "\n</call>", repeats=True)
+FORM = CallForm(GRAMMAR.schema, after=("\n</call>",))
+CALL = Grammar("", Calls((FORM,), start=("<call>\n",), separator=("\n",), repeats=True))
+PERHAPS = Grammar("", Calls((FORM,), start=(7, "\n"), optional=True, letters="<call>"))
 THOUGHT = Thought((ids("<"),), ids("]"), opened=True, budget=7)
 SAMPLINGS = {
     "penalties": Sampling(frequency_penalty=0.7, presence_penalty=-0.4),
@@ -53,6 +55,7 @@ SAMPLINGS = {
     "grammar, hot": Sampling(temperature=1.0, seed=5, grammar=GRAMMAR, top_k=7),
     "grammar, hotter": Sampling(temperature=1.5, seed=6, grammar=GRAMMAR, min_p=0.05),
     "calls": Sampling(temperature=1.0, seed=7, grammar=CALL),
+    "optional calls": Sampling(temperature=1.0, seed=11, grammar=PERHAPS, logit_bias=((7, 6.0),)),
     "thought": Sampling(temperature=1.0, seed=9, grammar=Grammar(GRAMMAR.schema, thought=THOUGHT)),
     "thought, then anything": Sampling(temperature=1.5, seed=10, grammar=Grammar("", thought=THOUGHT)),
     "everything": Sampling(

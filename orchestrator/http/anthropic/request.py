@@ -10,6 +10,7 @@ from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import converted
 from orchestrator.http.sampling_fields import SHARED_NAMES, UncheckedSamplingFields
+from protocol.messages.base import MAX_FUNCTIONS
 
 _CALLED = {
     "response_format": "output_config",
@@ -27,7 +28,7 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None

@@ -13,7 +13,7 @@ from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.http.request_bodies import converted
-from protocol.messages.base import MAX_CONTEXT
+from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
 from protocol.messages.sampling import Grammar
 
 _EFFORTS = ("low", "medium", "high")
@@ -94,7 +94,7 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     """POST /api/chat."""
 
     messages: list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_FUNCTIONS)] | None = None
 
     def chat(self) -> ChatRequest:
         """Raises ApiError."""

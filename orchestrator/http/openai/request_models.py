@@ -11,8 +11,9 @@ from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.structured_output import calls_or_form, forced_call, response_grammar
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.sampling_fields import BODY_NAMES, CheckedSamplingFields
+from orchestrator.text.answer.bound_calls import CallWriter, json_calls
 from protocol.errors import InputError
-from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT
+from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS
 from protocol.messages.sampling import Grammar
 
 MOST_CHOICES = 16
@@ -71,7 +72,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None
     response_format: Any = None
-    tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=256)] | None = None
+    tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
@@ -100,22 +101,21 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def alternatives(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """What the answer is held to. Raises ApiError."""
+    def grammar(self, write: CallWriter = json_calls) -> Grammar | None:
+        """What the answer is held to, calls in the syntax of `write`. Raises ApiError."""
         form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
-        calls = forced_call(self.offered, self.tool_choice, self.most_calls)
+        calls = forced_call(self.offered, self.tool_choice, self.most_calls, write)
         if calls is not None and not calls.optional:
             # Such an answer has no text.
             return calls
         if form is not None and self.offered:
-            return calls_or_form(self.offered, self.most_calls, form)
+            return calls_or_form(self.offered, self.most_calls, form, write)
         return form or calls
 
     def refuse_unsupported(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true.", code="invalid_value", param="top_logprobs")
-        _ = self.grammar
+        self.grammar()
         for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
             raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
         for name in ("functions", "function_call", "audio"):

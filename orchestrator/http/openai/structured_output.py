@@ -7,12 +7,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.text.answer.bound_calls import CallWriter, json_calls
+from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA
-from protocol.messages.sampling import Grammar
-from protocol.sampling.schema_bounds import MOST_LEVELS
+from protocol.messages.sampling import Calls, Grammar
 
-_BEFORE, _AFTER = "<tool_call>\n", "\n</tool_call>"
-"""As in the chat templates of Qwen and Hermes models."""
 _ANY_OBJECT = {"type": "object"}
 Json = Mapping[str, Any]
 
@@ -34,31 +33,35 @@ def response_grammar(form: Any) -> Grammar | None:
     raise unsupported("response_format", "response_format has a type of text, json_object or json_schema.")
 
 
-def forced_call(tools: Sequence[Json], choice: Any, most: int | None) -> Grammar | None:
+def forced_call(tools: Sequence[Json], choice: Any, most: int | None, write: CallWriter = json_calls) -> Grammar | None:
     """The grammar of the calls that `tool_choice` demands, or of optional calls to `strict` functions; None without
-    either. `most`: calls that the client accepts, None for any number. Raises ApiError."""
+    either. `most`: calls that the client accepts, None for any number. `write`: in the model's syntax. Raises
+    ApiError."""
     functions = [_function(tool) for tool in tools]
     name = _chosen_name(choice)
     if name is not None:
         functions = [function for function in functions if function["name"] == name]
         if not functions:
             raise _wrong("tool_choice", f"tool_choice names {name!r}, and tools has no function of that name.")
-        return _calls(functions, repeats=False)
+        return Grammar("", _calls(write, functions))
     if choice == "required":
         if not functions:
             raise _wrong("tool_choice", "tool_choice demands a call, and tools is empty.")
-        return _calls(functions, repeats=most != 1)
+        return Grammar("", _calls(write, functions, repeats=most != 1))
     if choice not in (None, "auto", "none"):
         raise unsupported("tool_choice", "tool_choice can be none, auto, required, or the name of a function.")
     if choice != "none" and any(function.get("strict") for function in functions):
-        return _calls(functions, optional=True)
+        return Grammar("", _calls(write, functions, optional=True))
     return None
 
 
-def calls_or_form(tools: Sequence[Json], most: int | None, form: Grammar) -> Grammar:
+def calls_or_form(tools: Sequence[Json], most: int | None, form: Grammar, write: CallWriter = json_calls) -> Grammar:
     """The grammar of an answer that is either calls, and nothing else, or has the form. Raises ApiError."""
-    calls = _calls([_function(tool) for tool in tools], repeats=most != 1)
-    return replace(calls, otherwise=form.schema)
+    calls = _calls(write, [_function(tool) for tool in tools], repeats=most != 1)
+    first, *_ = *calls.opening, *calls.start
+    if isinstance(first, str) and first.startswith("{"):
+        raise unsupported("response_format", "This model's calls are JSON too: leave out tools or response_format.")
+    return Grammar(form.schema, calls)
 
 
 def _chosen_name(choice: Any) -> str | None:
@@ -80,49 +83,23 @@ def _function(tool: Json) -> Json:
     return function
 
 
-def _calls(functions: Sequence[Json], *, repeats: bool = False, optional: bool = False) -> Grammar:
-    schema: dict[str, Any] = {"anyOf": [_call(place, function) for place, function in enumerate(functions)]}
-    if not any(function.get("strict") for function in functions):
-        # OpenAI enforces only strict schemas; a lenient grammar accepts many schemas that a strict one refuses.
-        schema["x-guidance"] = {"lenient": True}
-    return _grammar("tools", schema, _BEFORE, _AFTER, repeats, optional)
+def _calls(write: CallWriter, functions: Sequence[Json], *, repeats: bool = False, optional: bool = False) -> Calls:
+    try:
+        calls = write(functions)
+    except InputError as error:
+        raise _wrong("tools", str(error)) from error
+    # Optional calls come behind any text, each of them. Only behind an opening do they follow one another.
+    return replace(calls, repeats=bool(calls.opening) if optional else repeats, optional=optional)
 
 
-def _call(place: int, function: Json) -> Json:
-    parameters = function.get("parameters") or _ANY_OBJECT
-    arguments = _relocated(parameters, f"#/anyOf/{place}/properties/arguments")
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-
-
-def _relocated(schema: Any, root: str, level: int = 0) -> Any:
-    """The schema as part of another one: its references to itself begin with `root`."""
-    if level > MOST_LEVELS:
-        raise _wrong("tools", f"The schema in tools is nested deeper than {MOST_LEVELS} levels.")
-    if isinstance(schema, list | tuple):
-        return [_relocated(one, root, level + 1) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        name: root + value[1:]
-        if name == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _relocated(value, root, level + 1)
-        for name, value in schema.items()
-    }
-
-
-def _grammar(param: str, schema: Json | bool, *frame: Any) -> Grammar:
+def _grammar(param: str, schema: Json | bool) -> Grammar:
     try:
         text = json.dumps(schema)
     except RecursionError as error:
         raise _wrong(param, f"The schema in {param} is nested too deeply.") from error
     if len(text) > MAX_SCHEMA:
         raise _wrong(param, f"The schema in {param} has {len(text):,} characters; the limit is {MAX_SCHEMA:,}.")
-    return Grammar(text, *frame)
+    return Grammar(text)
 
 
 def _wrong(param: str, message: str) -> ApiError:

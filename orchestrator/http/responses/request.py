@@ -12,6 +12,7 @@ from orchestrator.http.request_bodies import converted
 from orchestrator.http.responses.items import messages
 from orchestrator.http.responses.tools import OfferedTools, joined_name
 from orchestrator.http.sampling_fields import SHARED_NAMES, UncheckedSamplingFields
+from protocol.messages.base import MAX_FUNCTIONS
 
 Items = list[dict[str, Any]]
 _CALLED = {
@@ -33,7 +34,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    tools: Annotated[Items, Meta(max_length=256)] | None = None
+    tools: Annotated[Items, Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None

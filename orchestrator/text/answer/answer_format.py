@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from orchestrator.text.answer.bound_calls import CallWriter, call_writer
 from orchestrator.text.answer.harmony import (
     HARMONY_ANSWER,
     HARMONY_CLOSING,
@@ -36,15 +37,12 @@ class AnswerFormat:
     bounds: Thought | None = None
     """The thought in tokens, by which a grammar tells it from the answer; None if its markers are no tokens, or the
     template has none."""
+    call_writer: CallWriter | None = None
+    """Makes grammars of calls; None if they can't be held to the schemas of their functions while decoding."""
 
     @property
     def knows_tools(self) -> bool:
         return self.harmony or self.tools is not None
-
-    @property
-    def binds_calls(self) -> bool:
-        """Whether calls can be held to the schemas of their functions while decoding."""
-        return self.tools is not None and self.tools.enforceable
 
     @property
     def thinks(self) -> bool:
@@ -149,7 +147,14 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
     bounds = None if thought is None else _bounds(thought, template)
-    return AnswerFormat(thought, tools, shown=codec.hidden(marks), marked=_marked(thought, codec), bounds=bounds)
+    return AnswerFormat(
+        thought,
+        tools,
+        shown=codec.hidden(marks),
+        marked=_marked(thought, codec),
+        bounds=bounds,
+        call_writer=None if tools is None else call_writer(tools, template),
+    )
 
 
 def _marked(markers: ThoughtMarkers | None, codec: TextCodec) -> frozenset[int]:

@@ -49,9 +49,7 @@ class ToolCallParser:
         self._scanner = StopScanner([self._syntax.start])
         if not inside:
             return self._spoken()
-        # Only some syntaxes show whether a call without its end is complete.
-        complete = self._syntax.enforceable or not self._syntax.end
-        return self._call("") if complete else self._malformed("")
+        return self._call("") if self._syntax.shows_its_end else self._malformed("")
 
     def _cross(self) -> None:
         """Go behind a marker. Without an end marker, the next start marker ends a call."""

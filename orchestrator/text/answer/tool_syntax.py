@@ -115,9 +115,9 @@ class ToolSyntax:
     name: str
 
     @property
-    def enforceable(self) -> bool:
-        """Whether calls can be held to the schemas of their functions while decoding."""
-        return self.name == "json"
+    def shows_its_end(self) -> bool:
+        """Whether a call without its end marker shows if it is complete."""
+        return self.name == "json" or not self.end
 
     @property
     def start(self) -> str:

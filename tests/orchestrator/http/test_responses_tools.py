@@ -169,4 +169,6 @@ def test_a_named_tool_is_forced_by_the_name_that_the_model_knows(
 
     ((_, params),) = pipeline.asked
     assert params.grammar is not None
-    assert f'"const": "{name}"' in params.grammar.schema
+    assert params.grammar.calls is not None
+    (form,) = params.grammar.calls.forms
+    assert f'"const": "{name}"' in form.schema

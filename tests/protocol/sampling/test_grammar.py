@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_SCHEMA
-from protocol.messages.sampling import Grammar
+from protocol.messages.sampling import CallForm, Calls, Grammar
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
 from protocol.sampling.token_rules import TokenRules
 from tests.support.paths import DEMO_TARGET
@@ -29,9 +30,11 @@ PERSON = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-CALL = Grammar(json.dumps(PERSON), "<tool_call>\n", "\n</tool_call>")
-CALLS = Grammar(CALL.schema, CALL.before, CALL.after, repeats=True)
-PERHAPS = Grammar(CALL.schema, CALL.before, CALL.after, optional=True)
+BEFORE, AFTER = "<tool_call>\n", "\n</tool_call>"
+ONE = Calls((CallForm(json.dumps(PERSON), after=(AFTER,)),), start=(BEFORE,), separator=("\n",))
+CALL = Grammar("", ONE)
+CALLS = Grammar("", replace(ONE, repeats=True))
+PERHAPS = Grammar("", replace(ONE, optional=True))
 SAID = '{"name": "Bob", "age": 3, "tags": ["a", "ccc"]}'
 FORMS = {"plain": Grammar(json.dumps(PERSON)), "call": CALL, "calls": CALLS, "perhaps": PERHAPS}
 
@@ -122,7 +125,7 @@ def test_usual_line_breaks_are_allowed_and_unlimited_ones_are_not(text: str):
 
 
 def test_a_call_is_framed_and_only_a_repeating_grammar_repeats_it():
-    call = CALL.before + SAID + CALL.after
+    call = BEFORE + SAID + AFTER
 
     for grammar, once, twice, none in ((CALL, True, False, False), (CALLS, True, True, False)):
         assert (takes(grammar, call), takes(grammar, f"{call}\n{call}"), takes(grammar, "")) == (once, twice, none)
