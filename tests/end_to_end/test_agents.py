@@ -83,7 +83,9 @@ def pair() -> Iterator[Serving]:
 def tools_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with default_pair() as (original, draft):
         target = write_tool_template(original, tmp_path_factory.mktemp("tools") / "smollm2")
-        with started("--preset", "greedy", "--target", str(target), "--draft", str(draft)) as server:
+        # Without a penalty this model repeats a sentence until its limit, and Claude Code then asks it to go on.
+        options = ("--preset", "greedy", "--repetition-penalty", "1.3")
+        with started(*options, "--target", str(target), "--draft", str(draft)) as server:
             yield server
 
 
