@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import mlx.core as mx
 import pytest
@@ -40,6 +41,23 @@ _set_limit, resource.setrlimit = resource.setrlimit, _keep_hard_limit
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 Reference = Callable[[str | Sequence[int], SamplingParams], Result]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked `sampled(number)`, all but that number become `thorough`. They are drawn by
+    the file's name: the same in every run, and the same for all tests of a file that have the same cases, since these
+    share what was made for a case."""
+    tests: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled and not item.get_closest_marker("slow"):
+            tests.setdefault((item.nodeid.partition("[")[0], *sampled.args), []).append(item)
+    for (name, number), cases in tests.items():
+        chosen = Random(name.partition("::")[0]).sample(range(len(cases)), min(number, len(cases)))
+        for place, case in enumerate(cases):
+            if place not in chosen:
+                case.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -130,6 +130,7 @@ def test_growth_after_a_random_walk_equals_that_of_a_new_start(engine: MlxEngine
 _KINDS = ["gemma3_text", "qwen3_next", "lfm2", "rwkv7", "gpt2", "deepseek_v41"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "architecture",
     [

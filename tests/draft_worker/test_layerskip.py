@@ -224,6 +224,7 @@ def test_the_draft_tells_the_form_of_the_kv_that_it_shares(tmp_path: Path):
     assert engine(exit_at(tmp_path, EXIT)).kv is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [("epoch", "is of epoch"), ("model", "another model"), ("tokens", "are wanted"), ("name", "segment")],

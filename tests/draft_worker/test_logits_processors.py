@@ -37,6 +37,7 @@ def main_path(tree: TokenTree) -> list[Node]:
     return path[1:]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_a_draft_equal_to_the_target_hits_before_and_after_a_verdict(model: LanguageModel, name: str):
     coming = expected(model.folder, SAMPLINGS[name])[0]

@@ -129,6 +129,7 @@ def answer(server: Pipeline, params: SamplingParams, after: int, happens: Callab
         return stream.result
 
 
+@pytest.mark.thorough
 def test_a_draft_that_comes_in_the_middle_of_a_request_is_used(
     server: Pipeline, guest: Callable[..., Machine], reference: Reference
 ):
@@ -148,6 +149,7 @@ def test_a_draft_that_comes_in_the_middle_of_a_request_is_used(
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "end",
     ["revoke", *(pytest.param(way, marks=SLOW) for way in ("kill", "stop", "Ctrl-C", "kill the worker"))],
@@ -238,6 +240,7 @@ def _with_another_tokenizer(source: Path, copy: Path) -> None:
     (copy / "tokenizer.json").write_text(json.dumps(content))
 
 
+@pytest.mark.thorough
 def test_who_is_at_work_is_told_as_json(server: Pipeline, guest: Callable[..., Machine]):
     lent = guest()
     until(lambda: drafting(server) and named(server)["mac"].round_trip is not None)

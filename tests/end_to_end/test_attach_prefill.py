@@ -47,6 +47,7 @@ def reader(server: Pipeline, tmp_path: Path) -> Iterator[Machine]:
     server.owner.revoke(next(name for name in named(server) if name.startswith("reader")))
 
 
+@pytest.mark.thorough
 def test_a_prompt_may_be_read_on_another_machine_and_its_death_is_survived(
     server: Pipeline, reader: Machine, reference: Reference
 ):

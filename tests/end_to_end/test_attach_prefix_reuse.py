@@ -22,6 +22,7 @@ def adopted_by_the_draft(journal: Path) -> int:
     return max((message.adopted for message in said if isinstance(message, Prefilled)), default=0)
 
 
+@pytest.mark.thorough
 def test_draft_and_target_of_another_machine_evaluate_a_repeated_prompt_once(
     tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ):
@@ -43,6 +44,7 @@ def test_draft_and_target_of_another_machine_evaluate_a_repeated_prompt_once(
     assert (first.statistics.adopted_tokens, second.statistics.adopted_tokens) == (0, len(PROMPT) - 1)
 
 
+@pytest.mark.thorough
 def test_an_owner_who_keeps_no_kv_is_obeyed_by_another_machine(
     tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ):

@@ -92,6 +92,7 @@ def slow_target() -> dict[str, Any]:
 # Success -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_winner_of_a_trial_in_mid_request_stays_and_the_next_start_uses_it_at_once(
     told: Told, reference: Reference
 ):
@@ -124,6 +125,7 @@ def test_the_winner_of_a_trial_in_mid_request_stays_and_the_next_start_uses_it_a
         assert again.generate(PROMPT, SHORT).tokens == reference(PROMPT, SHORT).tokens
 
 
+@pytest.mark.thorough
 def test_the_draft_is_converted_and_examined_while_mlx_drafts(home: Path, told: Told, reference: Reference):
     executor = AutoDraft.__struct_defaults__[1]
     with opened(told, examiner=executor) as pipeline:
@@ -168,6 +170,7 @@ def served_in_mlx(pipeline: Pipeline, told: Told, reference: Reference) -> str:
     return warning
 
 
+@pytest.mark.thorough
 def test_a_draft_that_can_not_be_converted_stays_in_mlx_and_is_not_tried_again(
     tmp_path: Path, told: Told, reference: Reference
 ):
@@ -180,6 +183,7 @@ def test_a_draft_that_can_not_be_converted_stays_in_mlx_and_is_not_tried_again(
     assert "numbers beyond fp16's range" in again.note
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("behaviour", "words", "lasts"),
     [("crashing", "ended by signal 11", True), ("full", "No space left on device", False)],
@@ -194,6 +198,7 @@ def test_a_draft_that_fails_its_examination_stays_in_mlx(
     assert (Pipeline(str(DEMO_TARGET), str(DEMO_DRAFT))._setup.auto is None) == lasts
 
 
+@pytest.mark.thorough
 def test_a_core_ml_worker_that_dies_on_load_is_given_up_at_once(told: Told, reference: Reference):
     """A later start tries again: the file may be whole then."""
     converted_before(damaged=True)
@@ -202,6 +207,7 @@ def test_a_core_ml_worker_that_dies_on_load_is_given_up_at_once(told: Told, refe
     assert Pipeline(str(DEMO_TARGET), str(DEMO_DRAFT))._setup.auto is not None
 
 
+@pytest.mark.thorough
 def test_a_winner_that_can_not_be_loaded_any_more_is_replaced_by_mlx(told: Told, reference: Reference):
     converted_before(damaged=True)
     auto = automatic(Pipeline(str(DEMO_TARGET), str(DEMO_DRAFT)))
@@ -215,6 +221,7 @@ def test_a_winner_that_can_not_be_loaded_any_more_is_replaced_by_mlx(told: Told,
 # The end of a pipeline -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 def test_the_end_of_the_pipeline_ends_a_conversion_and_leaves_nothing_of_it(home: Path, told: Told, killed: bool):
     """A conversion that was complete when it was asked to end stays, and serves the next start."""

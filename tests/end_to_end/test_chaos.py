@@ -28,6 +28,7 @@ def pipeline(strategy: str, request: pytest.FixtureRequest) -> Iterator[Pipeline
         yield pipeline
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: Reference, temperature: float):
     params = SamplingParams(temperature=temperature, seed=11, max_tokens=24)
@@ -38,6 +39,7 @@ def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: R
     assert result.finish_reason == "length"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["silent", "slow"])
 def test_turns_that_a_draft_does_not_take_are_not_waited_for(reference: Reference, mode: str):
     params = SamplingParams(max_tokens=24)

@@ -55,6 +55,7 @@ def pipeline() -> Iterator[Pipeline]:
     assert remains(name) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_are_the_targets_own(pipeline: Pipeline, reference: Reference, temperature: float):
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=120)
@@ -72,6 +73,7 @@ def shared_steps(journal: Path) -> int:
     return sum(isinstance(message, Grow) and message.forward_nodes > 0 for message in said)
 
 
+@pytest.mark.thorough
 def test_requests_at_the_same_time_share_calls_and_get_the_targets_own_tokens(tmp_path: Path, reference: Reference):
     journal, params = tmp_path / "journal", SamplingParams(temperature=0.7, seed=2, max_tokens=60)
     own = [reference(text, params).tokens for text in TEXTS]
@@ -137,6 +139,7 @@ def grow(worker: DraftWorker, tree: TokenTree, steps: int) -> None:
                         tree.add(above, token, probability)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_acceptance_and_hits_are_those_of_the_mlx_draft(reference: Reference, temperature: float):
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=64)
@@ -173,6 +176,7 @@ def resumptions(journal: Path) -> list[Prefilled]:
     return [message for message in said if isinstance(message, Prefilled)]
 
 
+@pytest.mark.thorough
 def test_a_draft_that_is_killed_goes_on_without_reading_again(tmp_path: Path, reference: Reference):
     journal, prompt = tmp_path / "journal", tuple(CODEC.encode(Path(__file__).read_text()))[:200]
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=120)
@@ -199,6 +203,7 @@ def test_a_draft_that_is_killed_goes_on_without_reading_again(tmp_path: Path, re
 # First use, and bad input --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_model_is_converted_on_its_first_use_and_found_on_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
 ):
@@ -216,6 +221,7 @@ def test_a_model_is_converted_on_its_first_use_and_found_on_the_next(
     assert again.note == ""
 
 
+@pytest.mark.thorough
 def test_a_package_without_its_weights_is_refused_before_anything_starts(tmp_path: Path):
     folder = copied(tmp_path)
     weights = folder / "model.mlpackage" / "Data" / "com.apple.CoreML" / "weights" / "weight.bin"
@@ -233,6 +239,7 @@ def test_a_folder_that_lacks_a_part_is_refused(tmp_path: Path):
         Pipeline(draft=str(folder), draft_engine="coreml")
 
 
+@pytest.mark.thorough
 def test_the_command_line_drafts_by_the_executor(reference: Reference):
     command = ["-m", "orchestrator.cli.app", "generate", TEXTS[0], "--max-tokens", "16", "--quiet"]
     engine = ["--draft-engine", "coreml", "--draft", str(converted_demo())]

@@ -28,6 +28,7 @@ def opened(**options: Any) -> Pipeline:
     return Pipeline(disk_cache=1.0, draft_engine="ngram", **options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("params", [COLD, HOT], ids=["T=0", "T=1"])
 @pytest.mark.parametrize("bits", [16, 8])
 def test_a_new_pipeline_takes_up_the_turns_of_an_earlier_one(reference: Reference, params: SamplingParams, bits: int):
@@ -50,6 +51,7 @@ def test_a_new_pipeline_takes_up_the_turns_of_an_earlier_one(reference: Referenc
         assert first.tokens == reference(TOKENS, params).tokens
 
 
+@pytest.mark.thorough
 def test_a_torn_file_costs_a_prefill_and_no_token():
     with opened() as pipeline:
         expected = pipeline.generate(TOKENS, COLD).tokens
@@ -62,6 +64,7 @@ def test_a_torn_file_costs_a_prefill_and_no_token():
     assert (result.tokens, result.statistics.adopted_tokens) == (expected, 0)
 
 
+@pytest.mark.thorough
 def test_a_folder_that_others_can_enter_is_not_used_and_requests_go_on():
     disk_cache_folder().mkdir(parents=True, mode=0o755)
     with opened() as pipeline:
@@ -71,6 +74,7 @@ def test_a_folder_that_others_can_enter_is_not_used_and_requests_go_on():
     assert chunks() == 0
 
 
+@pytest.mark.thorough
 def test_two_pipelines_may_use_one_folder():
     with opened() as one, opened() as other:
         texts = [pipeline.generate(TOKENS, HOT).tokens for pipeline in (one, other, one)]
@@ -80,6 +84,7 @@ def test_two_pipelines_may_use_one_folder():
     assert len(cached_models()) == 1
 
 
+@pytest.mark.thorough
 def test_nothing_is_kept_unless_it_is_asked_for():
     with Pipeline(draft_engine="ngram") as pipeline:
         pipeline.generate(TOKENS, COLD)

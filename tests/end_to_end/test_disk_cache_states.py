@@ -58,6 +58,7 @@ def files(suffix: str = "") -> list[Path]:
     return [file for file in disk_cache_folder().rglob(f"*{suffix}") if file.is_file() and file.name != "model.json"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=() if place < 3 else pytest.mark.slow, id=kind) for place, kind in enumerate(KINDS)],
@@ -81,6 +82,7 @@ def test_a_new_pipeline_goes_on_from_the_longest_state(home: Path, kind: str):
     assert [result.statistics.adopted_tokens for result in alone] == [0, 0]
 
 
+@pytest.mark.thorough
 def test_a_torn_state_costs_a_prefill_from_an_earlier_one_and_no_token(home: Path):
     target = random_target(home, "mamba2")
     with opened(target) as pipeline:
@@ -96,6 +98,7 @@ def test_a_torn_state_costs_a_prefill_from_an_earlier_one_and_no_token(home: Pat
     assert (result.tokens, result.statistics.adopted_tokens) == (expected, 512)
 
 
+@pytest.mark.thorough
 def test_a_killed_target_goes_on_from_the_disk(home: Path):
     target = random_target(home, "mamba2")
     with opened(target) as pipeline:
@@ -108,6 +111,7 @@ def test_a_killed_target_goes_on_from_the_disk(home: Path):
     assert result.statistics.adopted_tokens >= 512
 
 
+@pytest.mark.thorough
 def test_two_pipelines_may_use_one_folder_and_the_list_shows_it(home: Path):
     target = random_target(home, "mamba2")
     with opened(target) as one, opened(target) as other:

@@ -66,6 +66,7 @@ def roots_and_guesses(journal: Path) -> list[tuple[int, int]]:
     return list(found.values())
 
 
+@pytest.mark.thorough
 def test_the_package_reads_the_live_features_and_tokens_are_the_target_s(
     package: Path, reference: Reference, tmp_path: Path
 ):
@@ -82,6 +83,7 @@ def test_the_package_reads_the_live_features_and_tokens_are_the_target_s(
     assert remains(name) == []
 
 
+@pytest.mark.thorough
 def test_a_killed_package_goes_on_with_features(package: Path, reference: Reference):
     params = SamplingParams(max_tokens=120)
     with Pipeline(str(DEMO_TARGET), str(package)) as pipeline:

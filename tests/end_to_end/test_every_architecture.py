@@ -71,6 +71,7 @@ _KINDS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("strategy", ["ssd", "adaptive"])
 @pytest.mark.parametrize("name", ["gpt2", "llama4", "mamba", "rwkv7", "bailing_hybrid"])
@@ -82,10 +83,12 @@ def test_right_guesses_save_rounds(name: str, strategy: str, temperature: float)
         assert len(rounds(guessing)) < 0.9 * len(rounds(alone))
 
 
+@pytest.mark.thorough
 def test_a_model_of_single_tokens_is_sent_no_guesses():
     assert len(rounds(_run("phi3small", "adaptive", 0.0))) == len(rounds(_run("phi3small", "ar", 0.0)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [

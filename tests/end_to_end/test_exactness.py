@@ -64,6 +64,7 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
         yield pipeline
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: Reference, temperature: float):
     for prompt in PROMPTS[:2]:
@@ -73,6 +74,7 @@ def test_tokens_equal_those_of_the_target_alone(pipeline: Pipeline, reference: R
             assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("draft_tokens", [1, 7])
 def test_a_request_may_have_a_k_of_its_own(pipeline: Pipeline, reference: Reference, draft_tokens: int):
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=24)
@@ -84,6 +86,7 @@ def test_a_request_may_have_a_k_of_its_own(pipeline: Pipeline, reference: Refere
         assert 1 <= len(own.statistics.acceptance_by_depth) <= draft_tokens
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=[*VARIANTS])
 def test_neither_fallbacks_nor_a_lookup_draft_change_that(reference: Reference, options: dict):
     with Pipeline(**options) as pipeline:
@@ -105,6 +108,7 @@ def test_long_outputs_equal_those_of_the_target_alone(
         assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=[*FILTERS])
 def test_filters_do_not_change_that(pipeline: Pipeline, reference: Reference, filters: dict):
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=16, **filters)
@@ -118,6 +122,7 @@ def test_filters_do_not_change_that(pipeline: Pipeline, reference: Reference, fi
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("filters", [{"logit_bias": {221: 4.0}}, {"repetition_penalty": 1.3}], ids=["bias", "penalty"])
 def test_nor_do_they_without_noise(pipeline: Pipeline, reference: Reference, filters: dict):
     params = SamplingParams(max_tokens=16, **filters)
@@ -142,6 +147,7 @@ def test_a_stop_string_across_a_token_border_ends_the_text_before_it(
     assert result.statistics.generated_tokens == len(result.tokens)
 
 
+@pytest.mark.thorough
 def test_a_stop_string_in_the_last_commit_cuts_the_count_too(pipeline: Pipeline, reference: Reference):
     whole = reference(PROMPTS[0], SamplingParams(max_tokens=40))
     texts = [CODEC.decode(whole.tokens[:count]) for count in range(41)]
@@ -178,6 +184,7 @@ def test_one_token_is_one_token(pipeline: Pipeline, reference: Reference):
     assert (len(result.tokens), result.finish_reason) == (1, "length")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", [1, 600])
 def test_prompts_of_any_length_are_continued(pipeline: Pipeline, reference: Reference, length: int):
     params = SamplingParams(temperature=0.7, seed=6, max_tokens=16)
@@ -186,6 +193,7 @@ def test_prompts_of_any_length_are_continued(pipeline: Pipeline, reference: Refe
     assert pipeline.generate(prompt, params).tokens == reference(prompt, params).tokens
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("room", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_full_context_ends_the_text(pipeline: Pipeline, reference: Reference, room: int):
     params = SamplingParams(max_tokens=100)
@@ -197,6 +205,7 @@ def test_a_full_context_ends_the_text(pipeline: Pipeline, reference: Reference, 
     assert (len(result.tokens), result.finish_reason) == (room, "length")
 
 
+@pytest.mark.sampled(1)
 def test_threads_do_not_disturb_one_another(pipeline: Pipeline, reference: Reference):
     asked = [
         (PROMPTS[seed % len(PROMPTS)], SamplingParams(temperature=0.8 * (seed % 2), seed=seed, max_tokens=20))
@@ -211,6 +220,7 @@ def test_threads_do_not_disturb_one_another(pipeline: Pipeline, reference: Refer
     assert [result.tokens for result in results] == expected
 
 
+@pytest.mark.sampled(1)
 def test_tasks_do_not_disturb_one_another(pipeline: Pipeline, reference: Reference):
     asked = [(PROMPTS[seed % 3], SamplingParams(temperature=1.0, seed=seed, max_tokens=16)) for seed in range(6)]
     expected = [reference(prompt, params).tokens for prompt, params in asked]
@@ -255,6 +265,7 @@ def test_leaving_a_loop_early_cancels_and_does_not_disturb_the_next(pipeline: Pi
     assert asyncio.run(leave_and_ask_again()).tokens == reference(PROMPTS[1], params).tokens
 
 
+@pytest.mark.thorough
 def test_the_demo_target_in_32_bits_says_the_same(tmp_path: Path, reference: Reference):
     """It stands in for the demo target on Metal."""
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24)

@@ -76,6 +76,7 @@ def test_a_far_worker_hears_late_too(address):
         context.term()
 
 
+@pytest.mark.thorough
 def test_tokens_are_the_targets_over_a_bad_link(reference):
     with Pipeline(draft_link=EmulatedLink(delay=0.004, loss=0.1)) as pipeline:
         for temperature in (0.0, 1.0):

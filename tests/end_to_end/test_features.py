@@ -54,6 +54,7 @@ def only_right(log: Path, prompt: int, tokens: tuple[int, ...] | list[int]) -> s
     return {index for index, _, _ in compared}
 
 
+@pytest.mark.thorough
 def test_the_draft_is_fed_the_features_of_every_committed_token(pipeline: Pipeline, log: Path, reference: Reference):
     log.write_text("")
     result = pipeline.generate(PROMPT, PARAMS)
@@ -67,6 +68,7 @@ def test_the_draft_is_fed_the_features_of_every_committed_token(pipeline: Pipeli
     assert result.statistics.hit_rate
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("program", ["target_worker", "feature_draft"])
 def test_after_a_death_features_go_on_and_the_text_is_the_targets(
     pipeline: Pipeline, log: Path, reference: Reference, program: str

@@ -123,6 +123,7 @@ def tokens(simulation: Simulation) -> list[list[int]]:
     return [client.tokens for client in simulation.clients.values()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("kind", ["z-lab", "vanilla", "redrafter"])
 def test_tokens_are_those_of_plain_decoding(
@@ -135,6 +136,7 @@ def test_tokens_are_those_of_plain_decoding(
         assert len(rounds(guessing)) < 0.7 * len(rounds(alone))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", ["z-lab", "vanilla", "redrafter"])
 def test_damaged_features_change_no_token(kind: str, damage: str, target: LanguageModel, drafts: dict[str, Engine]):

@@ -54,6 +54,7 @@ def wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_stopped_short_form_goes_on_and_finds_nothing_wrong_and_names_nobody(home: Path):
     light = home / "first-light"
@@ -95,6 +96,7 @@ def _require_nobody_named(light: Path, home: str) -> None:
             assert secret.encode() not in content, (name, secret)
 
 
+@pytest.mark.thorough
 def test_one_stage_prints_its_report_as_json(home: Path):
     process = command(home, "--only", "machine", "--json", "--out", "there")
     output, words = process.communicate(timeout=SECONDS)

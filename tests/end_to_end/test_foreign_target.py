@@ -50,6 +50,7 @@ def test_it_decodes_alone_and_the_pipeline_says_why(target: str, alone: Result):
     assert (result.tokens, result.statistics.hit_rate) == (alone.tokens, None)
 
 
+@pytest.mark.thorough
 def test_the_command_line_says_why_in_one_sentence(target: str, alone: Result):
     code, output, errors = generated(target, "--quiet")
 
@@ -58,6 +59,7 @@ def test_the_command_line_says_why_in_one_sentence(target: str, alone: Result):
     assert line.startswith(NOTE)
 
 
+@pytest.mark.thorough
 def test_prompt_lookup_drafts_for_it(target: str, alone: Result):
     with Pipeline(target, draft_engine="ngram") as pipeline:
         result = pipeline.generate(PROMPT, PARAMS)
@@ -67,10 +69,12 @@ def test_prompt_lookup_drafts_for_it(target: str, alone: Result):
     assert result.statistics.hit_rate is not None
 
 
+@pytest.mark.thorough
 def test_the_command_line_drafts_for_it_by_prompt_lookup(target: str, alone: Result):
     assert generated(target, "--draft-engine", "ngram", "--quiet") == (0, alone.text + "\n", "")
 
 
+@pytest.mark.thorough
 def test_a_program_of_ones_own_drafts_for_it(target: str, alone: Result):
     with Pipeline(target, draft_command=(sys.executable, str(ROOT / "docs" / "own_draft.py"))) as pipeline:
         result = pipeline.generate(PROMPT, PARAMS)
@@ -79,6 +83,7 @@ def test_a_program_of_ones_own_drafts_for_it(target: str, alone: Result):
     assert result.statistics.hit_rate is not None
 
 
+@pytest.mark.thorough
 def test_a_draft_of_its_own_family_drafts_for_it(target: str, alone: Result, tmp_path: Path):
     draft = with_other_tokenizer(DEMO_DRAFT, tmp_path / "draft")
     with Pipeline(target, str(draft)) as pipeline:
@@ -89,6 +94,7 @@ def test_a_draft_of_its_own_family_drafts_for_it(target: str, alone: Result, tmp
     assert result.statistics.hit_rate is not None
 
 
+@pytest.mark.thorough
 def test_a_draft_with_other_added_tokens_drafts_for_it(tmp_path: Path):
     draft = Path(shutil.copytree(DEMO_DRAFT, tmp_path / "draft"))
     tokenizer = json.loads((draft / "tokenizer.json").read_text())

@@ -32,6 +32,7 @@ def message(serving: Serving, **more: Any) -> Any:
     return choice["message"]
 
 
+@pytest.mark.thorough
 def test_thoughts_keep_to_their_budget_and_answers_to_their_form(serving: Serving):
     free = message(serving)
     schema = message(serving, response_format=FORM)

@@ -44,6 +44,7 @@ def test_a_draft_of_another_machine_joins_a_server(
     assert errors.count("launch-pipeline attach draft lp1:127.0.0.1:") == 1
 
 
+@pytest.mark.thorough
 def test_a_target_of_another_machine_joins_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
 ):
@@ -65,6 +66,7 @@ def test_a_target_of_another_machine_joins_a_server(
     assert errors.count("launch-pipeline attach target lp1:127.0.0.1:") == 1
 
 
+@pytest.mark.thorough
 def test_a_server_before_a_running_pipeline_leaves_it_running(reference: Reference):
     with Pipeline() as pipeline:
         server = Serving("--address", pipeline.address)
@@ -80,6 +82,7 @@ def test_a_server_before_a_running_pipeline_leaves_it_running(reference: Referen
         assert pipeline.generate(PROMPT, PARAMS).text == reference(PROMPT, PARAMS).text
 
 
+@pytest.mark.thorough
 def test_the_end_of_the_pipeline_ends_the_server_before_it():
     with Pipeline(draft_engine="none") as pipeline:
         server = Serving("--address", pipeline.address)
@@ -91,6 +94,7 @@ def test_the_end_of_the_pipeline_ends_the_server_before_it():
     assert f"No pipeline answers at {pipeline.address}" in errors
 
 
+@pytest.mark.thorough
 def test_a_server_is_not_started_before_an_address_where_nothing_answers(tmp_path: Path):
     code, _, errors = run("serve", "--port", "0", "--address", f"ipc://{tmp_path}/none")
 

@@ -64,6 +64,7 @@ def test_a_killed_target_keeps_to_the_schema_where_it_was(pipeline: Pipeline, re
     )
 
 
+@pytest.mark.thorough
 def test_a_target_that_was_stopped_for_a_while_goes_on(pipeline: Pipeline, reference: Reference):
     with pipeline.stream(PROMPT, PARAMS) as stream:
         for count, _ in enumerate(stream):
@@ -84,6 +85,7 @@ def test_without_its_orchestrator_a_pipeline_says_so_and_its_workers_end(pipelin
     until(lambda: not members(name), seconds=2.0)
 
 
+@pytest.mark.thorough
 def test_clients_of_a_dead_pipeline_are_told_so(pipeline: Pipeline):
     shoot(pipeline, "orchestrator", signal.SIGKILL)
 

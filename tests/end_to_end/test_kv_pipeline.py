@@ -72,6 +72,7 @@ def test_a_target_that_is_killed_goes_on_from_what_it_had_saved(pipeline: Pipeli
     assert result.statistics.adopted_tokens >= 128
 
 
+@pytest.mark.thorough
 def test_a_later_request_does_not_read_the_same_prompt_again(pipeline: Pipeline, reference: Reference):
     asked = prompt(2)
     first = pipeline.generate(asked, PARAMS)
@@ -85,6 +86,7 @@ def test_a_later_request_does_not_read_the_same_prompt_again(pipeline: Pipeline,
     assert forked.tokens == reference((*asked[:450], *asked[:30]), PARAMS).tokens
 
 
+@pytest.mark.thorough
 def test_a_conversation_adopts_its_own_history(pipeline: Pipeline, reference: Reference):
     params = SamplingParams(max_tokens=150)
     asked = prompt(3)
@@ -115,6 +117,7 @@ def test_edits_twins_and_a_death_between_turns_change_no_token(pipeline: Pipelin
     assert after.statistics.adopted_tokens >= len(longer)
 
 
+@pytest.mark.thorough
 def test_corrupted_memory_costs_a_prefill_and_a_warning(pipeline: Pipeline, reference: Reference):
     asked = prompt(4)
     before = set(arenas(pipeline))
@@ -132,6 +135,7 @@ def test_corrupted_memory_costs_a_prefill_and_a_warning(pipeline: Pipeline, refe
     assert name not in arenas(pipeline)
 
 
+@pytest.mark.thorough
 def test_without_memory_for_kv_there_is_none(reference: Reference):
     asked = prompt(5)
     with Pipeline(strategy="ar", arena_memory=0) as pipeline:
@@ -150,6 +154,7 @@ def reading() -> Iterator[Pipeline]:
     assert remains(name) == []
 
 
+@pytest.mark.thorough
 def test_a_prompt_may_be_read_by_another_process(reading: Pipeline, reference: Reference):
     asked = prompt(6)
 
@@ -159,6 +164,7 @@ def test_a_prompt_may_be_read_by_another_process(reading: Pipeline, reference: R
     assert result.tokens == reference(asked, PARAMS).tokens
 
 
+@pytest.mark.thorough
 def test_a_prefill_worker_that_is_killed_is_done_without(reading: Pipeline, reference: Reference):
     asked = prompt(7, 1500)
     pid = members(mark(reading))["draft_worker.prefill"]

@@ -44,6 +44,7 @@ def test_a_server_is_started_for_the_program_and_ends_with_it(reference: Referen
     assert "knows no tools" in errors
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [[], ["--server", "URL/v1", "--api-key", KEY]])
 def test_a_server_that_runs_is_used_and_goes_on(serving: Serving, reference: Reference, words: Sequence[str]):
     code, told, errors = _launch(*(word.replace("URL", serving.url) for word in words))
@@ -54,6 +55,7 @@ def test_a_server_that_runs_is_used_and_goes_on(serving: Serving, reference: Ref
     assert serving.health() == "ok"
 
 
+@pytest.mark.thorough
 def test_ctrl_c_is_the_programs():
     command = Command("launch", "codex", "--draft-engine", "none", "--", "exec", "wait")
     assert "base" in command.stdout.readline()
@@ -63,6 +65,7 @@ def test_ctrl_c_is_the_programs():
     assert command.end()[0] == 9
 
 
+@pytest.mark.thorough
 def test_the_server_ends_even_if_launch_is_killed():
     command = Command("launch", "codex", "--draft-engine", "none", "--", "exec", "wait")
     base = json.loads(command.stdout.readline())["base"]
@@ -87,6 +90,7 @@ def _answers(url: str) -> bool:
         return True
 
 
+@pytest.mark.thorough
 def test_what_launch_cannot_do_is_told(serving: Serving, monkeypatch: pytest.MonkeyPatch):
     code, _, errors = run("launch", "codex", "--target", "/nowhere")
     assert (code, "/nowhere" in errors) == (2, True)

@@ -28,6 +28,7 @@ def adopted(journal: Path) -> list[int]:
 
 
 # Many rounds, in one of which the draft is there in time however busy the machine is.
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"lookup": "off"}, {"strategy": "sd"}], ids=["adaptive", "sd"])
 def test_tokens_are_the_target_s_own_and_the_draft_reads_no_long_prompt(
     options: dict[str, Any], reference: Reference, tmp_path: Path
@@ -44,6 +45,7 @@ def test_tokens_are_the_target_s_own_and_the_draft_reads_no_long_prompt(
     assert all(tokens >= 32 for tokens in adopted(journal))
 
 
+@pytest.mark.thorough
 def test_a_killed_draft_adopts_the_target_s_kv_again(reference: Reference, tmp_path: Path):
     journal = tmp_path / "journal"
     params = replace(PARAMS, max_tokens=160, temperature=0.7, seed=3)

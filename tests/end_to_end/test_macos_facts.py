@@ -84,6 +84,7 @@ def forks(node: ast.AST) -> Iterator[str]:
             pass
 
 
+@pytest.mark.thorough
 def test_no_process_is_forked():
     """After Metal or Objective-C ran, a forked child may hang: every process is spawned."""
     assert [f"{file}: {what}" for file, tree in sources() for node in ast.walk(tree) for what in forks(node)] == []

@@ -62,6 +62,7 @@ def test_the_request_ends_with_a_sentence_and_the_next_one_is_served_by_the_same
     assert members(mark(short_of_memory))["target_worker"] == process
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("short_of_memory", ["draft_worker"], indirect=True)
 def test_without_memory_for_the_draft_the_target_goes_on_alone(short_of_memory: Pipeline):
     process = members(mark(short_of_memory))["draft_worker"]
@@ -72,6 +73,7 @@ def test_without_memory_for_the_draft_the_target_goes_on_alone(short_of_memory: 
     assert short_of_memory.generate(SHORT, GREEDY).statistics.draft_busy > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("short_of_memory", ["draft_worker.prefill"], indirect=True)
 def test_without_memory_for_the_prefill_worker_the_target_prefills_the_prompt(short_of_memory: Pipeline):
     process = members(mark(short_of_memory))["draft_worker.prefill"]

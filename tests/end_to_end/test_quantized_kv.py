@@ -35,6 +35,7 @@ def pipeline() -> Iterator[Pipeline]:
     assert remains(name) == []
 
 
+@pytest.mark.thorough
 def test_trees_change_no_token(pipeline: Pipeline, expected: list[tuple[int, ...]]):
     results = [pipeline.generate(PROMPT, params) for params in (COLD, HOT)]
 
@@ -42,6 +43,7 @@ def test_trees_change_no_token(pipeline: Pipeline, expected: list[tuple[int, ...
     assert all(result.statistics.acceptance_rate for result in results)
 
 
+@pytest.mark.thorough
 def test_chains_change_no_token(expected: list[tuple[int, ...]]):
     with Pipeline(str(DEMO_TARGET), str(DEMO_DRAFT), strategy="ssd", kv_bits=4) as chains:
         assert [chains.generate(PROMPT, params).tokens for params in (COLD, HOT)] == expected
@@ -53,6 +55,7 @@ def test_other_bits_give_other_tokens(expected: list[tuple[int, ...]]):
         assert sixteen.generate(PROMPT, HOT).tokens != expected[1]
 
 
+@pytest.mark.thorough
 def test_a_killed_target_adopts_the_quantized_rows_that_it_saved(pipeline: Pipeline, expected: list[tuple[int, ...]]):
     with pipeline.stream(PROMPT, HOT) as stream:
         for count, _ in enumerate(stream):
@@ -64,6 +67,7 @@ def test_a_killed_target_adopts_the_quantized_rows_that_it_saved(pipeline: Pipel
     assert stream.result.statistics.adopted_tokens
 
 
+@pytest.mark.thorough
 def test_four_requests_at_once(pipeline: Pipeline):
     texts = [f"{PROMPT}\ndef {name}(" for name in ("read", "write", "open", "close")]
     alone = [pipeline.generate(text, HOT).tokens for text in texts]
@@ -81,6 +85,7 @@ def test_four_requests_at_once(pipeline: Pipeline):
     assert [found[index] for index in range(4)] == alone
 
 
+@pytest.mark.thorough
 def test_a_prefill_worker_quantizes_alike(expected: list[tuple[int, ...]]):
     options = {"prefill_engine": "mlx", "prefill": "always", "kv_bits": 4}
     with Pipeline(str(DEMO_TARGET), strategy="ar", **options) as pipeline:

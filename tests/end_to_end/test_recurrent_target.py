@@ -57,10 +57,12 @@ def alone(target: Path, params: SamplingParams, *texts: tuple[int, ...]) -> list
         return [tuple(plain.generate(text, params).tokens) for text in texts]
 
 
+@pytest.mark.thorough
 def test_its_level_is_told(pipeline: Pipeline, target: Path):
     assert pipeline.state().level == KINDS[target.name]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("params", [PARAMS, HOT])
 def test_tokens_are_those_of_plain_decoding(pipeline: Pipeline, target: Path, params: SamplingParams):
     result = pipeline.generate(PROMPT, params)
@@ -68,6 +70,7 @@ def test_tokens_are_those_of_plain_decoding(pipeline: Pipeline, target: Path, pa
     assert [tuple(result.tokens)] == alone(target, params, PROMPT)
 
 
+@pytest.mark.thorough
 def test_right_guesses_are_taken(target: Path):
     """In turns, where the target waits for guesses: left to itself, a target this small needs none."""
     with Pipeline(str(target), str(target), strategy="sd") as pipeline:
@@ -77,11 +80,13 @@ def test_right_guesses_are_taken(target: Path):
     assert bool(result.statistics.acceptance_rate) == (KINDS[target.name] != "plain")
 
 
+@pytest.mark.thorough
 def test_a_foreign_draft_changes_nothing(target: Path):
     with Pipeline(str(target), str(DEMO_DRAFT)) as pipeline:
         assert [tuple(pipeline.generate(PROMPT, HOT).tokens)] == alone(target, HOT, PROMPT)
 
 
+@pytest.mark.thorough
 def test_a_killed_target_prefills_again(pipeline: Pipeline, target: Path):
     with pipeline.stream(PROMPT, HOT) as stream:
         for count, _ in enumerate(stream):
@@ -92,6 +97,7 @@ def test_a_killed_target_prefills_again(pipeline: Pipeline, target: Path):
     assert [tuple(stream.result.tokens)] == alone(target, HOT, PROMPT)
 
 
+@pytest.mark.thorough
 def test_another_turn_reuses_the_state_and_an_edited_prompt_does_not_disturb(pipeline: Pipeline, target: Path):
     first = pipeline.generate(PROMPT, HOT)
     turn, edited = (*PROMPT, *first.tokens, *range(40, 80)), (*PROMPT[:90], *range(60, 120))
@@ -101,6 +107,7 @@ def test_another_turn_reuses_the_state_and_an_edited_prompt_does_not_disturb(pip
     assert found[0].statistics.adopted_tokens >= len(PROMPT)
 
 
+@pytest.mark.thorough
 def test_four_requests_at_once(pipeline: Pipeline, target: Path):
     texts = [PROMPT[begin:] for begin in (0, 10, 20, 30)]
     found: dict[int, tuple[int, ...]] = {}

@@ -97,6 +97,7 @@ def draw(pipeline: Pipeline, draws: int, **params: Any) -> list[Result]:
     return [pipeline.generate(PROMPT, SamplingParams(seed=seed, **sampling)) for seed in range(draws)]
 
 
+@pytest.mark.thorough
 def test_pairs_are_distributed_as_the_target_alone_would_have_them(pipeline: Pipeline, target: Any):
     require_exact(draw(pipeline, DRAWS), target)
 
@@ -107,6 +108,7 @@ def test_so_they_are_with_saguaro_sampling(folders: dict[str, str], target: Any)
         require_exact(draw(pipeline, DRAWS), target)
 
 
+@pytest.mark.thorough
 def test_so_they_are_if_the_draft_draws_at_a_temperature_and_top_p_of_its_own(folders: dict[str, str], target: Any):
     with Pipeline(**folders, **OPTIONS["sd"]) as pipeline:
         own = SamplingParams(
@@ -133,6 +135,7 @@ def test_the_draft_s_own_distribution_would_fail_that_test(target: Any):
     assert chi_square_excess(Counter(cells[index] for index in chosen), distribution(target)) > 10
 
 
+@pytest.mark.thorough
 def test_a_fixed_seed_gives_a_fixed_output(pipeline: Pipeline, folders: dict[str, str], options: Options):
     """A draft that gets no processor time misses its turn, which changes the tree and thus the text: hence three tries
     on each side. Sixteen tokens of an unseeded run would not agree in any of them."""
@@ -144,6 +147,7 @@ def test_a_fixed_seed_gives_a_fixed_output(pipeline: Pipeline, folders: dict[str
     assert len(set.union(*here)) >= len(here)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["sd", "ssd"])
 def test_at_temperature_zero_tokens_equal_those_of_the_target_alone(reference: Reference, strategy: str):
     with Pipeline(strategy=strategy) as pipeline:

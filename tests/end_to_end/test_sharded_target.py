@@ -84,6 +84,7 @@ def generate_and(pipeline: Pipeline, params: SamplingParams, act: Callable[[], o
         return stream.result
 
 
+@pytest.mark.thorough
 def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
     pipeline: Pipeline, hosts: Path, reference: Reference
 ):
@@ -109,6 +110,7 @@ def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
         assert set(before.values()).isdisjoint(ranks(hosts).values()), "all ranks start anew"
 
 
+@pytest.mark.thorough
 def test_a_stopped_rank_is_replaced_in_the_midst_of_a_request(pipeline: Pipeline, hosts: Path, reference: Reference):
     stopped = ranks(hosts)[1]
     result = generate_and(pipeline, SETTINGS[0], partial(os.kill, stopped, signal.SIGSTOP), after=2)
@@ -117,6 +119,7 @@ def test_a_stopped_rank_is_replaced_in_the_midst_of_a_request(pipeline: Pipeline
     assert stopped not in ranks(hosts).values()
 
 
+@pytest.mark.thorough
 def test_a_rank_that_can_not_serve_says_why(hosts: Path):
     command = [*_CLI.split(), "target-rank", "--hosts", str(hosts), "--rank", "1"]
     out = subprocess.run(command, capture_output=True, text=True, timeout=110)
@@ -126,6 +129,7 @@ def test_a_rank_that_can_not_serve_says_why(hosts: Path):
     assert out.stderr.endswith("Rank 1 can't serve: see the reason above.\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_without_memory_ends_with_a_sentence_and_all_start_anew(
     rank: int, hosts: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def expected(target: Path) -> list[int]:
     return [int(token) for token, _ in steps]
 
 
+@pytest.mark.thorough
 def test_greedy_tokens_are_those_of_mlx_lm(pipeline: Pipeline, expected: list[int]):
     result = pipeline.generate(PROMPT, PARAMS)
 
@@ -59,6 +60,7 @@ def test_greedy_tokens_are_those_of_mlx_lm(pipeline: Pipeline, expected: list[in
     assert result.statistics.acceptance_rate
 
 
+@pytest.mark.thorough
 def test_sampled_tokens_are_those_of_plain_decoding(pipeline: Pipeline, target: Path):
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=60)
     with Pipeline(str(target), strategy="ar") as plain:
@@ -67,6 +69,7 @@ def test_sampled_tokens_are_those_of_plain_decoding(pipeline: Pipeline, target: 
     assert pipeline.generate(PROMPT, params).tokens == alone.tokens
 
 
+@pytest.mark.thorough
 def test_a_killed_target_goes_on_from_what_it_saved(pipeline: Pipeline, expected: list[int]):
     with pipeline.stream(PROMPT, PARAMS) as stream:
         for count, _ in enumerate(stream):
@@ -77,6 +80,7 @@ def test_a_killed_target_goes_on_from_what_it_saved(pipeline: Pipeline, expected
     assert list(stream.result.tokens) == expected
 
 
+@pytest.mark.thorough
 def test_turns_with_a_shared_and_with_an_edited_prefix(pipeline: Pipeline, target: Path):
     """The edit lies many windows before the end, so rows before the window are needed again."""
     shared, edited = (*PROMPT, *range(40, 80)), (*PROMPT[:90], *range(60, 120))
@@ -85,6 +89,7 @@ def test_turns_with_a_shared_and_with_an_edited_prefix(pipeline: Pipeline, targe
         assert found == [fresh.generate(text, PARAMS).tokens for text in (shared, edited)]
 
 
+@pytest.mark.thorough
 def test_four_requests_at_once(pipeline: Pipeline):
     texts = [PROMPT[begin:] for begin in (0, 10, 20, 30)]
     alone = [pipeline.generate(text, PARAMS).tokens for text in texts]

@@ -30,6 +30,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stateful_package(model, folder, context=_CONTEXT, lengths=(1, _CONTEXT))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["sd", "adaptive"])
 def test_tokens_are_the_targets_own_and_guesses_are_accepted(package: Path, reference: Reference, strategy: Any):
     params = [SamplingParams(max_tokens=40), SamplingParams(temperature=1.0, seed=4, max_tokens=40)]
@@ -43,6 +44,7 @@ def test_tokens_are_the_targets_own_and_guesses_are_accepted(package: Path, refe
     assert remains(name) == []
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_that_differs_from_the_target_s_is_refused(package: Path, tmp_path: Path):
     other = with_other_tokenizer(DEMO_DRAFT, tmp_path / "other")
     folder = tmp_path / "published"
@@ -53,6 +55,7 @@ def test_a_tokenizer_that_differs_from_the_target_s_is_refused(package: Path, tm
         pipeline.generate(_TEXT, SamplingParams(max_tokens=4))
 
 
+@pytest.mark.thorough
 def test_doctor_tells_what_a_package_is(package: Path):
     result = CliRunner().invoke(cli, ["doctor", "--json", "--draft", str(package)])
     (finding,) = json.loads(result.stdout)

@@ -133,6 +133,7 @@ LAWS = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("program", "answer"), LAWS.values(), ids=LAWS)
 def test_the_imitation_answers_as_macos_does(mac: Mac, program: str, answer: str):
     assert told(mac, program) == answer

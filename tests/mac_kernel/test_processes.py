@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.mac_kernel.imitation import Mac
 
+PYTEST = ("-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider")
 PROCESS_TESTS = (
     "tests/protocol/kv/test_arena.py",
     "tests/protocol/kv/test_segment_registry.py",
@@ -40,9 +41,10 @@ print(json.dumps([first.tokens == again.tokens, again.statistics.adopted_tokens,
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_processes_keep_their_promises(mac: Mac):
-    run = mac.run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *PROCESS_TESTS])
+    run = mac.run([*PYTEST, *PROCESS_TESTS])
 
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -70,6 +72,6 @@ def test_a_pipeline_outlives_what_is_removed_from_the_temporary_folder(mac: Mac)
 @pytest.mark.timeout(7200)
 def test_the_whole_suite_passes(mac: Mac):
     apart = [f"--ignore={path}" for path in (NEEDS_A_SCREEN, "tests/mac_kernel")]
-    run = mac.run(["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", *apart, "tests"])
+    run = mac.run([*PYTEST, "-n", "2", "--dist", "loadfile", *apart, "tests"])
 
     assert run.returncode == 0, run.stdout + run.stderr

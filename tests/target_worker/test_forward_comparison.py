@@ -18,6 +18,7 @@ CHAIN = [5, 9, 2, 200]
 BELOW_TREE = {"rwkv"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", LAYER_KINDS)
 def test_both_sequences_give_the_same_logits_again_after_they_are_undone(kind: LayerKind):
     network = random_network(kind, "tiny")
@@ -34,6 +35,7 @@ def test_both_sequences_give_the_same_logits_again_after_they_are_undone(kind: L
     assert model.level == ("chain" if kind in BELOW_TREE else "tree")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", sorted(set(LAYER_KINDS) - BELOW_TREE))
 def test_the_first_tokens_of_a_tree_and_of_a_chain_are_one_path(kind: LayerKind):
     ours = OurSequence(LanguageModel(random_network(kind, "tiny")), CONTEXT)
@@ -46,6 +48,7 @@ def test_the_first_tokens_of_a_tree_and_of_a_chain_are_one_path(kind: LayerKind)
     assert not mx.allclose(tree[2:], chain[2:], atol=1e-3).item()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", LAYER_KINDS)
 def test_a_kept_half_is_committed_and_can_be_undone(kind: LayerKind):
     ours = OurSequence(LanguageModel(random_network(kind, "tiny")), CONTEXT)

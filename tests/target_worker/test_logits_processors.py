@@ -156,6 +156,7 @@ def properly(tokens: Sequence[int]) -> None:
     assert {True, False} >= set(value["c"])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_tokens_do_not_depend_on_what_is_proposed(model: LanguageModel, name: str):
     tokens, _ = expected(model.folder, SAMPLINGS[name])

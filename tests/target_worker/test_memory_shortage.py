@@ -88,6 +88,7 @@ def _next_token(worker: SurvivingWorker, id: int, tokens: tuple[int, ...]) -> in
     return verdict.bonus
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("error", MLX_ERRORS, ids=str)
 def test_a_prompt_that_is_too_large_ends_with_a_sentence_and_the_next_one_is_served(limit, error: Exception):
     expected = _worker()

@@ -30,6 +30,7 @@ def end(talk: Talk) -> None:
     answers(talk.worker, Stop(talk.begin.sequence))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arenas", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_random_turns_and_edits_change_no_token(seed: int, arenas: bool):

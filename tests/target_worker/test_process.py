@@ -85,6 +85,7 @@ def test_a_target_process_serves_and_ends_in_good_order():
         assert target.process.wait(30) == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_target_offers_features_and_its_rings_end_with_it(ranks: int, registry: Path):
     """Also of the last layer, whose output no KV of a prompt depends on: every rank of a divided target computes it."""

@@ -54,6 +54,7 @@ def replaying(texts: Path, index: int, outputs: tuple[int, ...]) -> RecordedSequ
     return sequence
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("outputs", [_OUTPUTS, (1,), (FINAL, 4)])
 def test_every_row_is_what_the_model_records(texts: Path, index: int, outputs: tuple[int, ...]):

@@ -184,6 +184,7 @@ def test_plain_greedy_rounds_equal_mlx_lm_s_own_loop():
     assert _Orchestrator(_worker(), _start()).decode(_nothing) == expected
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", _SAMPLINGS)
 @pytest.mark.parametrize("tree", ["nothing", "oracle 2", "oracle 6", "wide", "random", "adversarial"])
 def test_the_tokens_do_not_depend_on_what_is_proposed(tree: str, name: str):

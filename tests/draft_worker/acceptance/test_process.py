@@ -23,6 +23,7 @@ def test_a_target_that_can_not_be_loaded_gets_a_sentence(tmp_path: Path):
         _run(tmp_path, tmp_path / "texts.json")
 
 
+@pytest.mark.thorough
 def test_texts_that_can_not_be_read_get_a_sentence(tmp_path: Path):
     with pytest.raises(PipelineError, match=r"could not be examined \(.*texts\.json"):
         _run(DEMO_TARGET, tmp_path / "texts.json")

@@ -48,6 +48,7 @@ def deviation(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(got - want).max() / want.std())
 
 
+@pytest.mark.sampled(2)
 def test_greedy_tokens_are_those_of_mlx_lm(pair: Pair):
     tokens = list(PROMPT)
     for _ in range(24):
@@ -56,6 +57,7 @@ def test_greedy_tokens_are_those_of_mlx_lm(pair: Pair):
     assert greedy(Run(pair.converted), PROMPT, 24) == tokens[len(PROMPT) :]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair, width: int):
     got = Run(pair.converted).chain(width, PROMPT)
@@ -63,6 +65,7 @@ def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair, width: int):
     assert deviation(got, reference_logits(pair.reference, PROMPT)) < EXACT
 
 
+@pytest.mark.sampled(6)
 def test_a_tree_gives_what_its_paths_give(pair: Pair):
     parents, tokens = [20, 20, 21, 21, 22, 23, 25, 26], [random.Random(2).randrange(VOCABULARY) for _ in range(8)]
     run = Run(pair.converted)
@@ -77,6 +80,7 @@ def test_a_tree_gives_what_its_paths_give(pair: Pair):
         assert deviation(got[node], reference_logits(pair.reference, PROMPT + path)[-1]) < EXACT
 
 
+@pytest.mark.sampled(6)
 def test_fp16_only_rounds(pair: Pair):
     got = Run(pair.converted, "fp16").chain(4, PROMPT)
 
@@ -94,6 +98,7 @@ def test_logits_do_not_depend_on_what_dropped_rows_left_behind(tmp_path: Path):
     assert deviation(got, Run(converted).chain(1, PROMPT)[16:]) < EXACT
 
 
+@pytest.mark.thorough
 def test_a_cache_held_by_core_ml_gives_the_same_logits(tmp_path: Path):
     by_host, by_core_ml = (convert(tiny(), tmp_path / kind, cache=kind) for kind in ("io", "state"))
 
@@ -108,6 +113,7 @@ def test_positions_reach_to_the_end_of_the_context(tmp_path: Path):
     assert deviation(Run(converted).chain(16, tokens), reference_logits(tiny(), tokens)) < EXACT
 
 
+@pytest.mark.thorough
 def test_a_head_in_chunks_gives_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = Run(convert(tiny(), tmp_path / "whole")).chain(4, PROMPT)
     monkeypatch.setattr("draft_worker.coreml.conversion.weights._CHANNELS", 32)
@@ -117,6 +123,7 @@ def test_a_head_in_chunks_gives_the_same_logits(tmp_path: Path, monkeypatch: pyt
     assert np.array_equal(Run(converted).chain(4, PROMPT), whole)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["int8", "4bit"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_compressed_weights_are_the_only_difference(architecture: str, kind: Any, tmp_path: Path):
@@ -133,6 +140,7 @@ def test_compressed_weights_are_the_only_difference(architecture: str, kind: Any
     assert deviation(Run(converted).chain(4, PROMPT), reference_logits(model, PROMPT)) < EXACT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "share"), [("fp16", 0.98), ("int8", 0.92), ("4bit", 0.65)])
 def test_the_converted_demo_draft_keeps_its_most_probable_tokens(kind: Any, share: float, tmp_path: Path):
     """The share of tokens at which the fp16 package has the model's most probable token. So small a model has no

@@ -35,6 +35,7 @@ def pair(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyP
     return converted, Library(monkeypatch, converted)
 
 
+@pytest.mark.sampled(1)
 def test_core_ml_is_called_by_the_library_s_signatures_and_gives_the_executor_s_outputs(
     pair: tuple[Converted, Library],
 ):
@@ -69,6 +70,7 @@ def test_a_model_is_compiled_once_to_a_fixed_path(pair: tuple[Converted, Library
     assert [entry.name for entry in Path(place).parent.iterdir()] == [Path(place).name]
 
 
+@pytest.mark.thorough
 def test_another_conversion_is_compiled_to_another_path(home: Path, monkeypatch: pytest.MonkeyPatch):
     first, second = (convert(tiny(seed=seed), home / f"model-{seed}") for seed in (0, 1))
     Library(monkeypatch, first)
@@ -76,6 +78,7 @@ def test_another_conversion_is_compiled_to_another_path(home: Path, monkeypatch:
     assert compiled(first.folder) != compiled(second.folder)
 
 
+@pytest.mark.thorough
 def test_inputs_are_what_core_ml_takes_without_a_copy(pair: tuple[Converted, Library]):
     converted, library = pair
     seen: list[np.ndarray] = []
@@ -97,6 +100,7 @@ def test_the_runtime_is_core_ml_only_on_a_mac(home: Path):
     assert "no Neural Engine" in open_runtime(converted, "executor").device
 
 
+@pytest.mark.sampled(1)
 def test_every_array_that_core_ml_was_given_lives_on(pair: tuple[Converted, Library]):
     """Core ML releases the inputs of a call later, on a queue of its own: no array may be freed there."""
     converted, library = pair

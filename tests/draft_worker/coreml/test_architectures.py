@@ -98,6 +98,7 @@ def test_every_known_architecture_is_tested():
     assert modules - {"qwen2", "qwen3"} <= {name for name, _ in MODELS.values()}
 
 
+@pytest.mark.sampled(1)
 def test_greedy_tokens_are_those_of_mlx_lm_beyond_the_window(pair: Pair):
     tokens = list(PROMPT)
     for _ in range(WINDOW):
@@ -106,6 +107,7 @@ def test_greedy_tokens_are_those_of_mlx_lm_beyond_the_window(pair: Pair):
     assert greedy(Run(pair.converted), PROMPT, WINDOW) == tokens[len(PROMPT) :]
 
 
+@pytest.mark.sampled(4)
 def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair):
     want = np.array(pair.reference(mx.array([PROMPT]))[0])
 
@@ -162,6 +164,7 @@ class Walk:
         self.paths = below
 
 
+@pytest.mark.sampled(4)
 def test_trees_give_the_tokens_of_their_paths_whatever_was_kept_and_dropped(pair: Pair):
     walk = Walk(pair, seed=5)
     walk.prefill(WINDOW + 3)
@@ -174,6 +177,7 @@ def test_trees_give_the_tokens_of_their_paths_whatever_was_kept_and_dropped(pair
     assert walk.grow(5) == []
 
 
+@pytest.mark.sampled(1)
 def test_a_cache_held_by_core_ml_gives_the_same_tokens_where_it_can_be_had(pair: Pair, tmp_path: Path):
     name, changes = next(value for value in MODELS.values() if value[0] == pair.reference.model_type)
     shape, choices = pair.converted.package.shape, Choices(widths=(4,), context=CONTEXT, cache="state")
@@ -190,6 +194,7 @@ def test_a_cache_held_by_core_ml_gives_the_same_tokens_where_it_can_be_had(pair:
         walk.keep()
 
 
+@pytest.mark.sampled(1)
 def test_core_ai_gives_the_executor_s_logits(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("coreai.authoring", reason="coreai-core has no wheel for this system")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -201,10 +206,12 @@ def test_core_ai_gives_the_executor_s_logits(pair: Pair, tmp_path: Path, monkeyp
     assert all(report.deviation is not None and report.deviation < 0.02 for report in found)
 
 
+@pytest.mark.sampled(4)
 def test_no_operation_leaves_the_neural_engine(pair: Pair):
     assert [finding for finding in lint(pair.converted.file) if finding.severity == "error"] == []
 
 
+@pytest.mark.sampled(4)
 def test_a_restarted_draft_finds_the_inputs_of_the_convolutions_in_its_arena(pair: Pair, registry: Path):
     engines = [CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted), epoch=3, owner=1) for _ in range(2)]
     first, second = (engine.open(Sampling(), VOCABULARY) for engine in engines)
@@ -256,6 +263,7 @@ def test_a_window_that_the_context_fits_in_needs_no_mask_of_its_own(tmp_path: Pa
     assert list(short.package.masks) == ["mask"]
 
 
+@pytest.mark.thorough
 def test_queries_are_scaled_only_where_a_position_of_the_context_asks_for_it(tmp_path: Path):
     model = tiny("ministral3", **_BOTH)
     contexts = {context: convert(model, tmp_path / str(context), context=context).package for context in (32, 64)}

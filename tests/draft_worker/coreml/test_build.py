@@ -128,6 +128,7 @@ def test_a_head_is_divided_into_few_aligned_chunks(vocabulary: int):
     assert len(sizes) == -(-vocabulary // 16_384)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["fp16", "int8", "4bit"])
 def test_functions_share_their_weights(kind: str, tmp_path: Path):
     one = convert(tiny(), tmp_path / "one", widths=(1,), weights=kind)
@@ -136,6 +137,7 @@ def test_functions_share_their_weights(kind: str, tmp_path: Path):
     assert weight_file(three.folder).stat().st_size == weight_file(one.folder).stat().st_size
 
 
+@pytest.mark.thorough
 def test_fewer_bits_take_less_room(tmp_path: Path):
     sizes = [
         weight_file(convert(tiny(hidden_size=128), tmp_path / kind, widths=(1,), weights=kind).folder).stat().st_size
@@ -162,6 +164,7 @@ def test_a_package_describes_its_model(demo: Converted):
     assert Package.decode({METADATA_KEY: package.encode()}, Path("elsewhere")) == package
 
 
+@pytest.mark.thorough
 def test_a_head_of_some_tokens_is_converted_alone(demo: Converted, tmp_path: Path):
     tokens = np.arange(7, 4096, 8, dtype=np.int32)
     shutil.copytree(DEMO, tmp_path / "draft")
@@ -380,6 +383,7 @@ class TestDamage:
             Package.decode(metadata, Path("some.mlpackage"))
 
 
+@pytest.mark.thorough
 def test_a_separate_process_converts_and_reports(tmp_path: Path):
     reports = list(conversion(DEMO, tmp_path / "model", SOME))
 
@@ -392,6 +396,7 @@ def test_a_separate_process_converts_and_reports(tmp_path: Path):
     assert Converted.open(tmp_path / "model").package.context == 32
 
 
+@pytest.mark.thorough
 def test_an_interrupted_conversion_leaves_no_files(tmp_path: Path):
     running = conversion(DEMO, tmp_path / "model", Choices())
     next(running)
@@ -420,6 +425,7 @@ def test_the_command_explains_what_is_wrong(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_the_command_sums_up(tmp_path: Path):
     folder = tmp_path / "model"
     result = CliRunner().invoke(cli, ["convert", "--out", str(folder), "--widths", "1,4", "--context", "32"])

@@ -38,6 +38,7 @@ def converted(folder: Path, architecture: str = "llama", widths: tuple[int, ...]
     return convert(tiny(architecture), folder / "model", widths=widths, **choices)
 
 
+@pytest.mark.sampled(1)
 @needs_core_ai
 @pytest.mark.parametrize(
     ("architecture", "weights"), [("llama", "fp16"), ("qwen2", "fp16"), ("qwen3", "fp16"), ("llama", "4bit")]
@@ -85,6 +86,7 @@ def test_the_program_is_written_once_and_is_complete_or_absent(home: Path):
     assert [entry.name for entry in (cache_folder() / "compiled").iterdir()] == [first.name]
 
 
+@pytest.mark.thorough
 @needs_core_ai
 def test_the_functions_share_their_weights(home: Path):
     one = core_ai.written(converted(home / "one", widths=(1,)))

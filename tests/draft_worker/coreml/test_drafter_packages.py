@@ -112,6 +112,7 @@ def assert_alike(ours: Sequence[Candidates], theirs: Sequence[Candidates]) -> No
         assert one.probabilities == pytest.approx(other.probabilities, abs=2e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_candidates_are_those_of_the_drafter_in_mlx(kind: str, sampling: str, packages: dict[str, DrafterPackage]):
@@ -143,6 +144,7 @@ class Counted(ExecutorRuntime):
         return super().predict(function, inputs, state)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", EAGLE3_KINDS)
 def test_sequences_side_by_side_share_calls_and_have_the_candidates_of_each_alone(
     kind: str, packages: dict[str, DrafterPackage]
@@ -276,6 +278,7 @@ def test_scaled_features_stay_eight_times_below_fp16_s_largest_number(largest: f
     assert np.log2(scale) == int(np.log2(scale))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["reduced head", "vanilla"])
 def test_a_target_with_large_states_is_drafted_for_by_scaled_features(kind: str, tmp_path: Path):
     conditioning = loud_target(kind, tmp_path, 1e5).converted.package.conditioning

@@ -131,6 +131,7 @@ class Both:
         return (-1 if parent == root else parent, path[length:], rows)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
 def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, reference: MlxEngine, sampling: Sampling):
     one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
@@ -151,6 +152,7 @@ def test_a_call_may_have_committed_tokens_alone(converted: Converted, reference:
     assert_alike(*walk.evaluate(3, committed=converted.package.widths[-1]))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("vocabulary", [VOCABULARY - 1, VOCABULARY, VOCABULARY + 61])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
 def test_a_short_head_gives_the_candidates_of_mlx_with_the_same_head(

@@ -23,6 +23,7 @@ def errors(file: ProgramFile) -> set[str]:
     return {finding.rule for finding in lint(file) if finding.severity == "error"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("weights", ["fp16", "int8", "4bit"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_a_converted_graph_has_no_errors(architecture: str, weights: str, tmp_path: Path):

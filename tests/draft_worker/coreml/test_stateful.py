@@ -59,6 +59,7 @@ def engine(path: Path, **changes: Any) -> StatefulEngine:
     return StatefulEngine(package, ExecutorStates(package, "fp32"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, DRAWN])
 def test_a_random_walk_through_trees_gives_the_candidates_of_mlx(path: Path, sampling: Sampling):
     one, other = (each.open(sampling, VOCABULARY) for each in (engine(path), MlxEngine(LanguageModel(MODEL), "")))

@@ -326,6 +326,7 @@ _OPERATIONS = st.one_of(
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["z-lab", "z-lab with windows", "long prefix", "rnn"])
 @given(operations=st.lists(_OPERATIONS, max_size=20))
 def test_any_history_gives_the_candidates_of_a_fresh_sequence_with_the_same_knowledge(

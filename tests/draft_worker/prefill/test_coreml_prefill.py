@@ -27,6 +27,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_the_rows_equal_those_of_the_target(converted):
     engine = CoreMlPrefillEngine.load(converted, TARGET)
     sequence = engine.open()
@@ -42,6 +43,7 @@ def test_the_rows_equal_those_of_the_target(converted):
             assert np.abs(read - rows).max() < 1e-3
 
 
+@pytest.mark.thorough
 def test_a_second_prompt_does_not_see_the_first(converted):
     engine = CoreMlPrefillEngine.load(converted, TARGET)
     alone = [np.array(layer) for layer in engine.open().prefill(TOKENS[:20])[0]]
@@ -66,6 +68,7 @@ def test_a_conversion_that_keeps_its_cache_is_refused(tmp_path):
         CoreMlPrefillEngine.load(tmp_path / "state", TARGET)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_tokens_equal_those_of_the_target_alone(temperature):
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=24)

@@ -49,6 +49,7 @@ class Stage:
             self.losses.append(progress.loss)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
 def test_the_loss_falls(kind: TrainedKind, target: Target, work: Path, tmp_path: Path):
     stage = Stage(target, work, tmp_path, kind, steps=14, batch=3)
@@ -60,6 +61,7 @@ def test_the_loss_falls(kind: TrainedKind, target: Target, work: Path, tmp_path:
     assert float(stage.training.loss(row, np.random.default_rng(0))) < 0.97 * before
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["eagle3", "dspark"])
 def test_an_interrupted_training_equals_one_that_was_not(kind: TrainedKind, target: Target, work: Path, tmp_path: Path):
     whole = Stage(target, work, tmp_path / "whole", kind, steps=5, batch=2)

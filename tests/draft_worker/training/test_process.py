@@ -34,6 +34,7 @@ def order(tmp_path: Path) -> TrainingOrder:
     return TrainingOrder(target=str(target), out=str(out), work=str(work), prompts=str(prompts), choices=_CHOICES)
 
 
+@pytest.mark.thorough
 def test_a_drafter_from_prompts_after_a_stop_in_the_middle(order: TrainingOrder):
     with closing(training(order, threads=1)) as reports:
         stages = {report.stage for report in _until_training(reports)}
@@ -160,6 +161,7 @@ def test_an_unknown_kind_is_named(tmp_path: Path):
     assert "'medusa' is not one of" in result.output
 
 
+@pytest.mark.thorough
 def test_the_command_trains_on_shared_answers_and_prints_its_report(tmp_path: Path):
     target = Target(write_target(tmp_path / "target"))
     work = write_work(tmp_path / "work", target)

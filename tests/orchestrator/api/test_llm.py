@@ -62,6 +62,7 @@ def test_leaving_a_stream_cancels_it(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     assert len(cancelled) == 1
 
 
+@pytest.mark.thorough
 def test_without_a_limit_a_text_ends_where_the_context_does(llm: LLM):
     room = 9
     prompt = [1] * (llm.pipeline.state().context - room)
@@ -111,6 +112,7 @@ def test_a_conversation_is_answered_by_the_template_in_steps_of_any_size(tmp_pat
         llm.generate("import os")
 
 
+@pytest.mark.thorough
 def test_with_the_last_reference_the_pipeline_ends():
     llm = LLM(speculate=False)
     folder = mark(llm.pipeline)

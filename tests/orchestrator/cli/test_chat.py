@@ -139,6 +139,7 @@ def command(pipeline: Pipeline, *options: str) -> list[str]:
     return [sys.executable, "-m", "orchestrator.cli.app", "chat", "--address", pipeline.address, *options]
 
 
+@pytest.mark.thorough
 def test_without_a_terminal_lines_go_in_and_text_comes_out(pipeline: Pipeline):
     template = ChatTemplate(DEMO)
     stdin = "import os\\\nimport sys\n/system Python\nmore\n"
@@ -207,6 +208,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_then_the_chat(typist: Typist,
     assert history.read_text().splitlines()[-3:] == ["+first", "+second", "+third"]
 
 
+@pytest.mark.thorough
 def test_a_history_that_others_can_read_is_refused(typist: Typist, tmp_path: Path):
     typist.read("›")
     typist.type("\x04")

@@ -110,6 +110,7 @@ def test_generate_prints_the_text_and_then_figures(reference: Reference):
     assert "12 after a prompt of 9 (length)" in errors
 
 
+@pytest.mark.thorough
 def test_quiet_prints_the_text_alone(reference: Reference):
     options = ("--quiet", "--max-tokens", "8", "--temperature", "0.7", "--seed", "3")
 
@@ -135,6 +136,7 @@ def test_json_is_one_object_with_documented_keys(reference: Reference):
     }
 
 
+@pytest.mark.thorough
 def test_the_prompt_may_come_from_stdin_or_a_file(address: str, tmp_path: Path, reference: Reference):
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT)
@@ -145,6 +147,7 @@ def test_the_prompt_may_come_from_stdin_or_a_file(address: str, tmp_path: Path, 
     assert run("generate", "--prompt-file", str(file), *options) == (0, text, "")
 
 
+@pytest.mark.thorough
 def test_a_running_pipeline_serves_several_commands(address: str, reference: Reference):
     arguments = ("generate", PROMPT, "--address", address, "--json", "--max-tokens", "10")
     commands = [Command(*arguments) for _ in range(3)]
@@ -153,6 +156,7 @@ def test_a_running_pipeline_serves_several_commands(address: str, reference: Ref
     assert answers == [list(reference(PROMPT, SamplingParams(max_tokens=10)).tokens)] * 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_says_what_a_command_does_and_shows_it(command: str):
     code, output, errors = run(*filter(None, [command]), "--help")
@@ -169,6 +173,7 @@ def test_version_is_the_packages():
     assert output.startswith("launch-pipeline, version 0.")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_name_the_command(shell: str):
     code, output, errors = run("completion", shell)
@@ -194,6 +199,7 @@ IMPOSSIBLE: dict[tuple[str, ...], str] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", IMPOSSIBLE, ids=" ".join)
 def test_an_impossible_value_is_named_with_where_to_look(options: tuple[str, ...]):
     code, output, errors = run("generate", "x", *options)
@@ -217,6 +223,7 @@ UNUSABLE: dict[tuple[str, ...], str] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", UNUSABLE, ids=" ".join)
 def test_what_cannot_be_used_is_named_with_the_next_step(options: tuple[str, ...]):
     code, output, errors = run("generate", "x", *options)
@@ -270,6 +277,7 @@ def test_an_address_in_use_is_refused(address: str):
     assert f"Another program already answers at {host}, port {port}: choose another port" in sentence(errors)
 
 
+@pytest.mark.thorough
 def test_an_address_without_a_pipeline_is_named():
     code, output, errors = run("generate", "x", "--address", "ipc:///tmp/nobody-listens-here")
 
@@ -286,6 +294,7 @@ def test_ctrl_c_while_models_load_ends_everything():
     assert (code, output, errors.strip()) == (130, "", "Interrupted.")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_while_generating_ends_everything(times: int):
     command = Command("generate", PROMPT, "--max-tokens", "1900")
@@ -298,6 +307,7 @@ def test_ctrl_c_while_generating_ends_everything(times: int):
     assert errors.strip() in ("Interrupted.", "")
 
 
+@pytest.mark.thorough
 def test_a_worker_that_keeps_dying_ends_the_command_with_a_sentence():
     command = Command("generate", PROMPT, "--max-tokens", "1900", "--draft-engine", "none")
     shot: set[int] = set()

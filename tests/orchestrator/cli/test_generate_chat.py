@@ -41,6 +41,7 @@ def test_a_bare_prompt_is_a_chat_message(instruct: str, reference: Reference):
     assert "The prompt is a chat message" in told
 
 
+@pytest.mark.thorough
 def test_raw_continues_the_prompt(instruct: str, reference: Reference):
     answer, told = asked(instruct, "--raw")
 
@@ -63,6 +64,7 @@ def test_a_target_without_a_template_has_no_chat_prompt():
         pipeline.chat_prompt(PROMPT)
 
 
+@pytest.mark.thorough
 def test_the_demo_pair_is_a_pair():
     code, output, errors = run("generate", PROMPT, "--pair", "demo", "--max-tokens", "4", "--quiet")
 

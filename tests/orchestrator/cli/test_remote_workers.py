@@ -15,6 +15,7 @@ def test_serve_has_every_option_of_a_pipeline():
     assert options("start") - options("serve") == set()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["start", "serve"])
 def test_nothing_is_announced_where_nobody_can_come(command: str):
     code, _, errors = run(command, "--announce", "studio")

@@ -40,6 +40,7 @@ def assert_exact(simulation: ScriptedSimulation) -> None:
     assert all(client.tokens == client.reference for client in simulation.clients.values())
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("requests", [1, 3])
 @pytest.mark.parametrize("accept", [0.3, 0.9])
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -76,6 +77,7 @@ def test_text_that_repeats_is_guessed_along_one_path(draft_tokens: int):
         assert all(fits(verify.parents, "chain") for verify in verified(simulation))
 
 
+@pytest.mark.thorough
 def test_a_chain_target_with_a_draft_is_faster_than_alone_and_no_faster_than_with_trees():
     def seconds(strategy: str, level: Level) -> float:
         simulation = ready(strategy, building(level, accept=0.8))
@@ -126,6 +128,7 @@ class SuccessiveTargets:
         return ModelledTarget(LANGUAGE, TARGET, CONTEXT, next(self._levels))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("drafts", [1, 2])
 @pytest.mark.parametrize("strategy", ["sd", "ssd", "adaptive"])
 def test_a_target_of_another_level_continues_every_request(strategy: str, drafts: int):

@@ -113,6 +113,7 @@ def _traced() -> Any:
     gc.enable()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["ar", "sd", "adaptive"])
 def test_a_round_costs_as_much_at_32k_tokens_as_at_1k(strategy: str):
     short, long = _costs(SHORT, strategy), _costs(LONG, strategy)

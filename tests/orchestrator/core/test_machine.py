@@ -164,6 +164,7 @@ def test_without_a_draft_decoding_is_plain(strategy):
     assert all(len(verify.tokens) == 1 for verify in simulation.sent(Verify))
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("events", range(1, 24, 3))

@@ -147,6 +147,7 @@ def answering(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Model(syntax, model(tmp_path_factory.mktemp("model"), source, added))
 
 
+@pytest.mark.sampled(5)
 def test_demanded_calls_are_of_offered_functions_with_arguments_of_their_schemas(answering: Model):
     written = answering.syntax.written
     grammar = answering.bound(tool_choice="required")
@@ -165,6 +166,7 @@ def test_demanded_calls_are_of_offered_functions_with_arguments_of_their_schemas
     assert not answering.takes(named, written([LEFT]))
 
 
+@pytest.mark.sampled(5)
 def test_strict_calls_are_optional_and_proper(answering: Model):
     written = answering.syntax.written
     strict = {**TURN, "function": {**TURN["function"], "strict": True}}
@@ -177,6 +179,7 @@ def test_strict_calls_are_optional_and_proper(answering: Model):
     assert not answering.takes_letters(grammar, f"Well. {written([LEFT])[:25]}")
 
 
+@pytest.mark.sampled(5)
 def test_the_answer_has_the_form_or_consists_of_calls(answering: Model):
     if answering.syntax == SYNTAXES["llama 3"]:
         asked = {**HELLO, "tools": [TURN], "response_format": FORM}

@@ -177,6 +177,7 @@ def test_only_what_was_measured_is_shown():
     ]
 
 
+@pytest.mark.thorough
 def test_this_machine_is_measured_and_the_profile_says_on_what_and_when(tmp_path: Path):
     path = tmp_path / "folder" / "mine.toml"
 

@@ -17,6 +17,7 @@ def test_a_server_is_found_by_its_key():
         assert discover([b"b" * 40, SERVER.public], 20.0, HERE) == SERVER
 
 
+@pytest.mark.thorough
 def test_a_server_whose_key_is_not_known_is_not_found():
     with announced("studio", SERVER, HERE), pytest.raises(InputError, match=r"without --discover\.$"):
         discover([b"b" * 40], 1.0, HERE)

@@ -44,6 +44,7 @@ def test_commands_draft_in_mlx_since_the_automatic_engine_works_in_the_backgroun
     assert "--draft-engine mlx" in line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FEW)
 def test_tokens_are_right_and_nothing_is_left_behind(name: DrillName):
     outcome = DRILLS[name].run(FEW[name], 7, lambda: None)

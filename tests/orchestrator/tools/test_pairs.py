@@ -190,6 +190,7 @@ def test_an_engine_without_a_model_leaves_the_pair_s_draft_alone(engine: str, dr
     assert found.output.strip() == f"{PAIR.target.id} {draft}"
 
 
+@pytest.mark.thorough
 def test_a_pair_that_was_downloaded_is_run(tmp_path: Path, reference: Reference):
     environment = {**os.environ, "HF_HUB_CACHE": str(hub(tmp_path)), "HF_HUB_OFFLINE": "1"}
     arguments = ("generate", "import os", "--pair", "qwen2.5-3b", "--max-tokens", "8")

@@ -72,6 +72,7 @@ def grown(sequence: TreeSequence, seed: int) -> tuple[list[int], mx.array]:
     return tree, sequence.evaluate(tree, [parent if parent < 0 else first + parent for parent in TREE])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TREES)
 def test_trees_give_the_logits_of_their_paths_beyond_the_window(name: str, monkeypatch: pytest.MonkeyPatch):
     """Also with dead slots among the others, after they were removed, and after a cut."""
@@ -92,6 +93,7 @@ def test_trees_give_the_logits_of_their_paths_beyond_the_window(name: str, monke
     assert_paths(name, logits, text[: sequence.committed], tree)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TREES)
 def test_joint_forwards_give_the_same(name: str):
     if not model(name).joins:
@@ -113,6 +115,7 @@ LEVELS: dict[str, Level] = {
 }
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", sorted(LEVELS))
 def test_the_level_is_found_and_a_lower_one_has_a_reason(name: str):
     found = model(name)
@@ -121,6 +124,7 @@ def test_the_level_is_found_and_a_lower_one_has_a_reason(name: str):
     assert bool(found.level_reason) == (found.level != "tree")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(CHAINS | PLAIN))
 @pytest.mark.parametrize("remembered", [True, False])
 def test_a_path_that_is_kept_in_part_gives_the_logits_of_its_tokens_one_by_one(name: str, remembered: bool):
@@ -160,6 +164,7 @@ def assert_chain(name: str, logits: mx.array, prefix: Sequence[int], path: Seque
 _CHUNKED_IN_GATE = {"gemma3_text", "qwen3_next", "granitemoehybrid", "lfm2", "llama4", "rwkv7", "phi3"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("length", "chunk"), [(CONTEXT, 1), (500, 7)])
 @pytest.mark.parametrize(
     "name",

@@ -34,6 +34,7 @@ class Run(NamedTuple):
     scale: float
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", _RUNNABLE)
 def test_a_module_has_a_tiny_model_that_runs(name: str):
     try:
@@ -44,6 +45,7 @@ def test_a_module_has_a_tiny_model_that_runs(name: str):
         raise
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", _RUNNABLE)
 def test_its_logits_differ_between_tokens_and_depend_on_the_first_of_three_windows(name: str):
     run = _run(name)
@@ -54,6 +56,7 @@ def test_its_logits_differ_between_tokens_and_depend_on_the_first_of_three_windo
     assert _deviation(last, other) > 1e-3
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     "name",
     [
@@ -69,6 +72,7 @@ def test_its_logits_of_a_prompt_are_those_of_its_tokens_one_by_one(name: str):
     assert _deviation(run.prefilled, run.decoded) < 1e-3
 
 
+@pytest.mark.thorough
 def test_every_window_is_one_that_three_windows_of_text_leave_behind():
     windows = {(name, window) for name in _RUNNABLE for window in _windows(make_prompt_cache(_model(name)))}
 
@@ -76,6 +80,7 @@ def test_every_window_is_one_that_three_windows_of_text_leave_behind():
     assert {name for name, _ in windows} >= {"gemma3", "gemma4", "gpt_oss", "llama4", "baichuan_m1", "recurrent_gemma"}
 
 
+@pytest.mark.thorough
 def test_no_module_makes_a_kind_of_cache_that_nobody_has_looked_at():
     kinds = {type(layer) for name in _RUNNABLE for layer in make_prompt_cache(_model(name))}
 

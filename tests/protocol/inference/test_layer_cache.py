@@ -147,6 +147,7 @@ TestSequences = Sequences.TestCase
 TestSequences.settings = settings(max_examples=30, stateful_step_count=15, derandomize=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_cache_gives_the_results_of_a_new_one(kind: str):
     machine = type(f"Sequences of {kind}", (Sequences,), {"architecture": KINDS[kind]})

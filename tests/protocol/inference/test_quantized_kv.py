@@ -113,6 +113,7 @@ def assert_exact_against_itself(name: str, bits: KvBits) -> None:
     assert_paths(made, grown(sequence, tree), text[: CONTEXT // 2], tree)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", [*KINDS, "qwen3_next"])
 def test_every_way_of_evaluating_a_path_gives_the_same(name: str, bits: KvBits, monkeypatch: pytest.MonkeyPatch):
@@ -138,6 +139,7 @@ def test_attention_reads_quantized_rows_where_mlx_lm_can(name: str, fused: bool)
     assert all(mx.uint32 in {array.dtype for array in cache.arrays} for cache in sequence.caches)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_eight_bits_are_nearly_the_models_own_element_type(name: str):
     text = tokens(CONTEXT, 2)
@@ -147,6 +149,7 @@ def test_eight_bits_are_nearly_the_models_own_element_type(name: str):
     assert deviation(eight, own) < deviation(four, own)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss"])
 def test_joint_forwards_give_the_same(name: str):
     made = model(name, 8)

@@ -129,6 +129,7 @@ def expected_rows(name: str, prefix: Sequence[int], drawn: Sequence[int]) -> mx.
     return mx.stack(rows)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", TAPPED)
 def test_recorded_rows_are_what_the_layers_return(name: str):
     """Of a prompt, of a tree or what the level allows of it, and after a part of that was kept."""
@@ -244,6 +245,7 @@ def test_a_forward_that_fails_leaves_no_rows_to_the_next_one():
 # What can't be recorded --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_other_module_can_be_recorded():
     untapped = {name for name in set(modules()) - set(IMPOSSIBLE) if model(name).tap is None}
 
@@ -253,6 +255,7 @@ def test_every_other_module_can_be_recorded():
     assert tap.taps == Taps(LAYERS, 64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", UNTAPPED)
 def test_a_model_without_a_tap_works_as_before(name: str):
     sequence = model(name).sequence()

@@ -40,7 +40,7 @@ def test_the_nucleus_is_that_of_a_full_sort(logits: np.ndarray, mass: float):
     assert np.array_equal(kept, (_mass_above(logits) < mass) & np.isfinite(logits))
 
 
-@settings(max_examples=100)
+@settings(max_examples=25)
 @given(logits=logit_rows(), mass=_MASSES)
 def test_the_nucleus_is_mlx_lm_s_but_for_the_rounding_of_its_sum(logits: np.ndarray, mass: float):
     array = mx.array(logits)
@@ -50,7 +50,7 @@ def test_the_nucleus_is_mlx_lm_s_but_for_the_rounding_of_its_sum(logits: np.ndar
     assert np.all(np.abs(_mass_above(logits)[different] - mass) < _ROUNDING)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(logits=logit_rows(), share=st.sampled_from([1e-6, 0.05, 0.5, 1.0]))
 def test_min_p_keeps_mlx_lm_s_tokens_and_sorts_nothing(logits: np.ndarray, share: float):
     theirs = np.isfinite(np.array(apply_min_p(mx.array(logits) - log_total(mx.array(logits)), share)))

@@ -409,6 +409,7 @@ def test_prompt_lookup_needs_no_device_and_slows_none():
 # The whole ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_paced_run_gives_the_same_tokens_in_at_least_the_profile_s_time(
     reference: Reference, tmp_path: Path, temperature: float

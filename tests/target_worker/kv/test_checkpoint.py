@@ -156,6 +156,7 @@ def test_adopted_kv_is_saved_again_only_with_enough_new_tokens():
     assert Talk(target(), start(other.tokens, reference(offer))).decode(9) == other.decode(9)
 
 
+@pytest.mark.thorough
 def test_a_full_arena_is_followed_by_a_bigger_one():
     prompt = random.Random(2).choices(range(VOCABULARY), k=1500)
     talk = Talk(target(), start(prompt))

@@ -323,6 +323,7 @@ def test_a_silent_rank_is_noticed_although_its_connection_is_open(pair: tuple[so
     assert heard.get(timeout=30) == "gave no sign of life for 0.2 s"
 
 
+@pytest.mark.thorough
 def test_two_ranks_keep_each_other_alive(pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ranks, "_HEARTBEAT_SECONDS", 0.05)
     lost = threading.Event()

@@ -115,11 +115,13 @@ def _excess(name: str, depth: int, temperature: float = 1.0) -> float:
     return _chi_square_excess(pairs, _softmax(_TARGET / temperature))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", _DRAFTS)
 def test_pairs_are_distributed_as_the_target_s(name: str):
     assert _excess(name, depth=2) < 3.5
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_pairs_of_chains_of_any_length_are_distributed_as_the_target_s(depth: int):
     assert _excess("close", depth) < 3.5
@@ -129,6 +131,7 @@ def test_pairs_at_another_temperature_are_distributed_as_the_target_s():
     assert _excess("uniform", depth=2, temperature=0.6) < 3.5
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["uniform", "contrary", "deterministic"])
 def test_a_rule_that_accepts_always_would_fail_the_same_test(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "acceptance_uniform", lambda *_: -1.0)

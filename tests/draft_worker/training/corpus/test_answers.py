@@ -58,6 +58,7 @@ def test_a_turn_follows_an_answer_that_ended_and_repeats_no_end():
     assert not text.answered([5], ended=True)
 
 
+@pytest.mark.thorough
 def test_greedy_answers_in_a_batch_are_the_target_s_own(target: Target):
     prompts = cycle([[[5, 6, 7]], [[9, 8, 7, 6]], [[30, 31]]])
 

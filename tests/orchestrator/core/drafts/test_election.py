@@ -199,6 +199,7 @@ def test_someone_drafts_as_long_as_anyone_is_there(happenings):
 # In virtual time -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [(0.9, 0.4), (0.4, 0.9)])
 def test_the_better_draft_wins_in_each_order_of_arrival(order):
     first, second = (
@@ -227,6 +228,7 @@ NEWCOMERS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("newcomer", NEWCOMERS.values(), ids=NEWCOMERS)
 @pytest.mark.parametrize("requests", [1, 3])
 def test_a_newcomer_that_is_no_better_costs_the_target_no_waiting(newcomer, requests, monkeypatch):
@@ -238,6 +240,7 @@ def test_a_newcomer_that_is_no_better_costs_the_target_no_waiting(newcomer, requ
     assert both.now <= alone.now / 0.98
 
 
+@pytest.mark.thorough
 def test_a_better_newcomer_makes_a_running_request_faster():
     alone = run(accept=0.4, tokens=800)
     both = run([remote_draft(0.9, at=1.0)], accept=0.4, tokens=800)
@@ -374,6 +377,7 @@ def compared(newcomer: RemoteDraft, *others: RemoteDraft) -> Simulation:
     return simulation
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("quality", [0.9, 0.2], ids=["better", "worse"])
 def test_the_end_of_a_comparison_is_told_once_with_both_rates(quality: float):
     """Each was measured while the other one rested."""
@@ -385,6 +389,7 @@ def test_the_end_of_a_comparison_is_told_once_with_both_rates(quality: float):
     assert first.winner_rate > first.loser_rate > 0
 
 
+@pytest.mark.thorough
 def test_a_draft_that_was_never_compared_has_not_lost():
     """It still prefills when its trial ends because another draft waits."""
     mute = remote_draft(0.9, wire=Wire(loss=1.0 - 1e-9, resend=None), at=0.5)
@@ -416,6 +421,7 @@ def rate(simulation: Simulation, tokens: int) -> float:
     return tokens / simulation.now
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slow_down", [1.02, 2.0])
 def test_of_two_places_for_one_draft_the_faster_one_is_found_and_its_rates_are_measured(slow_down: float):
     """While both grow, the draft on the GPU hides what the one on the Neural Engine would gain."""

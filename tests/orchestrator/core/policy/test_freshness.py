@@ -105,6 +105,7 @@ def renewals(simulation: Simulation) -> float:
     return sum(reroot.anew for reroot in reroots) / len(reroots)
 
 
+@pytest.mark.thorough
 def test_guesses_that_fade_quickly_are_made_anew_and_decoding_is_faster():
     with_choice, without = decoded(0.55, 0.002, reads=True), decoded(0.55, 0.002, reads=False)
 
@@ -112,6 +113,7 @@ def test_guesses_that_fade_quickly_are_made_anew_and_decoding_is_faster():
     assert with_choice.now < 0.98 * without.now
 
 
+@pytest.mark.thorough
 def test_guesses_that_last_are_kept_and_trying_costs_little():
     with_choice, without = decoded(1.0, 0.004, reads=True), decoded(1.0, 0.004, reads=False)
 

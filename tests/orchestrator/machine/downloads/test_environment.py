@@ -65,6 +65,7 @@ def test_the_installer_is_told_the_true_version_of_macos(tmp_path: Path, monkeyp
     assert (tmp_path / "told").read_text() == "0\n"
 
 
+@pytest.mark.thorough
 def test_the_second_use_installs_nothing(offered: Offer):
     first = environment("tool", _PINS, _ignore)
 
@@ -72,6 +73,7 @@ def test_the_second_use_installs_nothing(offered: Offer):
     assert len(offered.downloads) == 1
 
 
+@pytest.mark.thorough
 def test_two_uses_at_once_make_one_environment(offered: Offer):
     offered.pause = 0.05
     with ThreadPoolExecutor(2) as threads:
@@ -89,6 +91,7 @@ def test_without_an_index_the_reason_is_raised_and_nothing_is_left(offered: Offe
     assert not environment_folder("tool", _PINS).exists()
 
 
+@pytest.mark.thorough
 def test_an_index_that_falls_silent_is_given_up_and_no_installer_is_left(
     offered: Offer, monkeypatch: pytest.MonkeyPatch
 ):
@@ -105,6 +108,7 @@ def test_an_index_that_falls_silent_is_given_up_and_no_installer_is_left(
     assert not place.exists()
 
 
+@pytest.mark.thorough
 def test_an_environment_that_a_killed_process_left_unfinished_is_made_again(offered: Offer):
     place = environment_folder("tool", _PINS)
     (place / "bin").mkdir(parents=True)
@@ -113,6 +117,7 @@ def test_an_environment_that_a_killed_process_left_unfinished_is_made_again(offe
     assert subprocess.run([environment("tool", _PINS, _ignore), "-I", "-c", "pass"]).returncode == 0
 
 
+@pytest.mark.thorough
 def test_an_environment_whose_interpreter_is_gone_is_made_again(offered: Offer):
     python = environment("tool", _PINS, _ignore)
     python.unlink()

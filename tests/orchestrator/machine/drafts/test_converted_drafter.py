@@ -40,12 +40,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.thorough
 def test_the_folder_drafts_by_core_ml_without_naming_an_engine(root: Path):
     choice = draft_choice(AUTO, str(root / "package"), target=str(root / "target"))
 
     assert (choice.engine, choice.folder) == ("coreml", root / "package")
 
 
+@pytest.mark.thorough
 def test_its_engine_states_what_it_reads_of_the_target(root: Path):
     engine = coreml.load(setup("coreml", root / "package", root / "target"))
 

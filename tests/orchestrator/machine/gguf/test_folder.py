@@ -186,6 +186,7 @@ def _convert(path: str, results: Any) -> None:
     results.put((str(gguf_folder(Path(path), reports.append)), bool(reports)))
 
 
+@pytest.mark.thorough
 def test_two_processes_convert_once(original: Path):
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

@@ -31,6 +31,7 @@ def test_keys_and_values_take_what_the_configuration_states(name: str):
     assert form.bytes(TOKENS, 4.0, windows_whole=True) == _held(name)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", BOUNDED)
 def test_no_architecture_takes_more_than_is_estimated(name: str):
     form = kv_form(architectures.configuration(name))
@@ -39,6 +40,7 @@ def test_no_architecture_takes_more_than_is_estimated(name: str):
     assert 0.95 < form.bytes(TOKENS, 4.0, windows_whole=True) / _held(name) <= 2.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_quantized_rows_take_their_bits_and_their_scales(bits: KvBits):
     model = LanguageModel.load(DEMO_TARGET, kv_bits=bits)

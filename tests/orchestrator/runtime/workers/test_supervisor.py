@@ -89,6 +89,7 @@ def test_a_worker_that_is_no_longer_needed_is_asked_to_end_and_not_started_again
     stage.supervisor.forget("draft")
 
 
+@pytest.mark.thorough
 def test_the_end_of_all_begins_with_a_request(stage: Stage):
     stage.supervisor.stop(())
 

@@ -41,6 +41,7 @@ def drafters(texts: list[TargetText], *folders: Path) -> dict[str, ExaminedDraft
     return {each.found.name: each for each in found}
 
 
+@pytest.mark.thorough
 def test_the_target_guesses_its_own_text_and_lookup_does_not(texts: list[TargetText], tmp_path: Path):
     (tmp_path / "itself").symlink_to(DEMO_TARGET)
     exit_ = tmp_path / "exit"
@@ -63,6 +64,7 @@ def test_the_target_guesses_its_own_text_and_lookup_does_not(texts: list[TargetT
     assert "1.000" in captured.get()
 
 
+@pytest.mark.thorough
 def test_a_draft_that_does_not_fit_is_told(texts: list[TargetText], tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "exit", "layers": 60}')
 

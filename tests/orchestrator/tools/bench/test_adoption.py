@@ -6,6 +6,7 @@ from orchestrator.tools.bench.costs.micro_adoption import QWEN_3B, measure
 from protocol.kv.arena_header import ArenaLayout, ElementType
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("registry")
 def test_every_part_of_an_adoption_is_measured():
     layout = ArenaLayout(layers=2, kv_heads=2, capacity=4096, head_size=16, dtype=ElementType.FLOAT16)

@@ -447,6 +447,7 @@ def test_a_bench_can_be_drawn(tmp_path: Path):
         draw(figures, "nowhere", tmp_path / "missing" / "bench.png")
 
 
+@pytest.mark.thorough
 def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
     words = "bench --limit 1 --repeats 1 --max-tokens 6 --draft-tokens 2 --strategies sd --verification rejection"
 
@@ -467,6 +468,7 @@ def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
     assert report["results"][0]["tokens_per_second"] <= 1 / 0.01027
 
 
+@pytest.mark.thorough
 def test_a_real_run_is_exact_and_reports_it():
     words = "bench --limit 1 --max-tokens 8 --draft-tokens 1,2 --mode speculative --same-model --random-draft --json"
 

@@ -62,6 +62,7 @@ def test_the_picture_has_a_line_a_strategy(tmp_path):
     assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("acceptance", [GREEDY, SAMPLED, replace(SAMPLED, accept=0.02)], ids=["T = 0", "T = 1", "bad"])
 @pytest.mark.parametrize("delay", [2.0, 50.0, 300.0])
 def test_a_distant_draft_never_slows_the_target_down(delay, acceptance):

@@ -111,6 +111,7 @@ def test_figures_by_length_are_shown_and_drawn_with_the_lengths_left_out(tmp_pat
     assert (tmp_path / "growth.png").stat().st_size > 1000
 
 
+@pytest.mark.thorough
 def test_prompt_lengths_are_measured_on_real_processes():
     words = "bench --growth --max-tokens 2 --repeats 1 --strategies ar --json"
 
@@ -148,6 +149,7 @@ def test_numbers_of_requests_are_checked(text: str):
         parse_requests(text)
 
 
+@pytest.mark.thorough
 def test_concurrent_requests_are_measured_on_real_processes():
     words = "bench --requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --draft-tokens 2 --json"
 

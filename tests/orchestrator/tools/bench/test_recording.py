@@ -52,6 +52,7 @@ def test_only_a_paced_plan_replays_and_no_replay_rejects():
     assert _plan(verification="rejection", pace=None).rejecting == ("sd",)
 
 
+@pytest.mark.thorough
 def test_texts_are_recorded_once_and_kept_by_target_and_requests():
     made: list[str] = []
 
@@ -83,6 +84,7 @@ def test_damaged_texts_are_refused_with_their_path():
         recorded(_plan(repeats=1), _PROMPTS[:1], lambda _: None)
 
 
+@pytest.mark.thorough
 def test_a_replayed_bench_is_exact_and_leaves_rejection_out():
     words = "bench --limit 1 --repeats 1 --max-tokens 6 --draft-tokens 2 --strategies ar,sd --verification rejection"
 

@@ -94,6 +94,7 @@ def _header(texts: int) -> RecordedTarget:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("strategy", ["ar", "sd", "ssd", "adaptive"])
 def test_a_replayed_run_has_the_rounds_of_the_real_one(strategy: StrategyName, temperature: float):
@@ -106,6 +107,7 @@ def test_a_replayed_run_has_the_rounds_of_the_real_one(strategy: StrategyName, t
     assert replayed.now == real.now
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["sd", "ssd", "adaptive"])
 def test_the_compared_rounds_accept_tokens(strategy: StrategyName):
     accepted = [count for _, count, _ in rounds(_run(strategy, 0.0, _recorded(0.0)))]
@@ -130,6 +132,7 @@ def _mlx_lm(process: MlxLm, draft_tokens: int, texts: RecordedTexts) -> list[tup
     return [(result.tokens, result.drafted) for result in map(process.run, jobs)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("draft_tokens", [0, 2, 4])
 def test_mlx_lm_has_the_rounds_of_the_real_target_at_temperature_0(tmp_path: Path, draft_tokens: int):
     texts, path = _recorded(0.0), tmp_path / "texts.jsonl"
@@ -143,6 +146,7 @@ def test_mlx_lm_has_the_rounds_of_the_real_target_at_temperature_0(tmp_path: Pat
     assert replayed == real
 
 
+@pytest.mark.thorough
 def test_mlx_lm_generates_the_recorded_text_above_temperature_0(tmp_path: Path):
     texts, path = _recorded(1.0), tmp_path / "texts.jsonl"
     texts.write(path)

@@ -79,6 +79,7 @@ def test_an_honest_device_is_used(monkeypatch: pytest.MonkeyPatch):
     assert chosen(verdict) == "coreml"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
@@ -97,6 +98,7 @@ def test_a_process_that_fails_is_a_finding_and_decides(behaviour: str, words: st
     assert words in verdict.reason
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [("hanging", "said nothing for 1 s"), ("killed", "ended by signal 9"), ("full", "No space left on device")],
@@ -136,6 +138,7 @@ def test_a_plan_that_can_not_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch
     assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
 
 
+@pytest.mark.thorough
 def test_a_rehearsal_goes_through_all_stages_and_leaves_no_verdict():
     stages: list[str] = []
     findings = examined(str(converted_demo()), "executor", predicts=6, on_stage=stages.append)
@@ -206,6 +209,7 @@ def outcomes(behaviour: str, tmp_path: Path) -> list[StageOutcome]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
@@ -222,6 +226,7 @@ def test_a_device_that_misbehaves_is_found_out(behaviour: str, words: str, tmp_p
     assert chosen(verdict) == "mlx"
 
 
+@pytest.mark.thorough
 def test_a_device_that_does_its_work_is_not_accused(tmp_path: Path):
     findings, verdict = judge(outcomes("honest", tmp_path), PLACE)
 
@@ -285,6 +290,7 @@ def test_a_failure_that_lasts_decides_beside_one_that_may_not():
     assert chosen(verdict) == "mlx"
 
 
+@pytest.mark.thorough
 def test_each_function_is_reported_before_and_after_its_load(tmp_path: Path):
     reports = [report for outcome in outcomes("honest", tmp_path) for report in outcome.reports]
     loads = [report.width for report in reports if isinstance(report, Loading | Loaded)]
@@ -311,6 +317,7 @@ def test_a_verdict_that_can_not_be_read_is_none():
     assert recorded(PLACE) is None
 
 
+@pytest.mark.thorough
 def test_packages_that_differ_have_other_fingerprints(tmp_path: Path):
     assert package_fingerprint(converted_demo()) == package_fingerprint(converted_demo())
     assert package_fingerprint(converted_demo()) != package_fingerprint(converted_demo("int8"))

@@ -47,12 +47,14 @@ def slices(trace: Trace, kind: int) -> Iterator[TrackEvent]:
     return (packet.track_event for packet in trace.packet if packet.track_event.type == kind)
 
 
+@pytest.mark.thorough
 def test_every_moment_of_a_worker_is_told_once(account: RequestProfile):
     assert sum(account.draft.values()) == pytest.approx(account.seconds, rel=1e-9)
     assert sum(account.target.values()) >= account.seconds
     assert min(chain(account.draft.values(), account.target.values())) >= 0.0
 
 
+@pytest.mark.thorough
 def test_the_trace_tells_the_same_rounds_as_the_statistics(account: RequestProfile):
     assert account.tokens == 24
     assert len(account.rounds) == pytest.approx(account.tokens / account.tokens_per_round)
@@ -148,6 +150,7 @@ def test_the_tables_name_every_share(measured: MeasuredRun):
     assert all(word in text for word in ("efficiency", "overlapped", "useful", "hidden and used", "awaits messages"))
 
 
+@pytest.mark.thorough
 def test_the_target_alone_has_a_profile_too(tmp_path: Path):
     command = ["profile", PROMPT, "--draft-engine", "none", "--temperature", "0", "--max-tokens", "8", "--json"]
     result = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "new" / "folder")], catch_exceptions=False)

@@ -166,12 +166,14 @@ def claims_and_truth(candidates, truth):
     return [*candidates.probabilities], [token == truth for token in candidates.tokens]
 
 
+@pytest.mark.thorough
 def test_nearly_every_position_of_a_recorded_run_is_known(tmp_path):
     recorded_run(tmp_path / "run.jsonl")
 
     assert coverage(read_trace(tmp_path / "run.jsonl")) > 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["sd", "ssd", "adaptive"])
 def test_a_replay_is_as_fast_as_the_run_it_replays(tmp_path, strategy):
     recorded_run(tmp_path / "run.jsonl")

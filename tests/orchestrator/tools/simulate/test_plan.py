@@ -56,6 +56,7 @@ def slow_but_one(profile: str, acceptance: AcceptanceModel) -> Any:
     return pytest.param(profile, acceptance, id=f"{name}-{profile}", marks=[] if first else [pytest.mark.slow])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("profile", "acceptance"), [slow_but_one(name, kind) for name in profile_names() for kind in (GREEDY, SAMPLED)]
 )
@@ -101,16 +102,19 @@ def test_independent_draws_agree_with_the_stated_probability():
     assert share == pytest.approx(0.3, abs=0.03)
 
 
+@pytest.mark.thorough
 def test_a_baseline_whose_acceptance_is_unknown_is_left_out():
     unknown = scenario(acceptance=AcceptanceModel(accept=0.6), temperature=1.0)
 
     assert not any(name.startswith(BASELINE_NAME) for name in speeds(predict(unknown)))
 
 
+@pytest.mark.thorough
 def test_predictions_are_the_same_twice():
     assert predict(scenario(seed=3)) == predict(scenario(seed=3))
 
 
+@pytest.mark.thorough
 def test_a_target_that_verifies_less_is_predicted_to_gain_less():
     shown = CliRunner().invoke(
         plan, ["--temperature", "1", "--tokens", "40", "--requests", "1", "--json", "--level", "plain"]
@@ -126,6 +130,7 @@ def test_a_target_that_verifies_less_is_predicted_to_gain_less():
     assert path.tokens_per_round < trees.tokens_per_round
 
 
+@pytest.mark.thorough
 def test_a_draft_pays_from_some_acceptance_on():
     threshold = pays_from(scenario())
 
@@ -139,6 +144,7 @@ def test_a_draft_slower_than_the_target_never_pays():
     assert pays_from(with_draft_step(scenario(), 500.0), steps=2) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_has_a_point_a_value(name):
     points = list(sweep(scenario(tokens=40), name, SWEEPS[name].values[:2]))
@@ -179,12 +185,14 @@ def reproduced(strategy, depth):
     return simulated(published, strategy).tokens_per_second
 
 
+@pytest.mark.thorough
 def test_the_rows_that_were_fitted_fit():
     assert reproduced("ar", 4) == pytest.approx(97.4, rel=0.001)
     assert reproduced("sd", 4) == pytest.approx(PUBLISHED_SD, rel=0.01)
     assert reproduced("ssd", 4) == pytest.approx(PUBLISHED[4], rel=0.01)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("depth", [5, 6, 7])
 def test_the_published_rows_that_were_not_fitted_are_predicted(depth):
     assert reproduced("ssd", depth) == pytest.approx(PUBLISHED[depth], rel=0.03)
@@ -218,6 +226,7 @@ def test_the_command_sweeps():
     assert found["unit"] == "ms each way"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [(), ("--sweep", "draft-tokens", "--values", "1,2")], ids=["plan", "sweep"])
 def test_the_command_draws(tmp_path, arguments):
     picture = tmp_path / "plan.png"
@@ -265,6 +274,7 @@ def test_this_mac_has_to_be_measured_first(tmp_path, monkeypatch):
     assert "launch-pipeline calibrate" in str(error)
 
 
+@pytest.mark.thorough
 def test_this_mac_is_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -300,6 +310,7 @@ def test_a_pace_is_stretched_whole():
     assert slower.prefill(50) == pytest.approx(2 * pace.prefill(50))
 
 
+@pytest.mark.thorough
 def test_a_draft_that_pauses_slows_the_target_down_less():
     """Where tokens are dear, the draft pauses: the prediction lies between those of no and of constant overlap."""
     pace = DevicePace(steps=((1, 0.08), (2, 0.1), (16, 0.2)), prefill_rate=1000.0)
@@ -317,6 +328,7 @@ def test_a_draft_that_pauses_slows_the_target_down_less():
     assert 1.02 * constant.tokens_per_second < paused.tokens_per_second < 0.99 * apart.tokens_per_second
 
 
+@pytest.mark.thorough
 def test_the_bound_of_a_draft_that_takes_no_time_is_a_bound_where_a_draft_at_work_slows_the_target_down():
     """The policy avoids the slow-down by resting, so a bound that always had it would be none."""
     scenario = Scenario(devices=M4, acceptance=AcceptanceModel(accept=0.6), tokens=100, requests=1)

@@ -28,6 +28,7 @@ def test_short_simulations_keep_every_promise():
         assert counts[what] > 0, what
 
 
+@pytest.mark.thorough
 def test_the_same_seed_is_the_same_simulation():
     first, second = outcomes([7, 7])
 

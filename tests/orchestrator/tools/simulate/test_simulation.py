@@ -165,6 +165,7 @@ def test_a_worker_reports_the_time_that_its_work_took():
     assert 0.8 < client.statistics.target_busy <= 1.0
 
 
+@pytest.mark.thorough
 def test_a_better_draft_is_faster():
     speeds = [speed(run("adaptive", AcceptanceModel(accept=accept), tokens=400)) for accept in (0.2, 0.5, 0.8, 0.95)]
 
@@ -178,6 +179,7 @@ def test_a_draft_that_dies_for_good_leaves_plain_decoding():
     assert speed(dead) == pytest.approx(speed(run("ar", acceptance)), rel=0.03)
 
 
+@pytest.mark.thorough
 def test_a_restarted_draft_is_used_again():
     acceptance = AcceptanceModel(accept=0.9)
     interrupted = run("adaptive", acceptance, tokens=600, outages=[("draft", 1.0, 0.5)])

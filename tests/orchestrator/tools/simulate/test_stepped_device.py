@@ -58,6 +58,7 @@ def verified(simulation: Simulation) -> Iterator[Verify]:
                 yield command.message
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("acceptance", KINDS)
 @pytest.mark.parametrize(("device", "corner"), [(stepped(0.6, 2.9), 5), (stepped(0.04, 2.9), 10)])
 def test_the_chosen_widths_fill_a_pass_over_the_weights(device: Devices, corner: int, acceptance: AcceptanceModel):
@@ -68,6 +69,7 @@ def test_the_chosen_widths_fill_a_pass_over_the_weights(device: Devices, corner:
     assert widths[corner + 1] < 0.02 * speculative
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("acceptance", KINDS)
 def test_measured_steps_decode_as_fast_as_a_learned_line(acceptance: AcceptanceModel):
     """Less a percent: the rounds in which something else is tried fall on other tokens."""

@@ -74,6 +74,7 @@ def files(suffix: str) -> list[Path]:
     return sorted(disk_cache_folder().rglob(f"*{suffix}"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -63,6 +63,7 @@ def test_without_a_gpu_no_forward_over_several_tokens_goes_token_by_token(monkey
     assert steps == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kept", [1, 2, 3])
 @pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "granitemoehybrid", "bailing_hybrid"])
 def test_a_kept_part_of_a_chain_is_folded_into_the_state(name: str, kept: int):

@@ -48,6 +48,7 @@ def test_a_missed_aim_is_named():
     assert figures_of(BUILT, [sampled(100.0, 106.0, 106.0, 4.0)]).missed == ["2 tokens", "8 tokens", "undo"]
 
 
+@pytest.mark.thorough
 def test_the_command_measures_random_models_in_a_process(monkeypatch: pytest.MonkeyPatch):
     tiny = partial(ComparisonOrder, size="tiny", widths=(1, 4), context=24, round=4)
     monkeypatch.setattr(bench_costs, "ComparisonOrder", tiny)

@@ -113,6 +113,7 @@ def test_the_stream_test_has_a_copy_and_a_dot_product():
     assert min(copy.value, product.value) > 1e6
 
 
+@pytest.mark.thorough
 def test_real_forwards_are_measured_and_shown_by_width():
     costs = measured_forwards(demo_model("target"), demo_model("draft"), samples=1)
 

@@ -99,6 +99,7 @@ def test_a_line_has_one_style_and_no_two_of_ours_the_same():
     assert len({style["color"] for style in styles.values()}) == len(styles)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 1.0), (0.0, 0.3, 0.7, 1.0)])
 def test_every_sweep_is_one_picture(tmp_path: Path, temperatures: tuple[float, ...]):
     draw(_rows(temperatures), "a sweep", tmp_path / "sweep.png")

@@ -89,6 +89,7 @@ def test_an_unknown_rival_is_refused():
         _plan(rivals="vllm")
 
 
+@pytest.mark.thorough
 def test_a_bench_with_a_rival_measures_each_of_its_loops(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(RIVALS, _NAME, replace(RIVALS[_NAME], program=ROOT / "tests/support/fake_rival.py"))
     monkeypatch.setattr(contenders, "environment", lambda *_: Path(sys.executable))
@@ -102,6 +103,7 @@ def test_a_bench_with_a_rival_measures_each_of_its_loops(monkeypatch: pytest.Mon
     assert all(row["deviating"] == 1 for row in found["results"] if row["rival"])
 
 
+@pytest.mark.thorough
 def test_a_paced_bench_leaves_rivals_out_and_says_why():
     words = [*_WORDS.split(), "--rivals", _NAME, "--pace", "h100-qwen3-32b"]
 

@@ -120,6 +120,7 @@ class Talker:
         return SimpleNamespace(tokens=range(10))
 
 
+@pytest.mark.thorough
 def test_joules_a_token_are_what_the_meter_says_while_tokens_were_generated(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(energy, "Pipeline", Talker)
     monkeypatch.setattr(energy, "PipelineContender", Talker)
