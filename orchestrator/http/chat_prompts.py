@@ -12,12 +12,12 @@ from orchestrator.http.errors import of_pipeline, unsupported
 from orchestrator.http.openai.earlier_turns import template_messages
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
-from orchestrator.text.answer.bound_calls import json_calls
+from orchestrator.text.answer.bound_calls.writers import JSON_CALLS
 from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.answer.tool_description import with_described_tools
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
-from protocol.messages.sampling import Grammar
+from protocol.messages.grammar import Grammar
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class ChatPrompts:
                 "tools",
                 "This model's chat template has no tool calls in a format that this server reads: leave tools out.",
             )
-        grammar = question.grammar(self.form.call_writer or json_calls)
+        grammar = question.grammar(self.form.call_writer or JSON_CALLS)
         if grammar is not None and grammar.calls is not None and self.form.call_writer is None:
             raise unsupported(
                 "response_format" if grammar.schema else "tool_choice",

@@ -37,8 +37,8 @@ from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
+from protocol.messages.grammar import Grammar
 from protocol.messages.remote import Invitation
-from protocol.messages.sampling import Grammar
 from protocol.sampling.grammar import require_enforceable
 
 _COMPLETION_TOKENS = 16

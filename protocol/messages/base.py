@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 10
+VERSION = 11
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
@@ -25,8 +25,12 @@ MAX_SCHEMA = 1 << 16
 """Most characters of a JSON schema."""
 MAX_FUNCTIONS = 256
 """Most tools of a request."""
+MAX_FORMS = 1024
+"""Most forms that a part of a grammar may have."""
+MAX_PARTS = 2048
+"""Most parts of one form."""
 MAX_MARKER = 16
-"""Most tokens of a marker around a thought, and most parts of a text around a call."""
+"""Most tokens of a marker around a thought."""
 MAX_EOS_TOKENS = 64
 """Most end-of-sequence tokens of a model."""
 LEAST_LOG_PROBABILITY = -9999.0

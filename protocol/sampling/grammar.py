@@ -5,18 +5,18 @@ alone. llguidance is imported on the first use of a grammar.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
-from protocol.messages.sampling import Calls, Grammar, Thought
+from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Part, Several, Text, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, parsed
 from protocol.sampling.thought import ThoughtState
 from protocol.sampling.token_rules import AnyText, TokenMask, TokenRules
@@ -24,6 +24,7 @@ from protocol.sampling.token_rules import AnyText, TokenMask, TokenRules
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+PartT = TypeVar("PartT", Json, Text)
 _WHITESPACE = r"(\n[ \t]{0,32}| )"
 """Whitespace allowed between JSON tokens. Without a bound, an uncertain model can generate line breaks forever."""
 
@@ -56,12 +57,21 @@ def _flaw_of_schemas(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     forms = () if grammar.calls is None else grammar.calls.forms
-    for text in (grammar.schema, *(form.schema for form in forms)):
+    for text in (grammar.schema, *chain.from_iterable(map(_schemas, forms))):
         if text:
             schema = LLMatcher.grammar_from_json_schema(json.dumps(_with_options(parsed(text))))
             if reason := LLMatcher.validate_grammar(schema, limits=_limits()):
                 return reason
     return ""
+
+
+def _schemas(form: Form) -> Iterator[str]:
+    for part in form:
+        if isinstance(part, Json):
+            yield part.schema
+        elif isinstance(part, OneOf | Several):
+            forms = part.forms if isinstance(part, OneOf) else (part.form,)
+            yield from chain.from_iterable(map(_schemas, forms))
 
 
 def _flaw_of_thought(thought: Thought, before_schema: bool) -> str | None:
@@ -207,54 +217,91 @@ def require_enforceable(grammar: Grammar | None) -> None:
 
 def _lark(grammar: Grammar) -> str:
     """The grammar in llguidance's language (its docs/syntax.md). Raises SchemaError."""
-    calls = grammar.calls
-    lines = []
-    if grammar.schema or calls is None:
-        lines.append(_value("value", grammar.schema))
+    calls, rules = grammar.calls, _Rules()
     if calls is None:
-        answer = "value"
+        answer = rules.form((Json(grammar.schema),))
     else:
-        lines += [_value(f"value{place}", form.schema) for place, form in enumerate(calls.forms)]
-        forms = (f"{_frame(form.before)} value{place} {_frame(form.after)}" for place, form in enumerate(calls.forms))
-        lines.append(f"form: {' | '.join(forms)}")
-        again = f"({_frame(calls.separator)} {_frame(calls.start)} form)*" if calls.repeats else ""
-        begin, rest = calls.opening + calls.start, f"form {again} {_frame(calls.closing)}"
+        form = rules.one_of(calls.forms)
+        again = f"({rules.form(calls.separator)} {rules.form(calls.start)} {form})*" if calls.repeats else ""
+        rest = f"{form} {again} {rules.form(calls.closing)}"
         if calls.optional:
-            lines += _head(calls)
-            answer = f"(head {rest})* TEXT"
+            answer = f"({_head(calls, rules)} {rest})* {rules.text(Text())}"
         else:
-            lines.append(f"calls: {_frame(begin)} {rest}")
-            answer = "(value | calls)" if grammar.schema else "calls"
+            answer = f"{rules.form(calls.opening)} {rules.form(calls.start)} {rest}"
+            if grammar.schema:
+                answer = f"({rules.form((Json(grammar.schema),))} | {answer})"
     if grammar.thought is not None and not grammar.optional:
         # Models write line breaks between a thought and the answer.
-        lines.append(r"GAP: /[ \t\r\n]{1,8}/")
-        answer = f"GAP? {answer}"
-    return "\n".join([*lines, f"start: {answer}"])
+        answer = rf"(/[ \t\r\n]{{1,8}}/)? {answer}"
+    return "\n".join([*rules.lines, f"start: {answer}"])
 
 
-def _value(name: str, schema: str) -> str:
-    return f"{name}: %json {json.dumps(_with_options(parsed(schema)))}"
+class _Rules:
+    """Parts of a grammar as expressions. What needs a name is defined in `lines`."""
+
+    def __init__(self) -> None:
+        self.lines = ["ANY: /(.|\\n)*/"]
+        self._names: dict[Json | Text, str] = {}
+
+    def one_of(self, forms: Sequence[Form]) -> str:
+        some = " | ".join(self.form(form) for form in forms if form)
+        # A group without content can't be written.
+        return f"({some}){'?' if () in forms else ''}" if some else ""
+
+    def form(self, parts: Form) -> str:
+        return " ".join(map(self._part, parts))
+
+    def text(self, part: Text) -> str:
+        """Greedy, or up to the end. A lazy lexeme ends at the first occurrence of its literal."""
+        name = self._named(part, _text)
+        return name if part.token is None else f"({name.upper()} <[{part.token}]> | {name})"
+
+    def _part(self, part: Part) -> str:
+        match part:
+            case str():
+                return json.dumps(part)
+            case int():
+                return f"<[{part}]>"
+            case Json():
+                return self._named(part, _value)
+            case Text():
+                return self.text(part)
+            case OneOf():
+                return self.one_of(part.forms)
+            case Several():
+                form = self.form(part.form)
+                return f"({form} ({self.form(part.separator)} {form})*)?"
+
+    def _named(self, part: PartT, definition: Callable[[str, PartT], Sequence[str]]) -> str:
+        if part not in self._names:
+            self._names[part] = name = f"part{len(self._names)}"
+            self.lines += definition(name, part)
+        return self._names[part]
 
 
-def _head(calls: Calls) -> list[str]:
-    """The rules for any text up to and with the beginning of a call. Raises SchemaError."""
+def _value(name: str, value: Json) -> Sequence[str]:
+    return [f"{name}: %json {json.dumps(_with_options(parsed(value.schema)))}"]
+
+
+def _text(name: str, text: Text) -> Sequence[str]:
+    body = " & ".join(["ANY", *(f"~(ANY {json.dumps(never)} ANY)" for never in text.never)])
+    end = f" {json.dumps(text.end)}" if text.end else ""
+    return [f"{name.upper()}: {body}", f"{name}{'[lazy]' if end else ''}: {name.upper()}{end}"]
+
+
+def _head(calls: Calls, rules: _Rules) -> str:
+    """Any text up to and with the beginning of a call. Raises SchemaError."""
     first, *rest = *calls.opening, *calls.start, ""
+    if not isinstance(first, str | int):
+        raise SchemaError("optional calls must begin with a fixed text")
     letters = calls.letters if isinstance(first, int) else first
     trigger = letters.rstrip()
     if not trigger:
         raise SchemaError("optional calls need a text before them")
-    behind = [json.dumps(letters[len(trigger) :])] if trigger != letters else []
-    token = f"TEXT {_frame((first,))} | " if isinstance(first, int) else ""
-    return [
-        "TEXT: /(.|\\n)*/",
-        # A lazy lexeme ends at the first occurrence of its literal, so TEXT can't contain the literal.
-        f"trigger[lazy]: TEXT {json.dumps(trigger)}",
-        f"head: ({token}trigger {' '.join(behind)}) {_frame(rest[:-1])}",
-    ]
-
-
-def _frame(frame: Sequence[str | int]) -> str:
-    return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in frame)
+    behind = (letters[len(trigger) :],) if trigger != letters else ()
+    token = f"{rules.text(Text())} {rules.form((first,))} | " if isinstance(first, int) else ""
+    # TEXT can't contain the trigger, at which its lexeme would end.
+    return f"({token}{rules.form((Text(trigger), *behind))}) {rules.form(tuple(rest[:-1]))}"
 
 
 def _with_options(schema: Schema) -> Schema:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protocol.messages.sampling import Thought
+from protocol.messages.grammar import Thought
 from protocol.sampling.token_rules import TokenMask, TokenRules
 
 

@@ -7,8 +7,9 @@ from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
+from protocol.messages.grammar import Grammar
 from protocol.messages.plans import BestFirst
-from protocol.messages.sampling import Grammar, Sampling
+from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Reroot, Start
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.speculation.token_tree import Node, TokenTree, node_id

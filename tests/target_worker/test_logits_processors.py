@@ -17,8 +17,9 @@ from llguidance import LLParserLimits
 
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.grammar import Calls, Grammar, Json, Thought
 from protocol.messages.plans import Distribution
-from protocol.messages.sampling import CallForm, Calls, Grammar, Likelihood, Sampling, Thought
+from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Fault, Forest, Start, Verdict, Verify
 from protocol.sampling.grammar import Grammars
 from protocol.sampling.sampler import Noise, scores
@@ -44,7 +45,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GRAMMAR = Grammar(json.dumps(SCHEMA))
-FORM = CallForm(GRAMMAR.schema, after=("\n</call>",))
+FORM = (Json(GRAMMAR.schema), "\n</call>")
 CALL = Grammar("", Calls((FORM,), start=("<call>\n",), separator=("\n",), repeats=True))
 PERHAPS = Grammar("", Calls((FORM,), start=(7, "\n"), optional=True, letters="<call>"))
 THOUGHT = Thought((ids("<"),), ids("]"), opened=True, budget=7)

@@ -12,7 +12,8 @@ from orchestrator.api.validation import out_of_range
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import Submit
-from protocol.messages.sampling import Grammar, Sampling, SamplingFields
+from protocol.messages.grammar import Grammar
+from protocol.messages.sampling import Sampling, SamplingFields
 
 
 class SamplingParams(SamplingFields, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.http.request_bodies import converted
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
-from protocol.messages.sampling import Grammar
+from protocol.messages.grammar import Grammar
 
 _EFFORTS = ("low", "medium", "high")
 

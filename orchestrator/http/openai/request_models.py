@@ -8,13 +8,13 @@ from msgspec import Meta
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.structured_output import calls_or_form, forced_call, response_grammar
+from orchestrator.http.openai.structured_output import call_grammar, response_grammar
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.sampling_fields import BODY_NAMES, CheckedSamplingFields
-from orchestrator.text.answer.bound_calls import CallWriter, json_calls
+from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
 from protocol.errors import InputError
 from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS
-from protocol.messages.sampling import Grammar
+from protocol.messages.grammar import Grammar
 
 MOST_CHOICES = 16
 _IGNORED: tuple[object, ...] = (None, False, 0, [], {})
@@ -101,16 +101,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def alternatives(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
 
-    def grammar(self, write: CallWriter = json_calls) -> Grammar | None:
+    def grammar(self, write: CallWriter = JSON_CALLS) -> Grammar | None:
         """What the answer is held to, calls in the syntax of `write`. Raises ApiError."""
         form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
-        calls = forced_call(self.offered, self.tool_choice, self.most_calls, write)
-        if calls is not None and not calls.optional:
-            # Such an answer has no text.
-            return calls
-        if form is not None and self.offered:
-            return calls_or_form(self.offered, self.most_calls, form, write)
-        return form or calls
+        return call_grammar(self.offered, self.tool_choice, self.most_calls, form, write) or form
 
     def refuse_unsupported(self) -> None:
         if self.top_logprobs and not self.logprobs:

@@ -4,13 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.text.answer.bound_calls import CallWriter, json_calls
+from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
 from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA
-from protocol.messages.sampling import Calls, Grammar
+from protocol.messages.grammar import Grammar
 
 _ANY_OBJECT = {"type": "object"}
 Json = Mapping[str, Any]
@@ -33,35 +31,39 @@ def response_grammar(form: Any) -> Grammar | None:
     raise unsupported("response_format", "response_format has a type of text, json_object or json_schema.")
 
 
-def forced_call(tools: Sequence[Json], choice: Any, most: int | None, write: CallWriter = json_calls) -> Grammar | None:
-    """The grammar of the calls that `tool_choice` demands, or of optional calls to `strict` functions; None without
-    either. `most`: calls that the client accepts, None for any number. `write`: in the model's syntax. Raises
-    ApiError."""
+def call_grammar(
+    tools: Sequence[Json], choice: Any, most: int | None, form: Grammar | None = None, write: CallWriter = JSON_CALLS
+) -> Grammar | None:
+    """The grammar of the calls that `tool_choice` demands; else of calls or an answer of this form; else of optional
+    calls to `strict` functions; None without any of these. `most`: calls that the client accepts, None for any number.
+    `write`: in the model's syntax. Raises ApiError."""
     functions = [_function(tool) for tool in tools]
+    chosen = _demanded(functions, choice)
+    try:
+        if chosen:
+            return write.demanded(chosen, several=choice == "required" and most != 1)
+        if choice == "none" or not functions:
+            return None
+        if form is not None:
+            return write.or_value(functions, form.schema, several=most != 1)
+        return write.optional(functions) if any(function.get("strict") for function in functions) else None
+    except InputError as error:
+        raise _wrong("tools", str(error)) from error
+
+
+def _demanded(functions: Sequence[Json], choice: Any) -> Sequence[Json]:
+    """The functions of which one must be called; empty if none must be."""
     name = _chosen_name(choice)
     if name is not None:
-        functions = [function for function in functions if function["name"] == name]
-        if not functions:
+        found = [function for function in functions if function["name"] == name]
+        if not found:
             raise _wrong("tool_choice", f"tool_choice names {name!r}, and tools has no function of that name.")
-        return Grammar("", _calls(write, functions))
-    if choice == "required":
-        if not functions:
-            raise _wrong("tool_choice", "tool_choice demands a call, and tools is empty.")
-        return Grammar("", _calls(write, functions, repeats=most != 1))
-    if choice not in (None, "auto", "none"):
+        return found
+    if choice not in (None, "auto", "none", "required"):
         raise unsupported("tool_choice", "tool_choice can be none, auto, required, or the name of a function.")
-    if choice != "none" and any(function.get("strict") for function in functions):
-        return Grammar("", _calls(write, functions, optional=True))
-    return None
-
-
-def calls_or_form(tools: Sequence[Json], most: int | None, form: Grammar, write: CallWriter = json_calls) -> Grammar:
-    """The grammar of an answer that is either calls, and nothing else, or has the form. Raises ApiError."""
-    calls = _calls(write, [_function(tool) for tool in tools], repeats=most != 1)
-    first, *_ = *calls.opening, *calls.start
-    if isinstance(first, str) and first.startswith("{"):
-        raise unsupported("response_format", "This model's calls are JSON too: leave out tools or response_format.")
-    return Grammar(form.schema, calls)
+    if choice == "required" and not functions:
+        raise _wrong("tool_choice", "tool_choice demands a call, and tools is empty.")
+    return functions if choice == "required" else ()
 
 
 def _chosen_name(choice: Any) -> str | None:
@@ -81,15 +83,6 @@ def _function(tool: Json) -> Json:
     if not isinstance(function.get("parameters", _ANY_OBJECT) or _ANY_OBJECT, Mapping):
         raise _wrong("tools", f"The parameters of {function['name']!r} must be a JSON schema.")
     return function
-
-
-def _calls(write: CallWriter, functions: Sequence[Json], *, repeats: bool = False, optional: bool = False) -> Calls:
-    try:
-        calls = write(functions)
-    except InputError as error:
-        raise _wrong("tools", str(error)) from error
-    # Optional calls come behind any text, each of them. Only behind an opening do they follow one another.
-    return replace(calls, repeats=bool(calls.opening) if optional else repeats, optional=optional)
 
 
 def _grammar(param: str, schema: Json | bool) -> Grammar:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from orchestrator.text.answer.bound_calls import CallWriter, call_writer
+from orchestrator.text.answer.bound_calls.harmony_calls import HarmonyCalls
+from orchestrator.text.answer.bound_calls.writers import CallWriter, call_writer
 from orchestrator.text.answer.harmony import (
     HARMONY_ANSWER,
     HARMONY_CLOSING,
@@ -19,7 +20,7 @@ from orchestrator.text.answer.tool_call_parser import ToolCallParser
 from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
-from protocol.messages.sampling import Thought
+from protocol.messages.grammar import Thought
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
     if writes_harmony(template):
         head, closing = (_tokens("".join(marker), codec) for marker in (HARMONY_ANSWER, HARMONY_CLOSING))
         bounds = Thought((head,), head, opened=True, closing=closing)
-        return AnswerFormat(harmony=True, shown=codec.hidden(HARMONY_TOKENS), bounds=bounds)
+        shown = codec.hidden(HARMONY_TOKENS)
+        return AnswerFormat(harmony=True, shown=shown, bounds=bounds, call_writer=HarmonyCalls(codec))
     thought = next((markers for markers in MARKERS if _writes(markers, template, codec)), None)
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]

@@ -14,6 +14,7 @@ import msgspec
 
 from orchestrator.text.answer.mlx_tool_parsers import has_mlx_parser, mlx_parser
 from orchestrator.text.answer.own_tool_parsers import OWN_SYNTAXES, Reading
+from orchestrator.text.answer.parameters import ALL_TYPES, Parameters, Types, read_as
 from orchestrator.text.answer.parts import Call
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
@@ -40,6 +41,8 @@ _TEMPLATE_MARKS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
 )
 """A syntax is the template's if one of its groups is in it completely; the first such syntax counts (mlx-lm's
 `_infer_tool_parser`, which has no DeepSeek)."""
+TEXT_ARGUMENTS = frozenset(("qwen3_coder", "glm47", "longcat", "minimax_m2", "minicpm5"))
+"""Syntaxes in which arguments are texts without quotes."""
 _TOKENS = {
     "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
     "function_gemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
@@ -159,8 +162,14 @@ class ToolSyntax:
     def _read(self, content: str, tools: Tools) -> Reading:
         if self.name in OWN_SYNTAXES:
             return OWN_SYNTAXES[self.name].read(content)
-        found = self._module.parse_tool_call(content, [_with_parameters(tool) for tool in tools])
-        return Reading(found if isinstance(found, list) else [found])
+        if self.name == "longcat" and content.strip() in {tool["function"]["name"] for tool in tools}:
+            # mlx-lm's parser reads no call without arguments.
+            return Reading([{"name": content.strip(), "arguments": {}}])
+        texts = self.name in TEXT_ARGUMENTS
+        known = [_with_types(tool) if texts else _with_parameters(tool) for tool in tools]
+        found = self._module.parse_tool_call(content, known)
+        calls = found if isinstance(found, list) else [found]
+        return Reading([_as_types(call, tools) for call in calls] if texts else calls)
 
     @cached_property
     def _module(self) -> ModuleType:
@@ -169,6 +178,31 @@ class ToolSyntax:
 
 JSON_SYNTAX = ToolSyntax("json")
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen models write it."""
+
+
+def _with_types(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tool with one type for each parameter, by which a parser takes the text as it is or reads a value."""
+    parameters = Parameters(tool["function"])
+    properties = {name: _parsed_type(parameters.types(schema)) for name, schema, _ in parameters.members()}
+    return {**tool, "function": {**tool["function"], "parameters": {"properties": properties}}}
+
+
+def _parsed_type(types: Types) -> Mapping[str, Any]:
+    if types == ALL_TYPES:
+        return {}
+    if "string" in types:
+        return {"type": "string"}
+    return {"type": "boolean" if types == {"boolean"} else "object"}
+
+
+def _as_types(call: Any, tools: Tools) -> Any:
+    function = next((tool["function"] for tool in tools if tool["function"]["name"] == call["name"]), None)
+    if function is None:
+        return call
+    parameters = Parameters(function)
+    types = {name: parameters.types(schema) for name, schema, _ in parameters.members()}
+    arguments = {name: read_as(value, types.get(name, ALL_TYPES)) for name, value in call["arguments"].items()}
+    return {**call, "arguments": arguments}
 
 
 def _with_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:

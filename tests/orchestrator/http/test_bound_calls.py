@@ -1,8 +1,9 @@
-"""Laws of enforced calls: in each syntax whose arguments are JSON, what the grammar allows is read as proper calls."""
+"""Laws of enforced calls: in each syntax, what the grammar allows is read as proper calls."""
 
 import json
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,17 +13,18 @@ from tokenizers import AddedToken
 from orchestrator.http.chat_prompts import ChatPrompts
 from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import converted
-from orchestrator.text.answer.bound_calls import call_writer
+from orchestrator.text.answer.bound_calls.writers import call_writer
 from orchestrator.text.answer.parts import Call, Spoken
 from orchestrator.text.answer.tool_syntax import ToolSyntax
 from orchestrator.text.chat_template import ChatTemplate
-from protocol.messages.sampling import Grammar
+from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
 from tests.orchestrator.http.test_rules import CHAT, HELLO, post
 from tests.orchestrator.http.test_structured_output import FORM, tool
 from tests.orchestrator.http.test_thinking import model, takes
 from tests.protocol.sampling.test_grammar import SAID
 
+dumps = partial(json.dumps, ensure_ascii=False)
 Called = Sequence[tuple[str, Any]]
 
 
@@ -34,7 +36,31 @@ class Syntax(NamedTuple):
 
 
 def _json(name: str, arguments: Any, key: str = "arguments") -> str:
-    return json.dumps({"name": name, key: arguments})
+    return dumps({"name": name, key: arguments})
+
+
+def _raw(value: Any) -> str:
+    return value if isinstance(value, str) else dumps(value)
+
+
+def _glm(call: tuple[str, Any], line: str, gap: str) -> str:
+    name, arguments = call
+    fields = (
+        f"<arg_key>{key}</arg_key>{gap}<arg_value>{_raw(value)}</arg_value>{gap}" for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}{line}{''.join(fields)}</tool_call>"
+
+
+def _bare(value: Any, quote: str) -> str:
+    match value:
+        case str():
+            return f"{quote}{value}{quote}"
+        case dict():
+            return f"{{{','.join(f'{key}:{_bare(one, quote)}' for key, one in sorted(value.items()))}}}"
+        case list():
+            return f"[{','.join(_bare(one, quote) for one in value)}]"
+        case _:
+            return dumps(value)
 
 
 DEEPSEEK = (
@@ -43,6 +69,15 @@ DEEPSEEK = (
     "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
+)
+GLM = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+QUOTE = '<|"|>'
+KIMI = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>",
 )
 OPEN, CLOSE, BEGIN, END, SEPARATOR = DEEPSEEK
 SYNTAXES = {
@@ -59,7 +94,7 @@ SYNTAXES = {
     "mistral": Syntax(
         "[TOOL_CALLS] [ARGS]",
         ("[TOOL_CALLS]", "[ARGS]"),
-        lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls),
+        lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}" for name, arguments in calls),
     ),
     "older mistral": Syntax(
         "[TOOL_CALLS]",
@@ -72,8 +107,7 @@ SYNTAXES = {
         lambda calls: (
             OPEN
             + "\n".join(
-                f"{BEGIN}function{SEPARATOR}{name}\n```json\n{json.dumps(arguments)}\n```{END}"
-                for name, arguments in calls
+                f"{BEGIN}function{SEPARATOR}{name}\n```json\n{dumps(arguments)}\n```{END}" for name, arguments in calls
             )
             + CLOSE
         ),
@@ -82,7 +116,93 @@ SYNTAXES = {
         f"{BEGIN}{SEPARATOR}",
         DEEPSEEK,
         lambda calls: (
-            OPEN + "".join(f"{BEGIN}{name}{SEPARATOR}{json.dumps(arguments)}{END}" for name, arguments in calls) + CLOSE
+            OPEN + "".join(f"{BEGIN}{name}{SEPARATOR}{dumps(arguments)}{END}" for name, arguments in calls) + CLOSE
+        ),
+    ),
+}
+SYNTAXES |= {
+    "qwen coder": Syntax(
+        "<tool_call>\n<function=",
+        ("<tool_call>", "</tool_call>"),
+        lambda calls: "\n".join(
+            f"<tool_call>\n<function={name}>\n"
+            + "".join(f"<parameter={key}>\n{_raw(value)}\n</parameter>\n" for key, value in arguments.items())
+            + "</function>\n</tool_call>"
+            for name, arguments in calls
+        ),
+    ),
+    "glm 4.7": Syntax("<arg_key>", GLM, lambda calls: "".join(_glm(call, "", "") for call in calls)),
+    "glm 4.5": Syntax(
+        "<arg_key></arg_key>\n<arg_value>", GLM, lambda calls: "\n".join(_glm(call, "\n", "\n") for call in calls)
+    ),
+    "longcat": Syntax(
+        "<longcat_tool_call>",
+        tuple(mark.replace("arg_", "longcat_arg_").replace("tool_", "longcat_tool_") for mark in GLM),
+        lambda calls: "\n".join(
+            _glm(call, "\n", "\n").replace("arg_", "longcat_arg_").replace("tool_", "longcat_tool_") for call in calls
+        ),
+    ),
+    "minimax": Syntax(
+        "<minimax:tool_call>",
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+        lambda calls: (
+            "<minimax:tool_call>\n"
+            + "\n".join(
+                f'<invoke name="{name}">\n'
+                + "".join(f'<parameter name="{key}">{_raw(value)}</parameter>\n' for key, value in arguments.items())
+                + "</invoke>"
+                for name, arguments in calls
+            )
+            + "\n</minimax:tool_call>"
+        ),
+    ),
+    "minicpm": Syntax(
+        '<function name="<param name="',
+        (),
+        lambda calls: "".join(
+            f'<function name="{name}">'
+            + "".join(f'<param name="{key}">{_raw(value)}</param>' for key, value in arguments.items())
+            + "</function>"
+            for name, arguments in calls
+        ),
+    ),
+    "kimi": Syntax(
+        KIMI[0],
+        KIMI,
+        lambda calls: (
+            KIMI[0]
+            + "".join(
+                f"{KIMI[2]}functions.{name}:{place}{KIMI[4]}{dumps(arguments)}{KIMI[3]}"
+                for place, (name, arguments) in enumerate(calls)
+            )
+            + KIMI[1]
+        ),
+    ),
+    "gemma": Syntax(
+        "<|tool_call><tool_call|>",
+        ("<|tool_call>", "<tool_call|>", QUOTE),
+        lambda calls: "".join(
+            f"<|tool_call>call:{name}{_bare(arguments, QUOTE)}<tool_call|>" for name, arguments in calls
+        ),
+    ),
+    "function gemma": Syntax(
+        "<start_function_call>",
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+        lambda calls: "".join(
+            f"<start_function_call>call:{name}{_bare(arguments, '<escape>')}<end_function_call>"
+            for name, arguments in calls
+        ),
+    ),
+    "pythonic": Syntax(
+        "<|tool_call_start|>",
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+        lambda calls: (
+            "<|tool_call_start|>["
+            + ", ".join(
+                f"{name}({', '.join(f'{key}={dumps(value)}' for key, value in arguments.items())})"
+                for name, arguments in calls
+            )
+            + "]<|tool_call_end|>"
         ),
     ),
 }
@@ -124,8 +244,8 @@ class Model(NamedTuple):
         (mask,) = rules.allowed([()])
         return mask is not None and bool(mask[list(codec.eos)].any())
 
-    def read(self, said: str) -> list[tuple[str, Any] | str]:
-        question = converted({**HELLO, "tools": [TURN, TURN_BACK]}, ChatRequest)
+    def read(self, said: str, tools: Sequence[Any] = (TURN, TURN_BACK)) -> list[tuple[str, Any] | str]:
+        question = converted({**HELLO, "tools": [*tools]}, ChatRequest)
         parser = ChatPrompts(self.template).render(question).new_parser()
         parts = [*parser.push(said), *parser.finish()]
         assert all(isinstance(part, Call | Spoken) for part in parts)
@@ -176,7 +296,8 @@ def test_strict_calls_are_optional_and_proper(answering: Model):
         assert answering.takes(grammar, said)
     for said in (written([("turn", {"to": "up"})]), "Well. " + written([("other", {})]), written([LEFT])[:-1]):
         assert not answering.takes(grammar, said)
-    assert not answering.takes_letters(grammar, f"Well. {written([LEFT])[:25]}")
+    begun = written([LEFT])
+    assert not answering.takes_letters(grammar, f"Well. {begun[: max(25, len(begun) // 2)]}")
 
 
 @pytest.mark.sampled(5)
@@ -184,7 +305,7 @@ def test_the_answer_has_the_form_or_consists_of_calls(answering: Model):
     if answering.syntax == SYNTAXES["llama 3"]:
         asked = {**HELLO, "tools": [TURN], "response_format": FORM}
         error = post(CHAT, asked, template=answering.template).json()["error"]
-        assert (error["param"], "are JSON too" in error["message"]) == ("response_format", True)
+        assert (error["param"], "are JSON too" in error["message"]) == ("tools", True)
         return
     grammar = answering.bound(response_format=FORM)
 
@@ -192,6 +313,85 @@ def test_the_answer_has_the_form_or_consists_of_calls(answering: Model):
         assert answering.takes(grammar, said)
     for said in ("No.", SAID + answering.syntax.written([LEFT]), answering.syntax.written([("turn", {"to": 1})])):
         assert not answering.takes(grammar, said)
+
+
+WHOLE = {"type": "object", "properties": {"x": {"type": "integer"}, "label": {"type": "string"}}, "required": ["x"]}
+KINDS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "words": {"type": ["string", "null"]},
+        "size": {"enum": ["small", "very large", 3]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "place": {"$ref": "#/$defs/place"},
+    },
+    "required": ["count", "tags"],
+    "additionalProperties": False,
+    "$defs": {"place": {**WHOLE, "additionalProperties": False}},
+}
+TEXTS = ["", "5", "null", "true", "a < b & c", "two\nlines", 'it\'s "so"', "</para", "[1]", "x: 1, y", "ü☃"]
+SOME: dict[str, Callable[[random.Random], Any]] = {
+    "text": lambda source: source.choice(TEXTS),
+    "count": lambda source: source.choice([0, -7, 9_007_199_254_740_993]),
+    "ratio": lambda source: source.choice([0.5, -1.25]),
+    "flag": lambda source: source.random() < 0.5,
+    "maybe": lambda source: source.choice([None, 3]),
+    "words": lambda source: source.choice([None, *(text for text in TEXTS if text != "null")]),
+    "size": lambda source: source.choice(["small", "very large", 3]),
+    "tags": lambda source: source.sample(["a", "b c", "d"], source.randrange(3)),
+    "place": lambda source: {"x": 1, "label": "here"} if source.random() < 0.5 else {"x": 2},
+}
+WRONG = [
+    ("count", 1.5),
+    ("count", "many"),
+    ("maybe", [1]),
+    ("flag", 1),
+    ("size", "medium"),
+    ("tags", [1]),
+    ("place", {}),
+]
+FLAT = ("tags", "place")
+"""What function_gemma's calls can't have."""
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("seed", range(3))
+def test_arguments_are_held_to_their_types_and_read_as_them(answering: Model, seed: int):
+    source = random.Random(seed)
+    flat = answering.syntax == SYNTAXES["function gemma"]
+    names = [name for name in SOME if not (flat and name in FLAT)]
+    kinds = {**KINDS, "properties": {name: KINDS["properties"][name] for name in names}}
+    kinds["required"] = [name for name in KINDS["required"] if name in names]
+    tools = [tool("f", kinds)]
+    grammar = answering.bound(tools=tools, tool_choice="required")
+
+    for _ in range(6):
+        chosen = [name for name in names if name in kinds["required"] or source.random() < 0.6]
+        arguments = {name: SOME[name](source) for name in chosen}
+        written = answering.syntax.written([("f", arguments)])
+        assert answering.takes(grammar, written), written
+        assert answering.read(written, tools) == [("f", arguments)]
+        name, wrong = source.choice([(name, wrong) for name, wrong in WRONG if name in names])
+        changed = {key: {**arguments, name: wrong}[key] for key in names if key in {*arguments, name}}
+        assert not answering.takes(grammar, answering.syntax.written([("f", changed)])), changed
+    assert not answering.takes(grammar, answering.syntax.written([("f", {"text": "a"})]))
+
+
+@pytest.mark.sampled(5)
+def test_what_a_strict_function_s_schema_says_is_enforced_or_refused(answering: Model):
+    pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[0-9]+$"}}, "required": ["a"]}
+    strict = tool("f", {**pattern, "additionalProperties": False}, strict=True)
+    response = post(CHAT, {**HELLO, "tools": [strict], "tool_choice": "required"}, template=answering.template)
+    if response.status_code == 400:
+        assert "'a' in the strict function 'f' can't be enforced" in response.json()["error"]["message"]
+        return
+    grammar = answering.bound(tools=[strict], tool_choice="required")
+    assert answering.takes(grammar, answering.syntax.written([("f", {"a": "12"})]))
+    assert not answering.takes(grammar, answering.syntax.written([("f", {"a": "x"})]))
 
 
 def test_what_the_grammar_allows_is_read_as_calls(answering: Model):
@@ -213,8 +413,8 @@ def test_what_the_grammar_allows_is_read_as_calls(answering: Model):
     assert all(call == BACK or call in (LEFT, ("turn", {"to": "right"})) for call in found), found
 
 
-def test_a_syntax_whose_arguments_are_no_json_is_not_bound(answering: Model):
-    assert call_writer(ToolSyntax("glm47"), answering.template) is None
+def test_a_syntax_whose_texts_can_not_be_told_from_numbers_is_not_bound(answering: Model):
+    assert call_writer(ToolSyntax("muse_spark"), answering.template) is None
 
 
 def test_too_long_schemas_are_refused(answering: Model):

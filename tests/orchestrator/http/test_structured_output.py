@@ -7,12 +7,12 @@ import pytest
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError
-from orchestrator.http.openai.structured_output import forced_call, response_grammar
+from orchestrator.http.openai.structured_output import call_grammar, response_grammar
 from orchestrator.text.answer.answer_format import AnswerFormat
 from orchestrator.text.answer.parts import Call, Part
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX
 from orchestrator.text.chat_template import ChatTemplate
-from protocol.messages.sampling import Grammar
+from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import flaw
 from tests.conftest import Reference
 from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, HELLO, post
@@ -43,7 +43,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "person", "strict": True,
 
 
 def forced(choice: Any, *tools: Any, most: int | None = None) -> Grammar:
-    grammar = forced_call(tools, choice, most)
+    grammar = call_grammar(tools, choice, most)
     assert grammar is not None
     assert flaw(grammar) is None
     return grammar
@@ -113,8 +113,8 @@ def test_strict_functions_are_called_properly_or_not_at_all():
         assert takes(grammar, said)
     for said in (call("add", {}), call("add", {"a": 2})[:-3], call("other", {})):
         assert not takes(grammar, said)
-    assert forced_call([ADD, WALK], "auto", None) is None
-    assert forced_call([strict], "none", None) is None
+    assert call_grammar([ADD, WALK], "auto", None) is None
+    assert call_grammar([strict], "none", None) is None
 
 
 def parts(said: str) -> list[Part]:
@@ -144,7 +144,7 @@ def test_even_a_model_that_knows_no_tools_makes_a_proper_call_when_it_must(refer
 @pytest.mark.parametrize("schema", [{"not": {}}, {"oneOf": [{"type": "string"}, {"maxLength": 3}]}])
 def test_only_what_is_strict_is_refused_for_a_schema_beyond_the_library(schema: Any):
     assert flaw(forced("required", tool("f", {"properties": {"a": schema}}))) is None
-    strict = forced_call([tool("f", {"properties": {"a": schema}}, strict=True)], "required", None)
+    strict = call_grammar([tool("f", {"properties": {"a": schema}}, strict=True)], "required", None)
     assert strict is not None
     assert flaw(strict) is not None
 

@@ -15,7 +15,8 @@ from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Submit
-from protocol.messages.sampling import Grammar, Sampling
+from protocol.messages.grammar import Grammar
+from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.transport.codec import Stamp
 from tests.orchestrator.http import test_anthropic as anthropic
@@ -500,10 +501,54 @@ def test_an_answer_has_the_form_or_consists_of_calls(may: ChatTemplate):
         ({"response_format": FORM}, "response_format"),
     ],
 )
-def test_calls_that_can_not_be_enforced_are_refused(harmony: ChatTemplate, asked: dict[str, Any], param: str):
-    response = post(CHAT, {**HELLO, "tools": TOOLS, **asked}, template=harmony)
+def test_calls_that_can_not_be_enforced_are_refused(tmp_path: Path, asked: dict[str, Any], param: str):
+    template = model(tmp_path, "{{ tools }}{{ messages[0].content }}<atem:function_calls>")
+    response = post(CHAT, {**HELLO, "tools": TOOLS, **asked}, template=template)
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+ADDS = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a":1}'
+ANALYSIS = "<|channel|>analysis<|message|>Let me add.<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>I add.<|end|><|start|>assistant"
+
+
+def test_harmony_s_demanded_call_comes_behind_reasoning_and_a_text(harmony: ChatTemplate):
+    grammar = bound(harmony, {**HELLO, "tools": TOOLS, "tool_choice": "required"})
+
+    _, arguments = ADDS.split("<|message|>")
+    for said in (ADDS, f" to=functions.add<|channel|>commentary json<|message|>{arguments}"):
+        for ahead in ("", ANALYSIS, PREAMBLE, ANALYSIS + PREAMBLE):
+            assert takes(harmony, grammar, ahead + said)
+    for said in (
+        FINAL + "No.",
+        ANALYSIS + FINAL + "No.",
+        ADDS.replace("add", "other"),
+        ADDS.replace('{"a":1}', "[1]"),
+        ADDS[:-1],
+        ADDS + ".",
+        ANALYSIS,
+    ):
+        assert not takes(harmony, grammar, said)
+
+
+def test_harmony_s_strict_calls_are_optional(harmony: ChatTemplate):
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+    grammar = bound(harmony, {**HELLO, "tools": strict})
+
+    for said in (ADDS, ANALYSIS + ADDS, FINAL + "No.\nNever.", ANALYSIS + FINAL + "No."):
+        assert takes(harmony, grammar, said)
+    for said in (ADDS.replace('{"a":1}', "[1]"), ANALYSIS + ADDS.replace("add", "other"), "No."):
+        assert not takes(harmony, grammar, said)
+
+
+def test_harmony_s_answer_has_the_form_or_is_a_call(harmony: ChatTemplate):
+    grammar = bound(harmony, {**HELLO, "tools": TOOLS, "response_format": FORM})
+
+    for said in (ADDS, ANALYSIS + ADDS, FINAL + '"yes"', ANALYSIS + FINAL + '"yes"'):
+        assert takes(harmony, grammar, said)
+    for said in (FINAL + "yes", ANALYSIS + FINAL + '"yes".', '"yes"', ADDS.replace('{"a":1}', "[1]")):
+        assert not takes(harmony, grammar, said)
 
 
 def test_a_budget_ends_the_thought(always: ChatTemplate, harmony: ChatTemplate):

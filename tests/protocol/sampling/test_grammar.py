@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_SCHEMA
-from protocol.messages.sampling import CallForm, Calls, Grammar
+from protocol.messages.grammar import Calls, Grammar, Json
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
 from protocol.sampling.token_rules import TokenRules
 from tests.support.paths import DEMO_TARGET
@@ -31,7 +31,7 @@ PERSON = {
     "additionalProperties": False,
 }
 BEFORE, AFTER = "<tool_call>\n", "\n</tool_call>"
-ONE = Calls((CallForm(json.dumps(PERSON), after=(AFTER,)),), start=(BEFORE,), separator=("\n",))
+ONE = Calls(((Json(json.dumps(PERSON)), AFTER),), start=(BEFORE,), separator=("\n",))
 CALL = Grammar("", ONE)
 CALLS = Grammar("", replace(ONE, repeats=True))
 PERHAPS = Grammar("", replace(ONE, optional=True))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from protocol.messages.sampling import CallForm, Calls, Grammar, Thought
+from protocol.messages.grammar import Calls, Grammar, Json, Thought
 from protocol.sampling.grammar import GrammarError, flaw
 from tests.protocol.sampling.test_grammar import CODEC, END, GRAMMARS, PERSON, SAID, VOCABULARY, allowed
 
@@ -155,7 +155,7 @@ def test_a_flawed_thought_is_refused():
 
 
 def test_another_value_may_come_instead_of_a_call():
-    form = CallForm(FORM.schema, after=("\n</call>",))
+    form = (Json(FORM.schema), "\n</call>")
     calls = Calls((form,), start=("<call>\n",), separator=("\n",), repeats=True)
     either = Grammar('{"enum": ["none", {}]}', calls)
     call = f"<call>\n{SAID}\n</call>"

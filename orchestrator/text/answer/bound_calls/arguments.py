@@ -1,0 +1,177 @@
+"""The arguments of a function as a grammar, in each way that models write them. Pure.
+
+Where arguments are not JSON, a grammar knows fewer keywords of schemas. Others are refused for strict functions, and
+skipped for the rest.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from orchestrator.text.answer.bound_calls.marks import Marks
+from orchestrator.text.answer.parameters import ALL_TYPES, Parameters
+from protocol.errors import InputError
+from protocol.messages.grammar import Form, Json, OneOf, Several
+from protocol.sampling.schema_bounds import MOST_LEVELS
+
+_OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
+_OF_LISTS = ("prefixItems", "minItems", "maxItems", "uniqueItems", "contains")
+_OF_OBJECTS = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties")
+
+
+class ArgumentsWriter(Protocol):
+    """One way to write the arguments of a call."""
+
+    def form(self, parameters: Parameters, marks: Marks) -> Form:
+        """Raises InputError for parameters that can't be enforced."""
+        ...
+
+
+class JsonArguments:
+    """A JSON object."""
+
+    def form(self, parameters: Parameters, marks: Marks) -> Form:
+        return (Json(parameters.json_schema()),)
+
+
+class Fields(NamedTuple):
+    """Each argument between markers, in the schema's order. Texts have no quotes; other values are JSON."""
+
+    before: str
+    behind: str
+    """What stands around the name."""
+    end: str
+    """Ends a value."""
+    gap: str = ""
+    """Before `end`, where the value is not any text."""
+    after: str = ""
+    """Behind `end`."""
+    never: tuple[str, ...] = ()
+    """Markers beside `end` that would end a text."""
+
+    def form(self, parameters: Parameters, marks: Marks) -> Form:
+        parameters.refuse("parameters", parameters.schema, _OF_OBJECTS)
+        fields: list[Any] = []
+        for name, schema, required in parameters.members():
+            field = (*marks.form(self.before), name, *marks.form(self.behind))
+            field += self._value(name, schema, parameters, marks)
+            fields += field if required else [_perhaps(field)]
+        return tuple(fields)
+
+    def _value(self, name: str, schema: Any, parameters: Parameters, marks: Marks) -> Form:
+        closing = marks.form(self.gap + self.end + self.after)
+        types, choices = parameters.types(schema), parameters.choices(schema)
+        if "string" not in types:
+            return (Json(parameters.json_schema(schema)), *closing)
+        if choices is not None:
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in choices]
+            return (OneOf(tuple((text,) if text else () for text in texts)), *closing)
+        # Any text is one of the types, but what is read as another value may not fit its schema.
+        parameters.refuse(
+            name, schema, (*_OF_TEXTS, *(("type", "anyOf", "oneOf") if types & {"object", "array"} else ()))
+        )
+        return (marks.text_up_to(self.end, self.never), *marks.form(self.after))
+
+
+class PythonArguments:
+    """Keyword arguments, as in Python. Values are JSON."""
+
+    def form(self, parameters: Parameters, marks: Marks) -> Form:
+        parameters.refuse("parameters", parameters.schema, _OF_OBJECTS)
+        members = [
+            ((_word(name, parameters) + "=", Json(parameters.json_schema(schema))), required)
+            for name, schema, required in parameters.members()
+        ]
+        return ("(", *_listed(members, ", "), ")")
+
+
+class BareObject(NamedTuple):
+    """An object whose names have no quotes and whose texts are between markers, as Gemma's models write it."""
+
+    quote: str
+    never: tuple[str, ...] = ()
+    """Markers beside `quote` that would end a text."""
+    flat: bool = False
+    """Objects and lists in it can't be read."""
+
+    def form(self, parameters: Parameters, marks: Marks) -> Form:
+        return self._object(parameters.schema, "parameters", parameters, marks, 0)
+
+    def _object(self, schema: Any, name: str, parameters: Parameters, marks: Marks, level: int) -> Form:
+        parameters.refuse(name, schema, _OF_OBJECTS)
+        members: list[tuple[Form, bool]] = []
+        # The models' templates sort the names.
+        for name, one, required in sorted(parameters.members(schema), key=lambda member: member.name):
+            value = self._value(one, name, parameters, marks, level + 1)
+            members.append(((_word(name, parameters) + ":", *value), required))
+        return ("{", *_listed(members, ","), "}")
+
+    def _value(self, schema: Any, name: str, parameters: Parameters, marks: Marks, level: int) -> Form:
+        if level > MOST_LEVELS:
+            raise InputError(f"The schema in tools is nested deeper than {MOST_LEVELS} levels.")
+        schema, choices = parameters.resolved(schema), parameters.choices(schema)
+        if choices is not None:
+            return (OneOf(tuple(self._choice(value, marks) for value in choices)),)
+        several = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(several, list):
+            return (OneOf(tuple(self._value(one, name, parameters, marks, level + 1) for one in several)),)
+        return (OneOf(tuple(self._of_types(schema, name, parameters, marks, level))),)
+
+    def _choice(self, value: Any, marks: Marks) -> Form:
+        if not isinstance(value, str):
+            return (json.dumps(value),)
+        quote = marks.form(self.quote)
+        return (*quote, *((value,) if value else ()), *quote)
+
+    def _of_types(self, schema: Any, name: str, parameters: Parameters, marks: Marks, level: int) -> Sequence[Form]:
+        types = parameters.types(schema)
+        forms: list[Form] = []
+        if "string" in types:
+            parameters.refuse(name, schema, _OF_TEXTS)
+            forms.append((*marks.form(self.quote), marks.text_up_to(self.quote, self.never)))
+        if types == ALL_TYPES:
+            return [*forms, (Json("true"),)] if not self.flat else forms
+        if types & {"object", "array"} and self.flat:
+            raise InputError(
+                f"{name!r} of {parameters.function!r} may be an object or a list, which this model can't write."
+            )
+        if "object" in types:
+            known = parameters.members(schema)
+            forms.append(
+                self._object(schema, name, parameters, marks, level) if known else (Json('{"type": "object"}'),)
+            )
+        if "array" in types:
+            parameters.refuse(name, schema, _OF_LISTS)
+            item = self._value(schema.get("items", {}), name, parameters, marks, level + 1)
+            forms.append(("[", Several(item, (",",)), "]"))
+        if plain := types - {"string", "object", "array"}:
+            forms.append((Json(parameters.json_schema({**schema, "type": sorted(plain)})),))
+        return forms
+
+
+def _word(name: str, parameters: Parameters) -> str:
+    if not name.isidentifier():
+        raise InputError(f"The parameter {name!r} of {parameters.function!r} has a name that this model can't write.")
+    return name
+
+
+def _perhaps(form: Form) -> OneOf:
+    return OneOf((form, ()))
+
+
+def _listed(members: Sequence[tuple[Form, bool]], separator: str) -> Form:
+    """Members in their order, those that are required and perhaps others, with `separator` between them."""
+    first = next((place for place, (_, required) in enumerate(members) if required), None)
+    if first is None:
+        # Whichever comes first has no separator before it.
+        heads = [(*form, *_behind(members[place + 1 :], separator)) for place, (form, _) in enumerate(members)]
+        return (OneOf((*heads, ())),) if heads else ()
+    before = [_perhaps((*form, separator)) for form, _ in members[:first]]
+    return (*before, *members[first][0], *_behind(members[first + 1 :], separator))
+
+
+def _behind(members: Sequence[tuple[Form, bool]], separator: str) -> Form:
+    parts: list[Any] = []
+    for form, required in members:
+        parts += (separator, *form) if required else [_perhaps((separator, *form))]
+    return tuple(parts)
