@@ -1,6 +1,7 @@
 """Streams a generation as server-sent events, with keep-alives in between. Knows no API's format."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 from starlette.responses import StreamingResponse
@@ -34,23 +35,25 @@ async def frames(
 ) -> AsyncIterator[bytes]:
     """`first`: the event before the stream was opened; None if there was none within `patience` seconds.
 
-    `close` is called before the last frames: a client that has read the end finds its place free.
+    After `patience` seconds without a frame comes one of `idle`, also while events arrive that make no frame, as the
+    text of a call does before that is complete. `close` is called before the last frames: a client that has read the
+    end finds its place free.
     """
-    event = first
+    clock = asyncio.get_running_loop().time
+    event, sent = first, clock()
     try:
         for each in renderer.opening():
             yield each
         while True:
-            if event is None:
-                yield renderer.idle()
-            elif isinstance(event, Reading):
-                yield renderer.reading(event)
-            else:
-                for each in renderer.render(event):
-                    yield each
+            made = _rendered(event, renderer)
+            if not made and clock() - sent >= patience:
+                made = [renderer.idle()]
+            for each in made:
+                yield each
+                sent = clock()
             if generation.results is not None:
                 break
-            event = await generation.next(patience)
+            event = await generation.next(max(0, sent + patience - clock()))
         close()
         for each in renderer.ending(generation.results):
             yield each
@@ -62,3 +65,9 @@ async def frames(
         log.exception("a stream failed")
         for each in renderer.failed(internal_error()):
             yield each
+
+
+def _rendered(event: StreamEvent | None, renderer: Renderer) -> Sequence[bytes]:
+    if event is None:
+        return [renderer.idle()]
+    return [renderer.reading(event)] if isinstance(event, Reading) else [*renderer.render(event)]

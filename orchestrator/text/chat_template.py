@@ -5,6 +5,7 @@ Knows the tokenizer's files, and no model. Templates are the model folder's and 
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +72,10 @@ class ChatTemplate:
     def mentions(self, text: str) -> bool:
         """Whether `text` stands in the source of the template, or of that for tools."""
         return any(text in source for source in self._sources.values())
+
+    def search(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """The first match in these sources."""
+        return next((found for source in self._sources.values() if (found := pattern.search(source))), None)
 
     @property
     def knows_tools(self) -> bool:

@@ -21,8 +21,25 @@ def template_messages(
     its reasoning is left out. `joined`: results are `tool_responses` of the message with their calls, as the first
     templates of Gemma 4 have it. `written`: arguments stay JSON text, as DeepSeek's templates need them.
     """
-    found = _with_names([_with_reasoning(_with_calls(message, written), both) for message in messages])
+    modern = _with_functions_as_tools(messages)
+    found = _with_names([_with_reasoning(_with_calls(message, written), both) for message in modern])
     return _with_joined_results(found) if joined else found
+
+
+def _with_functions_as_tools(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Calls and results of OpenAI's older API (`function_call`, the role `function`) as those of tools."""
+    found: list[Mapping[str, Any]] = []
+    id = None
+    for place, message in enumerate(messages):
+        call = message.get("function_call")
+        if message.get("role") == "assistant" and isinstance(call, Mapping) and not message.get("tool_calls"):
+            id = f"call{place:05}"
+            others = {name: value for name, value in message.items() if name != "function_call"}
+            message = {**others, "tool_calls": [{"id": id, "type": "function", "function": call}]}
+        elif message.get("role") == "function":
+            message = {**message, "role": "tool", "tool_call_id": id}
+        found.append(message)
+    return found
 
 
 def _with_names(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

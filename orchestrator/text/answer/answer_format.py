@@ -1,5 +1,6 @@
 """How one model writes its answers: the format of its reasoning and of its tool calls."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,10 +18,15 @@ from orchestrator.text.answer.harmony import (
 from orchestrator.text.answer.parts import AnswerParser, Part, Spoken, ThoughtSpan
 from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers, ThoughtParser, WrapperParser
 from orchestrator.text.answer.tool_call_parser import ToolCallParser
-from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
+from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax
+from orchestrator.text.answer.tool_syntax_inference import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.grammar import Thought
+
+_CUT_AT = re.compile(
+    r"""split\(\s*(['"])</(?P<name>[\w:.-]*(?:think|thought|reason|reflect)[\w:.-]*)>\1""", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,6 @@ class AnswerFormat:
         thought = ThoughtParser(self.thought, opened) if self.thought else None
         calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
         dropped = self.thought.wrappers if self.thought else ()
-        if calls and self.tools:
-            dropped += self.tools.wrappers
         return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None)
 
 
@@ -145,7 +149,7 @@ def infer_answer_format(template: ChatTemplate) -> AnswerFormat:
         bounds = Thought((head,), head, opened=True, closing=closing)
         shown = codec.hidden(HARMONY_TOKENS)
         return AnswerFormat(harmony=True, shown=shown, bounds=bounds, call_writer=HarmonyCalls(codec))
-    thought = next((markers for markers in MARKERS if _writes(markers, template, codec)), None)
+    thought = next((markers for markers in MARKERS if _writes(markers, template, codec)), None) or _declared(template)
     tools = infer_tool_syntax(template)
     marks = [*(thought.tokens if thought else ()), *(tools.tokens if tools else ())]
     bounds = None if thought is None else _bounds(thought, template)
@@ -182,6 +186,13 @@ def _writes(markers: ThoughtMarkers, template: ChatTemplate, codec: TextCodec) -
     """As mlx-lm infers it from the vocabulary; a template may also name markers that are no tokens."""
     mentioned = template.mentions(markers.start) and template.mentions(markers.end)
     return template.own and (mentioned or _in_vocabulary(markers, codec))
+
+
+def _declared(template: ChatTemplate) -> ThoughtMarkers | None:
+    """Markers by which the template takes the thoughts out of earlier answers."""
+    found = template.search(_CUT_AT)
+    markers = ThoughtMarkers(f"<{found['name']}>", f"</{found['name']}>") if found else None
+    return markers if markers and template.mentions(markers.start) else None
 
 
 def _in_vocabulary(markers: ThoughtMarkers, codec: TextCodec) -> bool:

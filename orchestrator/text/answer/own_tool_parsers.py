@@ -25,8 +25,8 @@ class OwnSyntax(NamedTuple):
     """Empty: a call ends where the next one begins, or with the answer."""
     read: Callable[[str], Reading]
     """Gets the text between two markers; raises ValueError or LookupError."""
-    wrappers: tuple[str, ...] = ()
-    """Markers around all calls, which are dropped."""
+    section: tuple[str, str] | None = None
+    """Markers around all calls."""
 
 
 def _json_call(content: str) -> Reading:
@@ -34,7 +34,7 @@ def _json_call(content: str) -> Reading:
 
 
 def _llama_call(content: str) -> Reading:
-    found, end = json.JSONDecoder().raw_decode(_LLAMA_START + content)
+    found, end = _DECODER.raw_decode(_LLAMA_START + content)
     if content[end - len(_LLAMA_START) :].strip(" \n;"):
         raise ValueError("text follows the call")
     return Reading([{"name": found["name"], "arguments": found["parameters"]}])
@@ -42,20 +42,49 @@ def _llama_call(content: str) -> Reading:
 
 def _mistral_calls(content: str) -> Reading:
     """`NAME[ARGS]{…}`, repeated, with `[CALL_ID]ID` before `[ARGS]` in some models; older ones write a list."""
-    decoder = json.JSONDecoder()
-    if content.lstrip().startswith("["):
-        begin = len(content) - len(content.lstrip())
-        found, end = decoder.raw_decode(content, begin)
-        return Reading([_with_decoded_arguments(call) for call in found], content[end:])
+    if listed := _LIST_START.match(content):
+        return _listed_calls(content, listed.end())
     calls, end = [], 0
     while header := _MISTRAL_HEADER.match(content, end):
         try:
-            arguments, behind = decoder.raw_decode(content, header.end())
+            arguments, behind = _DECODER.raw_decode(content, header.end())
         except ValueError:
             break
         calls.append({"name": header["name"], "arguments": arguments, "id": header["id"]})
         end = behind
     return Reading(calls, content[end:])
+
+
+def _listed_calls(content: str, end: int) -> Reading:
+    """`{…}, {…}]` from `end` on. The list may be cut off behind a call."""
+    calls = []
+    while separator := _LIST_SEPARATOR.match(content, end):
+        try:
+            call, behind = _DECODER.raw_decode(content, separator.end())
+        except ValueError:
+            break
+        calls.append(_with_decoded_arguments(call))
+        end = behind
+    closed = _LIST_END.match(content, end)
+    return Reading(calls, content[closed.end() if closed else end :])
+
+
+def _gemma_calls(content: str) -> Reading:
+    """`call:NAME{…}`, repeated: JSON whose names have no quotes, and whose texts stand between `<|"|>`."""
+    outside = True
+    pieces = []
+    for piece in content.split(_GEMMA_QUOTE):
+        pieces.append(_GEMMA_NAME.sub(r'\1"\2"\3', piece) if outside else json.dumps(piece))
+        outside = not outside
+    if outside:
+        raise ValueError("a text has no end")
+    written, calls, end = "".join(pieces), [], 0
+    while header := _GEMMA_HEADER.match(written, end):
+        arguments, end = _DECODER.raw_decode(written, header.end())
+        calls.append({"name": header["name"], "arguments": arguments})
+    if written[end:].strip():
+        raise ValueError("text follows the calls")
+    return Reading(calls)
 
 
 def _deepseek_call(content: str) -> Reading:
@@ -73,8 +102,15 @@ def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
 
 
+_DECODER = json.JSONDecoder()
 _LLAMA_START = '{"name":'
 _MISTRAL_HEADER = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\](?P<id>[\w-]+)\s*)?\[ARGS\]\s*")
+_LIST_START = re.compile(r"\s*(?=\[)")
+_LIST_SEPARATOR = re.compile(r"\s*[\[,]\s*")
+_LIST_END = re.compile(r"\s*\]")
+_GEMMA_QUOTE = '<|"|>'
+_GEMMA_NAME = re.compile(r"([{,]\s*)(?!call:[\w.-]+\{)([\w.-]+)(\s*:)")
+_GEMMA_HEADER = re.compile(r"[\s,;]*call:(?P<name>[\w.-]+)(?=\{)")
 _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 _DEEPSEEK_BLOCK = re.compile(r"\s*(?P<name>[^\s`]+)\s*```(?:json)?\s(?P<json>.*)```\s*", re.DOTALL)
 
@@ -83,8 +119,9 @@ OWN_SYNTAXES = {
         "<｜tool▁call▁begin｜>",
         "<｜tool▁call▁end｜>",
         _deepseek_call,
-        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     ),
+    "gemma4": OwnSyntax("<|tool_call>", "<tool_call|>", _gemma_calls),
     "json": OwnSyntax("<tool_call>", "</tool_call>", _json_call),
     "llama3": OwnSyntax(_LLAMA_START, "", _llama_call),
     "mistral": OwnSyntax("[TOOL_CALLS]", "", _mistral_calls),

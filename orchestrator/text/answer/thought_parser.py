@@ -30,6 +30,7 @@ MARKERS = (
     ThoughtMarkers("[THINK]", "[/THINK]"),
     ThoughtMarkers("<seed:think>", "</seed:think>"),
     ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThoughtMarkers("<|inner_prefix|>", "<|inner_suffix|>"),
     ThoughtMarkers("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")),
     ThoughtMarkers(
         "<|open|>think<|sep|>",
@@ -38,7 +39,7 @@ MARKERS = (
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
 )
-"""Of Qwen, DeepSeek and most others; LongCat; Solar; Magistral; Seed-OSS; Command A; Gemma 4; Kimi K3."""
+"""Of Qwen, DeepSeek and most others; LongCat; Solar; Magistral; Seed-OSS; Command A; Apertus; Gemma 4; Kimi K3."""
 
 
 class WrapperParser:

@@ -11,7 +11,8 @@ from msgspec import structs
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.openai.earlier_turns import template_messages
-from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax
+from orchestrator.text.answer.tool_syntax import JSON_SYNTAX
+from orchestrator.text.answer.tool_syntax_inference import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
 from tests.support.fake_pipeline import READY, FakePipeline
@@ -196,3 +197,15 @@ def test_arguments_stay_text_where_the_template_joins_texts(arguments: Any):
 
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a":2}'
     assert template_messages([{"role": "assistant", "tool_calls": [3, {}]}], written=True)
+
+
+def test_calls_of_the_older_api_in_earlier_turns_are_read(hermes: ChatTemplate):
+    called = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 41}'}}
+    result = {"role": "function", "name": "add", "content": "42"}
+
+    text, left_out = hermes.render(template_messages([called, result]))
+
+    assert (text, left_out) == ("assistant: 41tool: 42", ())
+    assert ask(hermes, ["Fine."], messages=[*HELLO["messages"], called, result]).status_code == 200
+    (first, second) = template_messages([called, result])
+    assert second["tool_call_id"] == first["tool_calls"][0]["id"]

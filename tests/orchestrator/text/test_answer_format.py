@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.text.answer.tool_syntax import infer_tool_syntax
+from orchestrator.text.answer.answer_format import infer_answer_format
+from orchestrator.text.answer.tool_syntax_inference import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.text.test_answer_parsers import CALLS
 from tests.support.paths import DEMO_TARGET
@@ -58,3 +59,19 @@ def test_the_parsers_are_loaded_without_mlx():
     )
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("shown", "start"),
+    [
+        ("<thought>{{ x }}{{ message.content.split('</thought>')[-1] }}", "<thought>"),
+        ('<my:reasoning>{{ content.split( "</my:reasoning>" ) | last }}', "<my:reasoning>"),
+        ("<|inner_prefix|>{{ thought }}<|inner_suffix|>", "<|inner_prefix|>"),
+        ("{{ content.split('</thought>')[-1] }}", None),
+        ("<answer>{{ content.split('</answer>')[0] }}", None),
+    ],
+)
+def test_thoughts_are_known_by_the_markers_at_which_a_template_cuts(tmp_path: Path, shown: str, start: str | None):
+    thought = infer_answer_format(template(tmp_path, shown)).thought
+
+    assert (thought and thought.start) == start
