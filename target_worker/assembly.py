@@ -10,11 +10,11 @@ from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
+from protocol.inference.device.wired_memory import TARGET, wire
 from protocol.inference.disk_cache.snapshot import Shape
 from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.wired_memory import TARGET, wire
 from protocol.kv.exchange import KvExchange
 from protocol.messages.features import Outputs
 from protocol.messages.worker import Hello

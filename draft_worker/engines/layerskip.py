@@ -15,10 +15,10 @@ from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
+from protocol.inference.device.wired_memory import BESIDE_TARGET, wire
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.inference.wired_memory import BESIDE_TARGET, wire
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError

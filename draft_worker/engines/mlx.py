@@ -12,12 +12,12 @@ from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from draft_worker.short_head import shorten_head
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.inference.device.wired_memory import BESIDE_TARGET, wire
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.inference.wired_memory import BESIDE_TARGET, wire
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars

@@ -16,7 +16,7 @@ from draft_worker.coreml.stateful.runtimes import StatefulRuntime, open_stateful
 from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.processor import compute_on_processor
+from protocol.inference.device.processor import compute_on_processor
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.caller import caller_level
-from orchestrator.api.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.memory_check import fitted
 from orchestrator.api.old_names import renamed
+from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.validation import out_of_range
 from orchestrator.core.admission import foreign_tokenizer
 from orchestrator.core.options import Options

@@ -9,9 +9,9 @@ from typing import Any, Self, TypeAlias, overload
 
 from orchestrator.api.caller import caller_level
 from orchestrator.api.client import Stream
-from orchestrator.api.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
+from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts
 from orchestrator.core.options import Options

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from orchestrator.api.caller import caller_level
-from orchestrator.api.ineffective import IneffectiveOption, ineffective
+from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.errors import InputError
 from protocol.messages.client import Submit

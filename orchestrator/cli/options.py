@@ -9,7 +9,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from orchestrator.api.ineffective import ineffective
+from orchestrator.api.sampling.ineffective import ineffective
 from orchestrator.cli.old_names import with_old_names
 from orchestrator.cli.precedence import filled_in
 from orchestrator.core.options import Options

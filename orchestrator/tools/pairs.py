@@ -9,8 +9,8 @@ from orchestrator.machine.models.checkpoints import cached, weight_bytes
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Pair
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.plan import Scenario, plain, simulated
-from orchestrator.tools.simulate.sweep import with_draft_step, with_target_step
+from orchestrator.tools.simulate.prediction.plan import Scenario, plain, simulated
+from orchestrator.tools.simulate.prediction.sweep import with_draft_step, with_target_step
 from protocol.contracts.coreml.conversion import Choices
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 

@@ -19,9 +19,9 @@ from mlx_lm.utils import dequantize_model, load_model
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
+from protocol.inference.device.processor import spare_compiler
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import FoldingCache, TreePositions
-from protocol.inference.processor import spare_compiler
 from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX

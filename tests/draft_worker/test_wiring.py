@@ -4,8 +4,8 @@ import pytest
 
 import draft_worker.prefill.__main__ as prefill
 from draft_worker.engines import mlx
-from protocol.inference import wired_memory
-from protocol.inference.wired_memory import BESIDE_TARGET, Reserve
+from protocol.inference.device import wired_memory
+from protocol.inference.device.wired_memory import BESIDE_TARGET, Reserve
 from protocol.worker.process import WorkerSetup
 from tests.support.paths import DEMO_DRAFT
 

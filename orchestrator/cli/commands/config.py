@@ -12,8 +12,8 @@ from rich.table import Table
 
 from orchestrator.api.sampling.presets import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
-from orchestrator.cli.model_table import table_settings
 from orchestrator.cli.precedence import yields
+from orchestrator.cli.serving.model_table import table_settings
 from protocol.errors import InputError
 from protocol.paths import config_file
 

@@ -16,13 +16,20 @@ from orchestrator.cli.options import speculation_options
 from orchestrator.core.options import Options
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
-from orchestrator.tools.simulate import prediction_report
 from orchestrator.tools.simulate.acceptance import AcceptanceModel
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.drafters import DRAFTERS, with_drafter
 from orchestrator.tools.simulate.fit import fit
-from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
-from orchestrator.tools.simulate.sweep import SWEEPS, Point, sweep, with_draft_delay, with_draft_step, with_target_step
+from orchestrator.tools.simulate.prediction import prediction_report
+from orchestrator.tools.simulate.prediction.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
+from orchestrator.tools.simulate.prediction.sweep import (
+    SWEEPS,
+    Point,
+    sweep,
+    with_draft_delay,
+    with_draft_step,
+    with_target_step,
+)
 from orchestrator.tools.simulate.trace import Recorded, coverage, read_trace
 from protocol.errors import InputError
 from protocol.messages.base import Level

@@ -9,16 +9,16 @@ import click
 
 from orchestrator.api.client import Client
 from orchestrator.cli.conversion_bar import ConversionBar
-from orchestrator.cli.http_listener import http_listener
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.model_table import configured_models
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
-from orchestrator.cli.remote_workers import announcement, invited, listening_options
 from orchestrator.cli.sampling_options import server_defaults, server_options
-from orchestrator.cli.server_key import server_key
-from orchestrator.cli.serving_models import serve_models
+from orchestrator.cli.serving.http_listener import http_listener
+from orchestrator.cli.serving.model_table import configured_models
+from orchestrator.cli.serving.remote_workers import announcement, invited, listening_options
+from orchestrator.cli.serving.server_key import server_key
+from orchestrator.cli.serving.serving_models import serve_models
 from orchestrator.cli.starter import follow_starter
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.downloads.default_target import model_name

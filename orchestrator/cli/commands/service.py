@@ -10,7 +10,7 @@ import click
 
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.cli.service_key import key_options, service_key_file
+from orchestrator.cli.serving.service_key import key_options, service_key_file
 from orchestrator.tools.service.definition import ServiceDefinition, ServiceManager
 from orchestrator.tools.service.launchd import LaunchAgent
 from orchestrator.tools.service.rotated_log import run_logged

@@ -15,8 +15,8 @@ from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import started
-from orchestrator.cli.remote_workers import announcement, invited, listening_options
 from orchestrator.cli.report import print_whole
+from orchestrator.cli.serving.remote_workers import announcement, invited, listening_options
 from protocol.messages.remote import WorkerEntry
 
 _address_option = click.option(

@@ -23,7 +23,8 @@ _PROCESS = 256 << 20
 _RING = 64 << 20
 """Of one request's feature ring at most (`protocol.features.ring_header`)."""
 _FREED = 1 << 30, 256 << 20
-"""Freed buffers that MLX may keep on a Mac, in the target and in another worker (`protocol.inference.wired_memory`)."""
+"""Freed buffers that MLX may keep on a Mac, in the target and in another worker
+(`protocol.inference.device.wired_memory`)."""
 
 
 def usable(physical: int, working_set: int = 0) -> int:

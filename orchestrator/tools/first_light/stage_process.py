@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from orchestrator.api.ineffective import IneffectiveOption
+from orchestrator.api.sampling.ineffective import IneffectiveOption
 from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.tools.first_light.asked import Asked
 from orchestrator.tools.first_light.report.findings import Findings

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from orchestrator.tools.simulate.plan import Scenario
-from orchestrator.tools.simulate.sweep import with_acceptance, with_draft_step
+from orchestrator.tools.simulate.prediction.plan import Scenario
+from orchestrator.tools.simulate.prediction.sweep import with_acceptance, with_draft_step
 from protocol.contracts.drafters.description import DrafterKind
 
 _TARGET = 7.57

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.api.checked_setup import checked_options, warn_ineffective
-from orchestrator.api.ineffective import RULES, IneffectiveOption, ineffective
+from orchestrator.api.sampling.ineffective import RULES, IneffectiveOption, ineffective
 from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands

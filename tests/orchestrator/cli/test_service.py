@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands import service as module
 from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.server_key import server_key
+from orchestrator.cli.serving.server_key import server_key
 from orchestrator.tools.service.launchd import LaunchAgent
 from orchestrator.tools.service.start_command import kept_environment, protected_folder, start_command
 from protocol.errors import InputError, PipelineError

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.model_table import ConfiguredModel
-from orchestrator.cli.serving_models import serve_models
+from orchestrator.cli.serving.model_table import ConfiguredModel
+from orchestrator.cli.serving.serving_models import serve_models
 from orchestrator.core.models.events import ModelEntry
 from orchestrator.http.models import run
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings

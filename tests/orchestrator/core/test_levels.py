@@ -7,8 +7,9 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.draft import ModelledDraft
+from orchestrator.tools.simulate.modelled_pipeline import modelled_workers
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker
-from orchestrator.tools.simulate.simulation import BuildWorker, modelled_workers
+from orchestrator.tools.simulate.simulation import BuildWorker
 from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Level, Role
 from protocol.messages.worker import Forest, Reroot, Start, Stop, Verify

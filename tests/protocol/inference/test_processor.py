@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
+from protocol.inference.device.processor import compute_on_processor
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.processor import compute_on_processor
 from tests.support.paths import DEMO_DRAFT
 
 

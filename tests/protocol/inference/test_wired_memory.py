@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.runtime.workers.gpu_shares import gpu_shares
-from protocol.inference.wired_memory import BESIDE_TARGET, TARGET, Reserve, bound_freed_buffers, wire, wired_limit
+from protocol.inference.device.wired_memory import (
+    BESIDE_TARGET,
+    TARGET,
+    Reserve,
+    bound_freed_buffers,
+    wire,
+    wired_limit,
+)
 from protocol.messages.base import Role
 
 _GIB = 1 << 30

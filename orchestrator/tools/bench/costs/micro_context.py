@@ -17,7 +17,7 @@ from orchestrator.core.options import Options
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.simulation import modelled_pipeline
+from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
 from protocol.contracts.figure import Figure
 from protocol.messages.worker import Grow, Verdict
 

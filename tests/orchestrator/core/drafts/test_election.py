@@ -17,7 +17,8 @@ from orchestrator.core.policy.turn_taking import TurnTaking
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices, Wire
 from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.simulation import Simulation, modelled_workers
+from orchestrator.tools.simulate.modelled_pipeline import modelled_workers
+from orchestrator.tools.simulate.simulation import Simulation
 from protocol.messages.worker import Reroot, Start, Stop, ToWorker
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import ONE, ScriptedSimulation, ready

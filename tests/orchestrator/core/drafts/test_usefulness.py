@@ -8,7 +8,7 @@ from orchestrator.core.policy.estimates import Usefulness
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.simulation import modelled_pipeline
+from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
 from protocol.messages.worker import Start, Stop
 
 DEVICES = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))

@@ -13,8 +13,9 @@ from orchestrator.core.policy.width_cost import WidthCost
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.draft import ModelledDraft
+from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
 from orchestrator.tools.simulate.modelled_worker import Work
-from orchestrator.tools.simulate.simulation import Simulation, modelled_pipeline
+from orchestrator.tools.simulate.simulation import Simulation
 from protocol.messages.client import Statistics
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Extend, Grow, Reroot, Start, ToWorker

@@ -13,8 +13,8 @@ from orchestrator.tools.bench.plan import BenchPlan, parse_links
 from orchestrator.tools.bench.results.figures import rows
 from orchestrator.tools.bench.results.plot import draw_distances
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.plan import GREEDY, SAMPLED, Scenario, simulated
-from orchestrator.tools.simulate.sweep import with_draft_delay
+from orchestrator.tools.simulate.prediction.plan import GREEDY, SAMPLED, Scenario, simulated
+from orchestrator.tools.simulate.prediction.sweep import with_draft_delay
 from protocol.errors import InputError
 
 LINKS = (EmulatedLink(delay=0.0003, loss=0.01), EmulatedLink(delay=0.05, loss=0.01))

@@ -13,7 +13,7 @@ from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLang
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.fit import fit
 from orchestrator.tools.simulate.language import uniform
-from orchestrator.tools.simulate.simulation import modelled_pipeline
+from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
 from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, read_trace
 from protocol.errors import InputError
 from protocol.messages.base import NodeId

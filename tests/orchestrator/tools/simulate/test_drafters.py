@@ -11,7 +11,7 @@ from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLang
 from orchestrator.tools.simulate.devices import Devices
 from orchestrator.tools.simulate.draft import ModelledDraft
 from orchestrator.tools.simulate.drafters import DRAFTERS, with_drafter
-from orchestrator.tools.simulate.plan import Scenario, simulated
+from orchestrator.tools.simulate.prediction.plan import Scenario, simulated
 from protocol.contracts.drafters.description import NAMES, DrafterKind
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst

@@ -12,9 +12,9 @@ from orchestrator.core.options import Options
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import load_profile, profile_names
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.tools.simulate.baseline import agreement, turn_taking
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched
-from orchestrator.tools.simulate.plan import (
+from orchestrator.tools.simulate.prediction.baseline import agreement, turn_taking
+from orchestrator.tools.simulate.prediction.plan import (
     BASELINE_NAME,
     GREEDY,
     ORACLE,
@@ -26,7 +26,7 @@ from orchestrator.tools.simulate.plan import (
     predict,
     simulated,
 )
-from orchestrator.tools.simulate.sweep import (
+from orchestrator.tools.simulate.prediction.sweep import (
     SWEEPS,
     sweep,
     with_acceptance,

@@ -7,7 +7,7 @@ from orchestrator.api.result import Result
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
-from orchestrator.tools.simulate.plan import Scenario, simulated
+from orchestrator.tools.simulate.prediction.plan import Scenario, simulated
 from orchestrator.tools.simulate.trace import read_trace
 
 PROMPTS = ["def quicksort(items):\n", "import os\n\n\ndef walk(folder):\n", "class Stack:\n    def push(self, item):\n"]

@@ -8,7 +8,7 @@ from orchestrator.core.options import Options
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.contention import Contention
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires, stretched
-from orchestrator.tools.simulate.simulation import modelled_pipeline
+from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
 from orchestrator.tools.simulate.virtual_clock import VirtualClock, WireDirection
 from protocol.worker.pacing import DevicePace
 

@@ -11,9 +11,10 @@ from orchestrator.core.options import Options
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
+from orchestrator.tools.simulate.modelled_pipeline import modelled_workers
 from orchestrator.tools.simulate.modelled_worker import ModelledWorker
-from orchestrator.tools.simulate.plan import GREEDY, SAMPLED
-from orchestrator.tools.simulate.simulation import Simulation, modelled_workers
+from orchestrator.tools.simulate.prediction.plan import GREEDY, SAMPLED
+from orchestrator.tools.simulate.simulation import Simulation
 from protocol.messages.base import Role
 from protocol.messages.worker import Verify
 from protocol.worker.pacing import DevicePace

@@ -8,7 +8,7 @@ from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.tools.bench.costs.micro_context import figures
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.simulation import modelled_pipeline
+from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
 
 _PROMPT = 40_000
 _POINTER_BYTES = 8

@@ -7,7 +7,7 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.devices import Wires, stretched
-from orchestrator.tools.simulate.plan import Prediction, Scenario, baseline_prediction, simulated
+from orchestrator.tools.simulate.prediction.plan import Prediction, Scenario, baseline_prediction, simulated
 from protocol.errors import InputError
 
 

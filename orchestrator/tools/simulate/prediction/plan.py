@@ -8,10 +8,17 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.tools.simulate.baseline import Agreement, DecodingTime, agreement, plain_decoding, turn_taking
 from orchestrator.tools.simulate.devices import Devices, Wire, Wires
 from orchestrator.tools.simulate.language import Language
-from orchestrator.tools.simulate.simulation import SimulatedClient, modelled_pipeline
+from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
+from orchestrator.tools.simulate.prediction.baseline import (
+    Agreement,
+    DecodingTime,
+    agreement,
+    plain_decoding,
+    turn_taking,
+)
+from orchestrator.tools.simulate.simulation import SimulatedClient
 from orchestrator.tools.simulate.trace import Recorded, ReplayedLanguage
 from protocol.messages.base import Level
 from protocol.worker.pacing import DevicePace

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from orchestrator.tools.simulate.plan import BASELINE_NAME, PLAIN_NAME, Prediction
-from orchestrator.tools.simulate.sweep import SWEEPS, Point
+from orchestrator.tools.simulate.prediction.plan import BASELINE_NAME, PLAIN_NAME, Prediction
+from orchestrator.tools.simulate.prediction.sweep import SWEEPS, Point
 
 _TITLES = ("tok/s", "x mlx-lm", "x its spec", "tok/round", "hit", "accept", "target", "draft")
 _MIN_GAIN = 1.1

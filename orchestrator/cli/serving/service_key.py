@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from orchestrator.cli.configuration import origin
-from orchestrator.cli.server_key import server_key
+from orchestrator.cli.serving.server_key import server_key
 from protocol.errors import InputError
 from protocol.paths import keys_folder
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.cli.http_listener import http_listener
-from orchestrator.cli.model_table import ConfiguredModel
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.pipelines import opened, target_folder
+from orchestrator.cli.serving.http_listener import http_listener
+from orchestrator.cli.serving.model_table import ConfiguredModel
 from orchestrator.core.models.events import ModelEntry, ModelName
 from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes

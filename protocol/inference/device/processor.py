@@ -4,7 +4,7 @@ import sys
 
 import mlx.core as mx
 
-from protocol.inference.wired_memory import BESIDE_TARGET, bound_freed_buffers
+from protocol.inference.device.wired_memory import BESIDE_TARGET, bound_freed_buffers
 
 
 def compute_on_processor() -> None:

@@ -1,0 +1,1 @@
+"""Where MLX computes: processor or GPU, and the memory kept resident there."""
