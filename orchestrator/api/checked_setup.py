@@ -47,11 +47,13 @@ def checked_setup(
     draft_scale: float,
     options: Options,
     on_progress: OnProgress,
+    room: int | None = None,
     **others: Any,
 ) -> tuple[OrchestratorSetup, str]:
     """The setup without session, address and life, and a note: one line for the user if a model is not as asked for.
 
-    `others` are fields of the setup as they are, the three engines among them. Raises InputError for what can't work.
+    `room`: as of `fitted`. `others` are fields of the setup as they are, the three engines among them.
+    Raises InputError for what can't work.
     """
     _require_served(others["target_engine"], others["prefill_engine"], listen, target_hosts, options)
     pair = pair_for(target, others["draft_engine"], draft, on_progress, own=bool(others["draft_command"]))
@@ -79,7 +81,7 @@ def checked_setup(
         auto=choice.auto if STRATEGIES[options.strategy].drafts else None,
         **{**others, "draft_engine": choice.engine},
     )
-    setup, memory_note = fitted(setup)
+    setup, memory_note = fitted(setup, room)
     return setup, " ".join(filter(None, (pair.note, note, memory_note)))
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.http_listener import http_listener
 from orchestrator.cli.model_table import ConfiguredModel
 from orchestrator.cli.notices import Notices
-from orchestrator.cli.pipelines import opened, target_folder
+from orchestrator.cli.pipelines import print_notes, target_folder
 from orchestrator.core.models.events import ModelEntry, ModelName
 from orchestrator.http.settings import ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
@@ -50,8 +51,8 @@ def serve_models(
         served: list[tuple[ModelEntry, ModelPipeline]] = []
         left = room
         # Pinned models are always loaded: others have what these leave.
-        for model in sorted(models, key=lambda model: not model.pinned):
-            folder, size, options = _examined(model, room if model.pinned else left)
+        for model in sorted(models, key=lambda model: (not model.pinned, model.options.get("context") == "auto")):
+            folder, size, options = _examined(model, left)
             left -= size if model.pinned else 0
             entry = ModelEntry(ModelName(model.name), size, model.pinned)
             served.append((entry, ModelPipeline(model.names, folder, partial(_made, options, notices))))
@@ -61,12 +62,15 @@ def serve_models(
 
 
 def _examined(model: ConfiguredModel, room: int) -> tuple[Path, int, Mapping[str, Any]]:
-    """Folder of the target, bytes that the model takes at most, and its options, with caches for KV that leave it
-    within `room` if that is possible. Raises InputError, which names the model."""
+    """Folder of the target, bytes that the model takes at most, and its options, with a context and caches for KV that
+    leave it within `room` if that is possible. Raises InputError, which names the model."""
     try:
         folder = target_folder(model.options["target"], quiet=False)
-        size, caches = opened(model.options, quiet=False).memory_within(room)
-        return folder, size, {**model.options, **caches}
+        with ConversionBar(quiet=False) as bar:
+            pipeline = Pipeline(on_progress=bar, room=room, **model.options)
+        print_notes([pipeline.note and f"{model.name}: {pipeline.note}"])
+        size, fitted = pipeline.memory()
+        return folder, size, {**model.options, **fitted}
     except InputError as error:
         raise InputError(f"The model {model.name} can't be served. {error}") from error
 

@@ -92,8 +92,12 @@ class Budget(NamedTuple):
         return sum(self.parts.values())
 
     @property
+    def cache_bytes(self) -> int:
+        return sum(self.caches.values())
+
+    @property
     def total_bytes(self) -> int:
-        return self.required_bytes + sum(self.caches.values())
+        return self.required_bytes + self.cache_bytes
 
 
 class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
