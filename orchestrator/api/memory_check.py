@@ -1,5 +1,7 @@
 """What a pipeline is started with so that it fits into this machine's memory, or why it is not started."""
 
+from typing import Any, NamedTuple
+
 import msgspec
 
 from orchestrator.core.options import Options
@@ -12,12 +14,31 @@ from protocol.errors import InputError
 
 _CACHES = ("arena_memory", "prefix_cache_memory")
 """The options that bound caches for KV."""
-FITTED = ("context", *_CACHES)
+_FITTED = ("context", *_CACHES)
 """The options that are changed so that a pipeline fits."""
 _CERTAIN_SHARE = 0.5
 """Of the memory: so much may be used on every machine, and macOS need not be asked what it recommends."""
 _LEAST_CACHE = 16
 """MiB to which arenas and prefix caches are lowered at most."""
+
+
+class PipelineMemory(NamedTuple):
+    """What a pipeline takes of this machine's memory."""
+
+    bytes: int
+    """Counted for its processes."""
+    kv_for: str
+    """The requests whose KV counts, for users."""
+    options: dict[str, Any]
+    """Those that are as they are so that it fits."""
+
+
+def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
+    """What the pipeline takes. Raises InputError for a model that can't be read."""
+    needs = pipeline_needs(setup)
+    settings = memory_settings(setup.options, needs)
+    options = {name: getattr(setup.options, name) for name in _FITTED}
+    return PipelineMemory(needs.budget(settings).total_bytes, settings.kv_for, options)
 
 
 def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[OrchestratorSetup, str]:

@@ -12,12 +12,11 @@ import msgspec
 
 from orchestrator.api.checked_setup import affordable, checked_options, checked_setup, warn_ineffective
 from orchestrator.api.client import STAMP, Client
-from orchestrator.api.memory_check import FITTED
+from orchestrator.api.memory_check import PipelineMemory, memory_of
 from orchestrator.api.owner import Owner
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.link_emulation import EmulatedLink
-from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.notices import Notice, received
 from orchestrator.runtime.session import Session
 from protocol.contracts.engines import AUTO, DraftEngineName, PrefillEngineName, TargetEngineName
@@ -105,12 +104,9 @@ class Pipeline(Client):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def memory(self) -> tuple[int, dict[str, Any]]:
-        """Bytes that its processes on this machine take at most, and the options that are as they are so that it fits.
-
-        Raises InputError for a model that can't be read.
-        """
-        return needed(self._setup).total_bytes, {name: getattr(self._setup.options, name) for name in FITTED}
+    def memory(self) -> PipelineMemory:
+        """What it takes of this machine's memory. Raises InputError for a model that can't be read."""
+        return memory_of(self._setup)
 
     def start(self) -> PipelineState:
         """Start the processes and wait until models are loaded."""

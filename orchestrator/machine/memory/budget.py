@@ -80,6 +80,11 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     chunk: int = 512
     """Tokens of a prefill's forward."""
 
+    @property
+    def kv_for(self) -> str:
+        """What KV counts, for users."""
+        return f"{self.requests} × {self.context:,} tokens"
+
 
 class Budget(NamedTuple):
     """Bytes by part. The caches are bounds that can be lowered; all other parts are needed."""

@@ -57,7 +57,7 @@ def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> 
 
 def arithmetic(budget: Budget, settings: MemorySettings) -> str:
     """The parts, the largest first; that of KV with what it is for."""
-    what_for = f" ({settings.requests} × {settings.context:,} tokens)"
+    what_for = f" ({settings.kv_for})"
     whose: dict[str, str] = {"the target's KV": what_for, "the draft's KV": what_for}
     parts = sorted(budget.parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name}{whose.get(name, '')} {size(number)}" for name, number in parts)

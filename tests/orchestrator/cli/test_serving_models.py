@@ -68,3 +68,8 @@ def test_pinned_models_share_the_memory(monkeypatch: pytest.MonkeyPatch):
 
     assert first.bytes > 2.5 * GIB
     assert second.bytes <= 4 * GIB - first.bytes
+
+
+def test_pinned_models_that_do_not_fit_together_are_refused_with_what_counts(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InputError, match=r"\(first 1\.0 GiB with KV of 1 × 2,048 tokens, second 0\.\d GiB with"):
+        _entries(monkeypatch, 1, first=True, second=True)
