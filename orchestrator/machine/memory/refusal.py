@@ -49,6 +49,8 @@ def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> 
             yield "--kv-bits 8"
         elif within >= LEAST_USEFUL and within > context:
             yield f"--kv-bits 8 with --context {_rounded(within)}" + (alone and f" and {alone}")
+    if settings.disk and fits(replace(settings, disk=False)):
+        yield "--disk-cache 0"
     for worker, advice in _DISPENSABLE.items():
         without = needs.without(worker)
         if without != needs and fits(settings, without):
