@@ -23,7 +23,7 @@ from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.known_servers import host_port
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.progress import OnProgress
-from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.machine.target_hosts import checked_hosts, traffic_note
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from protocol.contracts.engines import AUTO, NO_DRAFT
 from protocol.contracts.kv_bits import UNQUANTIZED
@@ -82,7 +82,7 @@ def checked_setup(
         **{**others, "draft_engine": choice.engine},
     )
     setup, memory_note = fitted(setup, room)
-    return setup, " ".join(filter(None, (pair.note, note, memory_note)))
+    return setup, " ".join(filter(None, (pair.note, note, memory_note, traffic_note(setup.target_hosts))))
 
 
 def checked_options(options: Mapping[str, Any]) -> Options:
