@@ -73,3 +73,16 @@ def test_pinned_models_share_the_memory(monkeypatch: pytest.MonkeyPatch):
 def test_pinned_models_that_do_not_fit_together_are_refused_with_what_counts(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InputError, match=r"\(first 1\.0 GiB with KV of 1 × 2,048 tokens, second 0\.\d GiB with"):
         _entries(monkeypatch, 1, first=True, second=True)
+
+
+def test_pinned_models_with_a_context_have_theirs_before_those_of_auto(monkeypatch: pytest.MonkeyPatch):
+    found: list[ModelEntry] = []
+    monkeypatch.setattr(run, "run_models", lambda served, *_: found.extend(entry for entry, _ in served))
+    options = {"target": str(DEMO_TARGET), "draft_engine": "none", "arena_memory": 64, "concurrent": 64}
+    tables = {"auto": "auto", "asked": 2048}
+    models = [ConfiguredModel(name, (), True, {**options, "context": context}) for name, context in tables.items()]
+    serve_models(models, ServerSettings(names=(), hosts=("127.0.0.1",)), 0, False, keep_minutes=1, memory_gib=3.2)
+
+    auto, asked = found
+    assert asked.kv_for == "64 × 2,048 tokens"
+    assert 0.9 * (3.2 * GIB - asked.bytes) < auto.bytes <= 3.2 * GIB - asked.bytes
