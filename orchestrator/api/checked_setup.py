@@ -23,7 +23,7 @@ from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.known_servers import host_port
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.progress import OnProgress
-from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.machine.target_hosts import checked_hosts, traffic_note
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from protocol.contracts.engines import AUTO, NO_DRAFT
 from protocol.contracts.kv_bits import UNQUANTIZED
@@ -47,11 +47,13 @@ def checked_setup(
     draft_scale: float,
     options: Options,
     on_progress: OnProgress,
+    room: int | None = None,
     **others: Any,
 ) -> tuple[OrchestratorSetup, str]:
     """The setup without session, address and life, and a note: one line for the user if a model is not as asked for.
 
-    `others` are fields of the setup as they are, the three engines among them. Raises InputError for what can't work.
+    `room`: as of `fitted`. `others` are fields of the setup as they are, the three engines among them.
+    Raises InputError for what can't work.
     """
     _require_served(others["target_engine"], others["prefill_engine"], listen, target_hosts, options)
     pair = pair_for(target, others["draft_engine"], draft, on_progress, own=bool(others["draft_command"]))
@@ -79,8 +81,8 @@ def checked_setup(
         auto=choice.auto if STRATEGIES[options.strategy].drafts else None,
         **{**others, "draft_engine": choice.engine},
     )
-    setup, memory_note = fitted(setup)
-    return setup, " ".join(filter(None, (pair.note, note, memory_note)))
+    setup, memory_note = fitted(setup, room)
+    return setup, " ".join(filter(None, (pair.note, note, memory_note, traffic_note(setup.target_hosts))))
 
 
 def checked_options(options: Mapping[str, Any]) -> Options:

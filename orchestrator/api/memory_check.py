@@ -1,5 +1,7 @@
 """What a pipeline is started with so that it fits into this machine's memory, or why it is not started."""
 
+from typing import Any, NamedTuple
+
 import msgspec
 
 from orchestrator.core.options import Options
@@ -10,18 +12,40 @@ from orchestrator.runtime.memory_needed import memory_settings, pipeline_needs
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError
 
-CACHES = ("arena_memory", "prefix_cache_memory")
+_CACHES = ("arena_memory", "prefix_cache_memory")
 """The options that bound caches for KV."""
+_FITTED = ("context", *_CACHES)
+"""The options that are changed so that a pipeline fits."""
 _CERTAIN_SHARE = 0.5
 """Of the memory: so much may be used on every machine, and macOS need not be asked what it recommends."""
 _LEAST_CACHE = 16
 """MiB to which arenas and prefix caches are lowered at most."""
 
 
-def fitted(setup: OrchestratorSetup) -> tuple[OrchestratorSetup, str]:
+class PipelineMemory(NamedTuple):
+    """What a pipeline takes of this machine's memory."""
+
+    bytes: int
+    """Counted for its processes."""
+    kv_for: str
+    """The requests whose KV counts, for users."""
+    options: dict[str, Any]
+    """Those that are as they are so that it fits."""
+
+
+def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
+    """What the pipeline takes. Raises InputError for a model that can't be read."""
+    needs = pipeline_needs(setup)
+    settings = memory_settings(setup.options, needs)
+    options = {name: getattr(setup.options, name) for name in _FITTED}
+    return PipelineMemory(needs.budget(settings).total_bytes, settings.kv_for, options)
+
+
+def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[OrchestratorSetup, str]:
     """The setup with a context and caches that fit, and a note where something was lowered.
 
-    Raises InputError, with the arithmetic and the settings that would fit, for what does not fit.
+    `room`: bytes that the pipeline may take, its caches included, if other pipelines have the rest of the memory.
+    Raises InputError, with the arithmetic and the settings that would fit, for what does not fit into the machine.
     """
     options = setup.options
     try:
@@ -32,9 +56,11 @@ def fitted(setup: OrchestratorSetup) -> tuple[OrchestratorSetup, str]:
     settings = memory_settings(options, needs)
     memory = memory_bytes()
     available = _available(needs.budget(settings), memory, asked=options.context == "auto")
+    within = available if room is None else min(available, room)
+    least = needs.budget(memory_settings(_with_caches(options, 0.0), needs)).cache_bytes
     notes: list[str] = []
     if options.context == "auto":
-        context = needs.largest_context(settings, available) or min(LEAST_USEFUL, needs.context)
+        context = needs.largest_context(settings, within - least) or min(LEAST_USEFUL, needs.context)
         settings = msgspec.structs.replace(settings, context=context)
         options = msgspec.structs.replace(options, context=context)
         if context < needs.context:
@@ -42,23 +68,20 @@ def fitted(setup: OrchestratorSetup) -> tuple[OrchestratorSetup, str]:
     reason = None if options.memory_check == "off" else refusal(needs, settings, available, memory)
     if reason is not None:
         raise InputError(reason)
-    bounded = with_bounded_caches(options, needs.budget(settings), available)
-    if bounded != options:
-        lowered = sum(needs.budget(memory_settings(bounded, needs)).caches.values())
+    budget = needs.budget(settings)
+    if least < budget.cache_bytes > within - budget.required_bytes:
+        share = (within - budget.required_bytes - least) / (budget.cache_bytes - least)
+        options = _with_caches(options, max(0.0, share))
+        lowered = needs.budget(memory_settings(options, needs)).cache_bytes
         notes.append(f"The caches for KV are lowered to {size(lowered)}, which is what the models leave.")
-    return msgspec.structs.replace(setup, options=bounded), " ".join(notes)
+    return msgspec.structs.replace(setup, options=options), " ".join(notes)
 
 
-def with_bounded_caches(options: Options, budget: Budget, available: int) -> Options:
-    """Arenas and prefix caches in proportion, so that they take no more than the rest leaves."""
-    wanted, left = sum(budget.caches.values()), max(0, available - budget.required_bytes)
-    if wanted <= left:
-        return options
-    lowered = {
-        name: min(size, max(_LEAST_CACHE, int(size * left / wanted)))
-        for name in CACHES
-        for size in (getattr(options, name),)
-    }
+def _with_caches(options: Options, share: float) -> Options:
+    """With this share of what was asked for as arenas and prefix caches, beside the least of each."""
+    asked = {name: getattr(options, name) for name in _CACHES}
+    least = {name: min(size, _LEAST_CACHE) for name, size in asked.items()}
+    lowered = {name: least[name] + int((size - least[name]) * share) for name, size in asked.items()}
     return msgspec.structs.replace(options, **lowered)
 
 

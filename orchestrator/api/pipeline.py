@@ -12,12 +12,11 @@ import msgspec
 
 from orchestrator.api.checked_setup import affordable, checked_options, checked_setup, warn_ineffective
 from orchestrator.api.client import STAMP, Client
-from orchestrator.api.memory_check import CACHES, with_bounded_caches
+from orchestrator.api.memory_check import PipelineMemory, memory_of
 from orchestrator.api.owner import Owner
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.link_emulation import EmulatedLink
-from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.notices import Notice, received
 from orchestrator.runtime.session import Session
 from protocol.contracts.engines import AUTO, DraftEngineName, PrefillEngineName, TargetEngineName
@@ -46,6 +45,7 @@ class Pipeline(Client):
     `draft_scale`: how many times as long as the profile's draft this draft takes.
     `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
     `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
+    `room`: bytes that it may take of this machine's memory, if other pipelines have the rest (None: all for models).
     `on_progress` is called while a model is fetched or converted, which happens once, in the constructor.
     `on_wait` is called several times a second while models load, with the seconds so far.
     `on_notice` is called, in a thread of its own, with what is to be told about the draft while the pipeline runs.
@@ -68,6 +68,7 @@ class Pipeline(Client):
         target_texts: str = "",
         target_hosts: str | TargetHosts | None = None,
         record: str = "",
+        room: int | None = None,
         on_progress: OnProgress = silent,
         pace: str | None = None,
         draft_scale: float = 1.0,
@@ -84,7 +85,7 @@ class Pipeline(Client):
         files = {"target_texts": target_texts, "record": record, "trace": trace}
         others = {"target_engine": target_engine, **files, **engines, **program}
         self._setup, self.note = checked_setup(
-            target, draft, target_hosts, listen, pace, draft_scale, affordable(checked), on_progress, **others
+            target, draft, target_hosts, listen, pace, draft_scale, affordable(checked), on_progress, room, **others
         )
         self._on_wait = on_wait
         self._on_notice = on_notice
@@ -103,15 +104,9 @@ class Pipeline(Client):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def memory_within(self, room: int) -> tuple[int, dict[str, int]]:
-        """Bytes that its processes on this machine take at most, and the options to lower for that: bounds of caches
-        for KV, where the rest leaves them less of `room` bytes. Raises InputError for a model that can't be read."""
-        budget = needed(self._setup)
-        if budget.total_bytes <= room:
-            return budget.total_bytes, {}
-        options = with_bounded_caches(self._setup.options, budget, room)
-        bounded = needed(msgspec.structs.replace(self._setup, options=options))
-        return bounded.total_bytes, {name: getattr(options, name) for name in CACHES}
+    def memory(self) -> PipelineMemory:
+        """What it takes of this machine's memory. Raises InputError for a model that can't be read."""
+        return memory_of(self._setup)
 
     def start(self) -> PipelineState:
         """Start the processes and wait until models are loaded."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import structs
@@ -15,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
-from orchestrator.http.access.admission_limit import AdmissionLimit
+from orchestrator.http.access.admission_limit import AdmissionLimit, Places
 from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
 from orchestrator.http.embeddings.model import embedding_model
-from orchestrator.http.errors import ApiError, PromptTooLong
+from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, OutputSource
 from orchestrator.http.invitations import Invitations
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
@@ -29,7 +30,7 @@ from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestM
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
 from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.request_models import ChatRequest, GenerationRequest, read, sampling
-from orchestrator.http.prompt_encoding import Prompt, PromptEncoder
+from orchestrator.http.prompt_encoding import Prompt, PromptEncoder, require_fitting
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
@@ -93,13 +94,8 @@ class Server:
         self._created = int(time.time())
         self._open: set[ChoiceStream] = set()
         self.invitations = Invitations(invite, backend, settings.key)
-        facts = {
-            "models": settings.names,
-            "chat": template.own,
-            "defaults": settings.defaults,
-            "joins": self.invitations.offered,
-        }
-        self.live = Live(backend, self._health, facts)
+        facts = {"models": settings.names, "chat": template.own, "defaults": settings.defaults}
+        self.live = Live(backend, self._health, {**facts, "joins": self.invitations.offered})
 
     async def health(self, request: Request) -> Response:
         condition = await self._health.check()
@@ -223,7 +219,7 @@ class Server:
             renderer = prepared.new_renderer(prompts)
             generation = ChoiceStream(
                 [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices],
-                on_end=places.release,
+                on_end=partial(_free, request, places),
             )
             self._open.add(generation)
             stack.callback(self._end, generation)
@@ -262,7 +258,7 @@ class Server:
             raise ApiError(400, "There is no prompt: give at least one.", param="prompt")
         choices = []
         for tokens in prompts:
-            _require_fitting(tokens, state)
+            require_fitting(tokens, state.vocabulary, state.context)
             default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
             room = state.context - len(tokens)
             params = sampling(question, room, default, self._settings.defaults, prepared.grammar)
@@ -287,18 +283,15 @@ class Server:
         return name
 
 
+def _free(request: Request, places: Places) -> None:
+    """All generation of the request has ended: what is left of its answer needs neither places nor the model."""
+    places.release()
+    getattr(request.state, "on_generated", lambda: None)()
+
+
 def _require_enforceable(question: GenerationRequest, grammar: Grammar | None) -> None:
     try:
         require_enforceable(grammar)
     except PipelineError as error:
         param = "tools" if isinstance(question, ChatRequest) and question.offered else "response_format"
         raise ApiError(400, str(error), code="invalid_value", param=param) from error
-
-
-def _require_fitting(tokens: Sequence[int], state: PipelineState) -> None:
-    if not tokens:
-        raise ApiError(400, "The prompt is empty: give at least one token to continue.", param="prompt")
-    if max(tokens) >= state.vocabulary:
-        raise ApiError(400, f"The prompt holds token {max(tokens)}: ids end at {state.vocabulary - 1}.", param="prompt")
-    if len(tokens) >= state.context:
-        raise PromptTooLong(len(tokens), state.context)

@@ -8,6 +8,11 @@ from protocol.contracts.target_hosts import TargetHosts, read_hosts, require_div
 from protocol.errors import InputError
 from protocol.security.ranks_key import ranks_key
 
+_PLAIN = (
+    "The key in the hosts file tells who a rank is on this program's own connections alone: what MLX sends between the "
+    "ranks is neither encrypted nor authenticated, so use a network that you trust."
+)
+
 
 def checked_hosts(file: str, target: Path, prefill_engine: PrefillEngineName = "none") -> TargetHosts:
     """The hosts among which `target` will be divided. Raises InputError if that can't work."""
@@ -21,3 +26,8 @@ def checked_hosts(file: str, target: Path, prefill_engine: PrefillEngineName = "
             "leave the prefill engine or the target hosts out."
         )
     return hosts
+
+
+def traffic_note(hosts: TargetHosts | None) -> str:
+    """What is to be told of a divided target when it starts; empty if all ranks are on this machine."""
+    return "" if hosts is None or hosts.local else _PLAIN

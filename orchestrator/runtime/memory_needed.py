@@ -20,7 +20,7 @@ from orchestrator.machine.memory.budget import (
     PackageNeed,
     PipelineNeeds,
 )
-from orchestrator.machine.memory.kv_form import KvForm, attention_heads, keeps_latents, kv_form
+from orchestrator.machine.memory.kv_form import KvForm, attention_heads, fits_arenas, keeps_latents, kv_form
 from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
 from orchestrator.runtime.models_held import (
     core_ml_packages,
@@ -55,6 +55,7 @@ def memory_settings(options: Options, needs: PipelineNeeds) -> MemorySettings:
         kv_bits=options.kv_bits,
         arenas=options.arena_memory << 20,
         prefix_cache=(options.prefix_cache_memory << 20) if options.arena_memory else 0,
+        disk=options.disk_cache > 0,
         chunk=options.prefill_step_size,
     )
 
@@ -90,6 +91,7 @@ def _model(role: Role, folder: Path, processor: bool, setup: OrchestratorSetup) 
         quantizes=role != "draft",
         requests=1 if role == "prefill" else None,
         context=_positions(config) if role == "draft" else MAX_CONTEXT,
+        kept_as=None if role != "target" or setup.target_hosts else "arenas" if fits_arenas(config) else "turns",
     )
 
 

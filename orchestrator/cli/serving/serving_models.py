@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.api.memory_check import PipelineMemory
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.notices import Notices
-from orchestrator.cli.pipelines import opened, target_folder
+from orchestrator.cli.pipelines import print_notes, target_folder
 from orchestrator.cli.serving.http_listener import http_listener
 from orchestrator.cli.serving.model_table import ConfiguredModel
 from orchestrator.core.models.events import ModelEntry, ModelName
@@ -44,29 +46,32 @@ def serve_models(
                 f"The embedding model alone takes {size / GIB:.1f} GiB of the {(room + size) / GIB:.1f} GiB for "
                 "models: raise --models-memory, or choose a smaller one."
             )
-    memory = ModelMemory(room=room, keep=keep_minutes * 60 or None)
+    shared = ModelMemory(room=room, keep=keep_minutes * 60 or None)
     with http_listener(settings, port) as listener:
         notices = Notices(at_once=True)
         served: list[tuple[ModelEntry, ModelPipeline]] = []
         left = room
         # Pinned models are always loaded: others have what these leave.
-        for model in sorted(models, key=lambda model: not model.pinned):
-            folder, size, options = _examined(model, room if model.pinned else left)
-            left -= size if model.pinned else 0
-            entry = ModelEntry(ModelName(model.name), size, model.pinned)
-            served.append((entry, ModelPipeline(model.names, folder, partial(_made, options, notices))))
+        for model in sorted(models, key=lambda model: (not model.pinned, model.options.get("context") == "auto")):
+            folder, memory = _examined(model, left)
+            left -= memory.bytes if model.pinned else 0
+            entry = ModelEntry(ModelName(model.name), memory.bytes, model.pinned, memory.kv_for)
+            make = partial(_made, {**model.options, **memory.options}, notices)
+            served.append((entry, ModelPipeline(model.names, folder, make)))
         served.sort(key=lambda each: settings.names.index(each[0].name))
         _require_pinned_fit([entry for entry, _ in served], room)
-        run_models(served, memory, settings, listener, made)
+        run_models(served, shared, settings, listener, made)
 
 
-def _examined(model: ConfiguredModel, room: int) -> tuple[Path, int, Mapping[str, Any]]:
-    """Folder of the target, bytes that the model takes at most, and its options, with caches for KV that leave it
-    within `room` if that is possible. Raises InputError, which names the model."""
+def _examined(model: ConfiguredModel, room: int) -> tuple[Path, PipelineMemory]:
+    """Folder of the target, and the memory that the model takes, with a context and caches for KV that leave it within
+    `room` if that is possible. Raises InputError, which names the model."""
     try:
         folder = target_folder(model.options["target"], quiet=False)
-        size, caches = opened(model.options, quiet=False).memory_within(room)
-        return folder, size, {**model.options, **caches}
+        with ConversionBar(quiet=False) as bar:
+            pipeline = Pipeline(on_progress=bar, room=room, **model.options)
+        print_notes([pipeline.note and f"{model.name}: {pipeline.note}"])
+        return folder, pipeline.memory()
     except InputError as error:
         raise InputError(f"The model {model.name} can't be served. {error}") from error
 
@@ -81,7 +86,7 @@ def _made(options: Mapping[str, Any], notices: Notices, tell: Callable[[str], No
 def _require_pinned_fit(entries: Sequence[ModelEntry], room: int) -> None:
     pinned = [entry for entry in entries if entry.pinned]
     if sum(entry.bytes for entry in pinned) > room:
-        sizes = ", ".join(f"{entry.name} {entry.bytes / GIB:.1f}" for entry in pinned)
+        sizes = ", ".join(f"{entry.name} {entry.need}" for entry in pinned)
         raise InputError(
             f"The pinned models need more than the {room / GIB:.1f} GiB for models ({sizes}): pin fewer, or raise "
             "--models-memory."

@@ -18,6 +18,13 @@ class ModelEntry:
     """Memory that the model takes while it is loaded, drafts and KV included."""
     pinned: bool = False
     """Loaded at the start, and never unloaded for another one or for being idle."""
+    kv_for: str = ""
+    """The requests whose KV counts in `bytes`, for users."""
+
+    @property
+    def need(self) -> str:
+        """The memory, for users."""
+        return gib(self.bytes) + (self.kv_for and f" with KV of {self.kv_for}")
 
 
 @dataclass(frozen=True)
@@ -121,3 +128,8 @@ class Refuse:
 
 
 Command: TypeAlias = Load | Unload | Admit | Refuse
+
+
+def gib(count: int) -> str:
+    """Bytes, for users."""
+    return f"{count / (1 << 30):.1f} GiB"

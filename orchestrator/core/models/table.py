@@ -31,6 +31,7 @@ from orchestrator.core.models.events import (
     Ticket,
     Unload,
     Unloaded,
+    gib,
 )
 
 FULL_RETRY_SECONDS = 5.0
@@ -138,8 +139,8 @@ class ModelTable:
         entry, most = status.entry, self._most(status)
         if status.phase is Phase.ABSENT and entry.bytes > most:
             reason = (
-                f"The model {entry.name} needs {_gib(entry.bytes)}, and {_gib(max(most, 0))} are left for it: choose "
-                "a smaller one, a shorter context or 8-bit KV, or raise --models-memory."
+                f"The model {entry.name} needs {entry.need}, and {gib(max(most, 0))} are left for it: choose a "
+                "smaller one, a shorter context or 8-bit KV, or raise --models-memory."
             )
             return Refuse(ticket, "too_large", reason, 0.0)
         if status.phase in (Phase.ABSENT, Phase.UNLOADING) and now < status.barred_until:
@@ -259,7 +260,3 @@ class ModelTable:
 
     def _bytes(self, *phases: Phase) -> Iterator[int]:
         return (status.entry.bytes for status in self.models.values() if status.phase in phases)
-
-
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"

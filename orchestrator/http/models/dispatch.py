@@ -76,7 +76,9 @@ class Dispatch:
     ) -> None:
         """`state`: what the answer must know of the events before it."""
         self._admitted(lease.name, asked)
-        known = {**request.scope.get("state", {}), "loading_seconds": lease.seconds, **state}
+        # A client that reads slowly does not keep the model from being unloaded.
+        told = {"loading_seconds": lease.seconds, "on_generated": lease.release, **state}
+        known = {**request.scope.get("state", {}), **told}
         await model.app({**request.scope, "state": known}, _replayed(content, request.receive), send)
 
     async def _streamed(

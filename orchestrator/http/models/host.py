@@ -217,7 +217,7 @@ class ModelHost:
 
 
 class Lease:
-    """One request's claim on a model. A context: its end releases the model."""
+    """One request's claim on a model. A context: its end releases the model, unless `release` did so before."""
 
     def __init__(self, host: ModelHost, name: ModelName, ticket: Ticket) -> None:
         self.name = name
@@ -231,6 +231,10 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self._admitted.cancel()
+        self.release()
+
+    def release(self) -> None:
+        """The request needs the model no more. May be called several times."""
         self._host.release(self._ticket)
 
     async def model(self, patience: Seconds | None = None) -> LoadedModel | None:

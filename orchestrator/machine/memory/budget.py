@@ -1,7 +1,7 @@
 """The memory that a pipeline needs, by part, and what of the machine's it may use. Pure."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,8 @@ _PROCESS = 256 << 20
 """Of each process without its model: the interpreter, MLX and mlx-lm."""
 _RING = 64 << 20
 """Of one request's feature ring at most (`protocol.features.ring_header`)."""
+_TURNS = 4
+"""That wait to be written to disk, where the target writes them itself (`protocol.inference.disk_cache`)."""
 _FREED = 1 << 30, 256 << 20
 """Freed buffers that MLX may keep on a Mac, in the target and in another worker
 (`protocol.inference.device.wired_memory`)."""
@@ -53,6 +55,8 @@ class ModelNeed(NamedTuple):
     """Most of them at once; None: as many as the pipeline decodes."""
     context: int = MAX_CONTEXT
     """Most tokens of a request that it sees."""
+    kept_as: Literal["arenas", "turns"] | None = None
+    """What the disk cache takes its KV from: arenas, or its own turns. None: it keeps none."""
 
 
 class PackageNeed(NamedTuple):
@@ -78,8 +82,15 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes."""
     prefix_cache: int = 0
     """Bytes, of each worker."""
+    disk: bool = False
+    """KV of ended requests is kept on disk."""
     chunk: int = 512
     """Tokens of a prefill's forward."""
+
+    @property
+    def kv_for(self) -> str:
+        """What KV counts, for users."""
+        return f"{self.requests} × {self.context:,} tokens"
 
 
 class Budget(NamedTuple):
@@ -93,8 +104,12 @@ class Budget(NamedTuple):
         return sum(self.parts.values())
 
     @property
+    def cache_bytes(self) -> int:
+        return sum(self.caches.values())
+
+    @property
     def total_bytes(self) -> int:
-        return self.required_bytes + sum(self.caches.values())
+        return self.required_bytes + self.cache_bytes
 
 
 class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +128,10 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         """What these settings need."""
         parts = {f"the {model.name}'s weights": model.weights for model in self.models}
         for model in self.models:
-            parts[f"the {model.name}'s KV"] = self._kv(model, settings)
+            requests = settings.requests if model.requests is None else min(model.requests, settings.requests)
+            parts[f"the {model.name}'s KV"] = requests * self._kv(model, settings)
+            if settings.disk and model.kept_as == "turns":
+                parts["turns that wait for the disk"] = _TURNS * self._kv(model, settings)
         for package in self.packages:
             parts[f"Core ML's copies of the {package.name}"] = package.weights
             parts[f"the KV of the {package.name} in Core ML"] = _caches(package, settings) * package.cache
@@ -122,7 +140,9 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         parts["the processes"] = self.processes * _PROCESS
         caching = sum(model.requests is None for model in self.models)
         caching += sum(package.name == DRAFT for package in self.packages)
-        caches = {"arenas": settings.arenas, "prefix caches": caching * settings.prefix_cache}
+        waiting = settings.disk and any(model.kept_as == "arenas" for model in self.models)
+        # The orchestrator lets as many wait for the disk as there may be in use.
+        caches = {"arenas": settings.arenas * (1 + waiting), "prefix caches": caching * settings.prefix_cache}
         return Budget({name: size for name, size in parts.items() if size}, caches)
 
     def without(self, worker: str) -> "PipelineNeeds":
@@ -145,12 +165,12 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         return low
 
     def _kv(self, model: ModelNeed, settings: MemorySettings) -> int:
+        """Of one request."""
         if model.kv is None:
             return 0
         element = element_bytes(settings.kv_bits if model.quantizes else UNQUANTIZED, self.on_processor)
-        requests = settings.requests if model.requests is None else min(model.requests, settings.requests)
         tokens, saved = min(settings.context, model.context), model.quantizes and settings.arenas > 0
-        return requests * model.kv.bytes(tokens, element, windows_whole=saved)
+        return model.kv.bytes(tokens, element, windows_whole=saved)
 
     def _buffers(self, settings: MemorySettings) -> Iterator[int]:
         """On a processor a prefill holds the scores of a chunk with the whole context; elsewhere attention is fused,

@@ -49,6 +49,8 @@ def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> 
             yield "--kv-bits 8"
         elif within >= LEAST_USEFUL and within > context:
             yield f"--kv-bits 8 with --context {_rounded(within)}" + (alone and f" and {alone}")
+    if settings.disk and fits(replace(settings, disk=False)):
+        yield "--disk-cache 0"
     for worker, advice in _DISPENSABLE.items():
         without = needs.without(worker)
         if without != needs and fits(settings, without):
@@ -57,7 +59,7 @@ def remedies(needs: PipelineNeeds, settings: MemorySettings, available: int) -> 
 
 def arithmetic(budget: Budget, settings: MemorySettings) -> str:
     """The parts, the largest first; that of KV with what it is for."""
-    what_for = f" ({settings.requests} × {settings.context:,} tokens)"
+    what_for = f" ({settings.kv_for})"
     whose: dict[str, str] = {"the target's KV": what_for, "the draft's KV": what_for}
     parts = sorted(budget.parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name}{whose.get(name, '')} {size(number)}" for name, number in parts)

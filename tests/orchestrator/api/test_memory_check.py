@@ -71,9 +71,34 @@ def test_caches_take_what_the_models_leave(monkeypatch: pytest.MonkeyPatch):
     options = _options(pipeline)
 
     assert 16 <= options.arena_memory < 1024
-    assert options.arena_memory == pytest.approx(2 * options.prefix_cache_memory, abs=2)
+    assert options.arena_memory == pytest.approx(2 * options.prefix_cache_memory, abs=17)
     assert "The caches for KV are lowered to " in pipeline.note
     assert _budget() + (options.arena_memory + 2 * options.prefix_cache_memory) * MIB <= 0.75 * 2000 * MIB
+
+
+def test_caches_fit_as_soon_as_the_least_of_each_does(monkeypatch: pytest.MonkeyPatch):
+    least = _pipeline(monkeypatch, 64_000, arena_memory=16, prefix_cache_memory=16).memory().bytes
+    for room in (least + extra * MIB for extra in (0, 1, 10, 100, 500)):
+        assert room - 3 * MIB < _pipeline(monkeypatch, 64_000, room=room).memory().bytes <= room
+    assert _pipeline(monkeypatch, 64_000, room=least - 1).memory().bytes == least
+
+
+@pytest.mark.parametrize("mib", [1100, 1300])
+def test_auto_takes_what_other_pipelines_leave(monkeypatch: pytest.MonkeyPatch, mib: int):
+    asked = {"context": "auto", "concurrent": 64}
+    memory = _pipeline(monkeypatch, 64_000, room=mib * MIB, **asked).memory()
+    fitted = {**asked, **memory.options}
+    longer = {**fitted, "context": fitted["context"] + 256}
+
+    assert memory.bytes <= mib * MIB < _pipeline(monkeypatch, 64_000, **longer).memory().bytes
+    assert _pipeline(monkeypatch, 64_000, **fitted).memory() == memory
+
+
+@pytest.mark.parametrize(
+    ("asked", "counted"), [({}, "1 × 2,048 tokens"), ({"context": 1024, "concurrent": 3}, "3 × 1,024 tokens")]
+)
+def test_what_is_counted_is_told(monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], counted: str):
+    assert _pipeline(monkeypatch, 64_000, **asked).memory().kv_for == counted
 
 
 def test_what_fits_is_started_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,9 @@
 """Laws of `serve` with several models before any is loaded."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -23,12 +26,14 @@ def test_an_embedding_model_that_leaves_no_room_for_others_is_refused(tmp_path: 
         serve_models([], settings, 0, False, keep_minutes=1, memory_gib=1 / 2048)
 
 
-def _entries(monkeypatch: pytest.MonkeyPatch, gib: float, **pinned: bool) -> list[ModelEntry]:
-    """Of models of the demo pair with so much memory for all of them. Nothing is served."""
+def _entries(
+    monkeypatch: pytest.MonkeyPatch, gib: float, more: Mapping[str, Any] = MappingProxyType({}), **pinned: bool
+) -> list[ModelEntry]:
+    """Of models of the demo pair, with `more` options, and so much memory for all of them. Nothing is served."""
     found: list[ModelEntry] = []
     monkeypatch.setattr(run, "run_models", lambda served, *_: found.extend(entry for entry, _ in served))
     options = {"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT), "draft_engine": "mlx", "arena_memory": 1024}
-    models = [ConfiguredModel(name, (), pin, options) for name, pin in pinned.items()]
+    models = [ConfiguredModel(name, (), pin, {**options, **more}) for name, pin in pinned.items()]
     serve_models(models, ServerSettings(names=(), hosts=("127.0.0.1",)), 0, False, keep_minutes=1, memory_gib=gib)
     return found
 
@@ -46,3 +51,38 @@ def test_caches_leave_room_for_pinned_models(monkeypatch: pytest.MonkeyPatch):
     assert (first.name, pinned.name) == ("first", "second")
     assert pinned.bytes > 2.5 * GIB
     assert first.bytes <= 4 * GIB - pinned.bytes
+
+
+def test_a_context_of_auto_is_what_the_memory_for_the_model_leaves(monkeypatch: pytest.MonkeyPatch):
+    asked = {"context": "auto", "concurrent": 64}
+
+    (alone,) = _entries(monkeypatch, 1.3, asked, one=False)
+    first, pinned = _entries(monkeypatch, 5.2, asked, first=False, second=True)
+
+    assert 1.2 * GIB < alone.bytes <= 1.3 * GIB
+    assert first.bytes <= 5.2 * GIB - pinned.bytes
+
+
+def test_pinned_models_share_the_memory(monkeypatch: pytest.MonkeyPatch):
+    first, second = _entries(monkeypatch, 4, first=True, second=True)
+
+    assert first.bytes > 2.5 * GIB
+    assert second.bytes <= 4 * GIB - first.bytes
+
+
+def test_pinned_models_that_do_not_fit_together_are_refused_with_what_counts(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InputError, match=r"\(first 1\.0 GiB with KV of 1 × 2,048 tokens, second 0\.\d GiB with"):
+        _entries(monkeypatch, 1, first=True, second=True)
+
+
+def test_pinned_models_with_a_context_have_theirs_before_those_of_auto(monkeypatch: pytest.MonkeyPatch):
+    found: list[ModelEntry] = []
+    monkeypatch.setattr(run, "run_models", lambda served, *_: found.extend(entry for entry, _ in served))
+    options = {"target": str(DEMO_TARGET), "draft_engine": "none", "arena_memory": 64, "concurrent": 64}
+    tables = {"auto": "auto", "asked": 2048}
+    models = [ConfiguredModel(name, (), True, {**options, "context": context}) for name, context in tables.items()]
+    serve_models(models, ServerSettings(names=(), hosts=("127.0.0.1",)), 0, False, keep_minutes=1, memory_gib=3.2)
+
+    auto, asked = found
+    assert asked.kv_for == "64 × 2,048 tokens"
+    assert 0.9 * (3.2 * GIB - asked.bytes) < auto.bytes <= 3.2 * GIB - asked.bytes

@@ -1,5 +1,6 @@
 """Laws of what a pipeline's processes need: each kind of draft counts with what its process holds."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from orchestrator.core.options import Options
 from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL
+from protocol.contracts.target_hosts import TargetHosts
 from tests.draft_worker.coreml.test_architectures import tiny as tiny_of
 from tests.support.models import drafter_files
 from tests.support.models.coreml_runs import convert, tiny
@@ -36,6 +38,26 @@ def _parts(**fields: Any) -> dict[str, int]:
 )
 def test_the_processes_on_this_machine_count(fields: dict[str, Any], processes: int):
     assert _parts(**fields)["the processes"] == processes * (256 << 20)
+
+
+def _waits(**fields: Any) -> int:
+    """Bytes that a disk cache adds."""
+    given = {"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT), **fields}
+    setups = [OrchestratorSetup(session="", address="", options=Options(disk_cache=gb), **given) for gb in (0, 1)]
+    without, with_disk = map(needed, setups)
+    return with_disk.total_bytes - without.total_bytes
+
+
+def test_turns_that_wait_for_the_disk_count_unless_none_are_kept(tmp_path: Path):
+    config = json.loads((DEMO_TARGET / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "gemma4_text"}))
+    (tmp_path / "model.safetensors").symlink_to(DEMO_TARGET / "model.safetensors")
+    one = needed(OrchestratorSetup(session="", address="", target=str(DEMO_TARGET), draft="")).parts["the target's KV"]
+
+    assert _waits() == Options().arena_memory << 20
+    assert _waits(target=str(tmp_path)) == 4 * one
+    assert _waits(target_hosts=TargetHosts((("127.0.0.1:1",), ("127.0.0.1:2",)))) == 0
+    assert _waits(target_engine="none") == 0
 
 
 def test_a_package_of_another_s_making_counts_with_its_weights(tmp_path: Path):

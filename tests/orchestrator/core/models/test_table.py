@@ -266,12 +266,13 @@ def test_what_a_request_said_holds_until_the_model_is_unloaded():
 
 
 def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic():
-    shell = Shell(entry(A, 4 << 30, pinned=True), entry(B, 7 << 30), room=10 << 30)
+    large = ModelEntry(B, 7 << 30, kv_for="1 × 2,048 tokens")
+    shell = Shell(entry(A, 4 << 30, pinned=True), large, room=10 << 30)
 
     refusal = shell.refused[shell.ask(B)]
 
     assert refusal.cause == "too_large"
-    assert "needs 7.0 GiB, and 6.0 GiB are left" in refusal.reason
+    assert "needs 7.0 GiB with KV of 1 × 2,048 tokens, and 6.0 GiB are left" in refusal.reason
     assert shell.loading == [A]
 
 
