@@ -101,7 +101,15 @@ def chunks(response: httpx.Response) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/v1/models/demo", COMPLETIONS, CHAT, EVENTS, "/none"])
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY + "x"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"x-api-key": KEY + "x"},
+        {"authorization": f"Basic {KEY}", "x-api-key": ""},
+    ],
+)
 def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, headers: dict[str, str]):
     response = get(path, headers=headers)
 
@@ -113,7 +121,13 @@ def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, hea
 
 @pytest.mark.parametrize(
     "headers",
-    [*({"authorization": f"{scheme} {KEY}"} for scheme in ("Bearer", "bearer", "BEARER")), {"x-api-key": KEY}],
+    [
+        *({"authorization": f"{scheme} {KEY}"} for scheme in ("Bearer", "bearer", "BEARER")),
+        {"x-api-key": KEY},
+        {"x-api-key": KEY, "authorization": "Bearer another"},
+        {"x-api-key": KEY, "authorization": "Basic dXNlcjpwYXNz"},
+        {"x-api-key": "another", "authorization": f"Bearer {KEY}"},
+    ],
 )
 def test_the_key_opens_either_way(headers: dict[str, str]):
     assert get("/v1/models", headers=headers).json()["data"][0]["id"] == "demo"
