@@ -43,8 +43,7 @@ class MessagesRoutes:
         chat = question.chat()
         self._server.model_name(chat.model)
         self._require_thinking(question)
-        tokens = await self._server.chat_tokens(chat)
-        return JSONResponse({"input_tokens": len(tokens)})
+        return JSONResponse({"input_tokens": await self._server.chat_tokens(request, chat)})
 
     def _require_thinking(self, question: CountTokensRequest) -> None:
         if question.demands_thinking and not self._server.prompts.form.thinks:

@@ -14,8 +14,9 @@ from orchestrator.http.ollama.names import keep_seconds, own_name
 from orchestrator.http.ollama.request import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.http.preparation import Prepared
 from orchestrator.http.request_bodies import decoded
-from orchestrator.http.server import Prepared, Server
+from orchestrator.http.server import Server
 from orchestrator.http.streaming import EventStream
 from orchestrator.text.answer.answer_format import MarkedParser
 

@@ -42,6 +42,10 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
         return self.n or 1
 
     @property
+    def prompt_count(self) -> int:
+        return 1
+
+    @property
     def with_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 

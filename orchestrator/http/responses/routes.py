@@ -74,8 +74,8 @@ class ResponsesRoutes:
         question = decoded(await body(request), Question)
         chat = question.chat(self._before(question))
         self._server.model_name(chat.model)
-        tokens = await self._server.chat_tokens(chat)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
+        tokens = await self._server.chat_tokens(request, chat)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     def _before(self, question: Question) -> Items:
         id = question.previous_response_id
