@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.access.disconnects import OpenWork, body, unless_gone
+from orchestrator.http.access.disconnects import OpenWork, unless_gone
+from orchestrator.http.body_reading import read_body
 from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.errors import ApiError
@@ -116,7 +117,7 @@ class Server:
         return JSONResponse(model_card(name, self._created, state and state.level))
 
     async def complete(self, request: Request) -> Response:
-        question = read(await body(request), CompletionRequest)
+        question = await read_body(request, lambda content: read(content, CompletionRequest))
         answer = ChoiceAnswer(
             "text",
             self.model_name(question.model),
@@ -137,7 +138,7 @@ class Server:
         return await self.answer(request, question, prepare)
 
     async def chat(self, request: Request) -> Response:
-        question = read(await body(request), ChatRequest)
+        question = await read_body(request, lambda content: read(content, ChatRequest))
         codec = None if question.alternatives is None else self.codec
         name = self.model_name(question.model)
         answer = ChoiceAnswer("chat", name, 1, with_usage=question.with_usage, codec=codec)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import body
+from orchestrator.http.body_reading import read_body
 from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.content import AnswerContent
@@ -22,6 +22,7 @@ from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.input_items import page, stored_item
 from orchestrator.http.responses.request import Items
 from orchestrator.http.responses.request import Response as Question
+from orchestrator.http.responses.tools import OfferedTools
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 
@@ -45,9 +46,8 @@ class ResponsesRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        question = decoded(await body(request), Question)
-        before = self._before(question)
-        chat, tools = question.chat(before), question.offered
+        # In a thread however short: what it continues may be long.
+        question, before, chat, tools = await read_body(request, self._read, aside=True)
         head = self._head(question, chat)
         # A stream that waited for its model has begun this response.
         head["id"] = getattr(request.state, "response_id", head["id"])
@@ -71,15 +71,17 @@ class ResponsesRoutes:
         return await self._server.converse(request, chat, answer)
 
     async def count(self, request: Request) -> Response:
-        question = decoded(await body(request), Question)
-        chat = question.chat(self._before(question))
+        _, _, chat, _ = await read_body(request, self._read, aside=True)
         self._server.model_name(chat.model)
         tokens = await self._server.chat_tokens(request, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
-    def _before(self, question: Question) -> Items:
+    def _read(self, content: bytes) -> tuple[Question, Items, ChatRequest, OfferedTools]:
+        """The request, the items that it continues, the chat that it stands for, and its tools."""
+        question = decoded(content, Question)
         id = question.previous_response_id
-        return [] if id is None else self._store.get(id, 400, "previous_response_id").items
+        before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
+        return question, before, question.chat(before), question.offered
 
     def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""
