@@ -204,7 +204,7 @@ class Server:
             if not question.stream:
                 results = await unless_gone(request, generation.collect())
                 # The log-probabilities of a long prompt take time too.
-                return JSONResponse(await asyncio.to_thread(renderer.whole, results))
+                return await asyncio.to_thread(lambda: JSONResponse(renderer.whole(results)))
             patience = self._settings.keep_alive
             # An error before the first event still gets its own HTTP status.
             first = await unless_gone(request, generation.next(patience))

@@ -1,5 +1,7 @@
 """/v1/responses: the routes of OpenAI's Responses API, and the memory of responses that later requests refer to."""
 
+import asyncio
+import threading
 import time
 import uuid
 from collections import OrderedDict
@@ -126,12 +128,13 @@ class StoredResponses:
         """Return a stored response, or delete it."""
         id = request.path_params["id"]
         if request.method != "DELETE":
-            return JSONResponse(self._store.get(id).answer)
+            return await asyncio.to_thread(lambda: JSONResponse(self._store.get(id).answer))
         self._store.delete(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
-        return JSONResponse(page(self._store.get(request.path_params["id"]).input, request.query_params))
+        id, query = request.path_params["id"], request.query_params
+        return await asyncio.to_thread(lambda: JSONResponse(page(self._store.get(id).input, query)))
 
 
 class StoredTurn(msgspec.Struct):
@@ -147,39 +150,49 @@ class StoredTurn(msgspec.Struct):
 
 
 class ResponseStore:
-    """Holds the responses that fit into `most_bytes`; the least recently used ones are dropped. Pure."""
+    """Holds the responses that fit into `most_bytes`; the least recently used ones are dropped. For any thread."""
 
     def __init__(self, most_bytes: int = _STORE_BYTES) -> None:
         self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        """Of what follows. Nobody encodes or decodes while holding it."""
         self._turns: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
 
     def add(self, id: str, answer: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
         encoded = msgspec.json.encode({"answer": answer, "items": items})
-        self._turns[id] = encoded
-        self._bytes += len(encoded)
-        while self._bytes > self._most_bytes:
-            self._drop(next(iter(self._turns)))
+        with self._lock:
+            self._turns[id] = encoded
+            self._bytes += len(encoded)
+            while self._bytes > self._most_bytes:
+                _, dropped = self._turns.popitem(last=False)
+                self._bytes -= len(dropped)
 
     def get(self, id: str, status: int = 404, param: str | None = None) -> StoredTurn:
         """Raises ApiError with `status` for a response that was not stored or was dropped."""
-        if id not in self._turns:
-            raise ApiError(
-                status,
-                f"This server does not hold response {id!r} (any more): send the conversation itself as input.",
-                code="previous_response_not_found" if param else "not_found",
-                param=param,
-            )
-        self._turns.move_to_end(id)
-        return msgspec.json.decode(self._turns[id], type=StoredTurn)
+        with self._lock:
+            encoded = self._turns.get(id)
+            if encoded is None:
+                raise _unknown(id, status, param)
+            self._turns.move_to_end(id)
+        return msgspec.json.decode(encoded, type=StoredTurn)
 
     def delete(self, id: str) -> None:
         """Raises ApiError 404 for a response that is not stored."""
-        self.get(id)
-        self._drop(id)
+        with self._lock:
+            encoded = self._turns.pop(id, None)
+            if encoded is None:
+                raise _unknown(id, 404, None)
+            self._bytes -= len(encoded)
 
-    def _drop(self, id: str) -> None:
-        self._bytes -= len(self._turns.pop(id))
+
+def _unknown(id: str, status: int, param: str | None) -> ApiError:
+    return ApiError(
+        status,
+        f"This server does not hold response {id!r} (any more): send the conversation itself as input.",
+        code="previous_response_not_found" if param else "not_found",
+        param=param,
+    )
 
 
 def _first(*values: Any) -> Any:
