@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.access.disconnects import OpenWork, unless_gone
+from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.body_reading import read_body
 from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.embeddings.model import embedding_model
@@ -83,7 +84,10 @@ class Server:
 
     async def health(self, request: Request) -> Response:
         condition = await self._health.check()
-        body = {"status": condition.status, "reason": condition.reason}
+        body = {"status": condition.status}
+        # Strangers may ask this too, and a reason can quote a log.
+        if shows_key(request.headers, self._settings.key):
+            body["reason"] = condition.reason
         return JSONResponse(body, 200 if condition.status == "ok" else 503)
 
     async def condition(self) -> Condition:

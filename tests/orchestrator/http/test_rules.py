@@ -591,6 +591,13 @@ def test_a_pipeline_that_does_not_serve_gives_the_reason(state: Any, status: str
     assert "retry-after" in answer.headers
 
 
+def test_who_has_no_key_learns_the_health_and_not_its_reason():
+    pipeline = FakePipeline(condition=replace(READY, failure="The target died: /home/me/log says why."))
+
+    assert get("/health", pipeline, headers={}).json() == {"status": "failed"}
+    assert get("/health", pipeline, headers={}, key=None).json()["reason"]
+
+
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_a_pipeline_without_a_worker_is_degraded_and_serves(role: Any):
     pipeline = FakePipeline(condition=replace(READY, down=(role,), lost=1))
