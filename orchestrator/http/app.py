@@ -1,5 +1,6 @@
 """The server as an ASGI application: routes, middlewares, error handlers."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,7 @@ def answering(routes: Sequence[Route], settings: ServerSettings, middleware: Seq
     """`routes`, whose errors are answered in the form of their API."""
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=_HANDLERS)
     app.state.body_seconds = settings.connections.body_seconds
+    app.state.long_bodies = asyncio.Lock()
     return app
 
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import TypeAlias
 
 from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.errors import ApiError, PromptTooLong
+from orchestrator.http.errors import PromptTooLong
 from orchestrator.text.tokenizer import TextCodec
 
 _SHORT_CHARACTERS = 1 << 16
@@ -42,13 +42,3 @@ class PromptEncoder:
             # A token is a character at least, where texts have a bound at all.
             if len(text) >= context and (least := self._codec.least_tokens(text)) >= context:
                 raise PromptTooLong(least, context, "at least ")
-
-
-def require_fitting(tokens: Sequence[int], vocabulary: int, context: int) -> None:
-    """Raises ApiError 400 for a prompt that the target can't read."""
-    if not tokens:
-        raise ApiError(400, "The prompt is empty: give at least one token to continue.", param="prompt")
-    if max(tokens) >= vocabulary:
-        raise ApiError(400, f"The prompt holds token {max(tokens)}: ids end at {vocabulary - 1}.", param="prompt")
-    if len(tokens) >= context:
-        raise PromptTooLong(len(tokens), context)

@@ -1,6 +1,6 @@
 """Decodes a request's body into a typed struct, with errors that name the wrong field. Pure; knows no API's fields."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -8,15 +8,24 @@ from msgspec import structs
 
 from orchestrator.api.validation import out_of_range
 from orchestrator.http.errors import ApiError
+from protocol.messages.base import MAX_CONTEXT
 
 MOST_LEVELS = 256
 """Of nested arrays and objects. Bodies are rendered, stored and returned by functions that call themselves."""
+
+MOST_CONTAINERS = 1 << 16
+"""Arrays and objects of a body. The decoder holds the interpreter's lock until it has made them all."""
+MOST_VALUES = MAX_CONTEXT + MOST_CONTAINERS
+"""Of a body, about: the longest prompt in tokens, and what is around it."""
+_SLICE = 1 << 16
+"""Bytes that are searched before other threads may run."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 def decoded(body: bytes, kind: type[S]) -> S:
-    """Raises ApiError 400 that names the wrong field or says that the body is not JSON, or is nested too deeply."""
+    """Raises ApiError 400 that names the wrong field or says that the body is not JSON, or beyond the bounds."""
+    _require_bounds(body)
     try:
         found = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -37,6 +46,35 @@ def converted(fields: Mapping[str, Any], kind: type[S]) -> S:
         return msgspec.convert({name: value for name, value in fields.items() if value is not None}, type=kind)
     except msgspec.ValidationError as error:
         raise _wrong(error) from error
+
+
+def _require_bounds(body: bytes) -> None:
+    """Raises ApiError for a body with more containers or values than are decoded."""
+    # Most bodies have fewer such characters, so that nobody needs to know which ones are in texts.
+    if body.count(b"[") + body.count(b"{") <= MOST_CONTAINERS and body.count(b",") <= MOST_VALUES:
+        return
+    containers, commas = 0, 0
+    for outside in _outside_texts(body):
+        containers += outside.count(b"[") + outside.count(b"{")
+        commas += outside.count(b",")
+    if containers > MOST_CONTAINERS:
+        raise _too_many(f"{MOST_CONTAINERS:,} lists and objects: send fewer messages, parts or tools.")
+    if commas > MOST_VALUES:
+        raise _too_many(f"{MOST_VALUES:,} values: send fewer.")
+
+
+def _outside_texts(body: bytes) -> Iterator[bytes]:
+    """What is outside of the texts of a JSON body."""
+    body = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    inside = 0
+    for begin in range(0, len(body), _SLICE):
+        pieces = body[begin : begin + _SLICE].split(b'"')
+        yield b"".join(pieces[inside::2])
+        inside = (inside + len(pieces) - 1) % 2
+
+
+def _too_many(what: str) -> ApiError:
+    return ApiError(400, f"The body has more than {what}", code="invalid_value")
 
 
 def _too_deep() -> ApiError:

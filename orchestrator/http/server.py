@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.admission_limit import AdmissionLimit, Places
-from orchestrator.http.access.disconnects import body, unless_gone
-from orchestrator.http.chat_prompts import ChatPrompts, RenderedChat
+from orchestrator.http.access.disconnects import OpenWork, unless_gone
+from orchestrator.http.access.middleware import shows_key
+from orchestrator.http.body_reading import read_body
+from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, OutputSource
@@ -29,38 +30,18 @@ from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
 from orchestrator.http.openai.completion_request import CompletionRequest
-from orchestrator.http.openai.request_models import ChatRequest, GenerationRequest, read, sampling
-from orchestrator.http.prompt_encoding import Prompt, PromptEncoder, require_fitting
+from orchestrator.http.openai.request_models import ChatRequest, GenerationRequest, read
+from orchestrator.http.preparation import Preparation, Prepared
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
-from protocol.messages.grammar import Grammar
 from protocol.messages.remote import Invitation
-from protocol.sampling.grammar import require_enforceable
-
-_COMPLETION_TOKENS = 16
-"""Default of max_tokens in OpenAI's completions; a chat may fill the context."""
 
 RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
 """Makes the renderer of a response from the prompt and the number of its tokens."""
-
-
-class Prepared(NamedTuple):
-    """A request that is ready for the pipeline."""
-
-    prompts: Sequence[Prompt]
-    new_renderer: Callable[[Sequence[Sequence[int]]], Renderer]
-    """Makes the renderer from the prompts' tokens."""
-    grammar: Grammar | None = None
-    """What the answers are held to."""
-    shown: frozenset[int] = frozenset()
-    """Special tokens whose text is part of the output."""
-    marked: frozenset[int] = frozenset()
-    """Tokens whose text in the output comes behind a mark."""
 
 
 class Backend(StateSource, Watchable, Protocol):
@@ -83,15 +64,15 @@ class Server:
         which share the places; None for a server with one model."""
         self._backend = backend
         self.codec = codec
-        self._template = template
-        self._encoder = PromptEncoder(codec)
         self._settings = settings
-        self.prompts = ChatPrompts(template)
-        self.embedding = embedding_model(settings)
+        self._preparation = Preparation(codec, template, settings.defaults)
+        self.prompts = self._preparation.prompts
         self._health = Health(backend)
         self.figures = figures or Metrics(AdmissionLimit(settings.most_open))
         self._limit = self.figures.limit
+        self.embedding = embedding_model(settings, self._limit)
         self._created = int(time.time())
+        self._work = OpenWork()
         self._open: set[ChoiceStream] = set()
         self.invitations = Invitations(invite, backend, settings.key)
         facts = {"models": settings.names, "chat": template.own, "defaults": settings.defaults}
@@ -99,7 +80,10 @@ class Server:
 
     async def health(self, request: Request) -> Response:
         condition = await self._health.check()
-        body = {"status": condition.status, "reason": condition.reason}
+        body = {"status": condition.status}
+        # Strangers may ask this too, and a reason can quote a log.
+        if shows_key(request.headers, self._settings.key):
+            body["reason"] = condition.reason
         return JSONResponse(body, 200 if condition.status == "ok" else 503)
 
     async def condition(self) -> Condition:
@@ -133,11 +117,11 @@ class Server:
         return JSONResponse(model_card(name, self._created, state and state.level))
 
     async def complete(self, request: Request) -> Response:
-        question = read(await body(request), CompletionRequest)
+        question = await read_body(request, lambda content: read(content, CompletionRequest))
         answer = ChoiceAnswer(
             "text",
             self.model_name(question.model),
-            len(question.prompts),
+            question.prompt_count,
             with_usage=question.with_usage,
             codec=None if question.told is None else self.codec,
             silent=question.silent,
@@ -154,7 +138,7 @@ class Server:
         return await self.answer(request, question, prepare)
 
     async def chat(self, request: Request) -> Response:
-        question = read(await body(request), ChatRequest)
+        question = await read_body(request, lambda content: read(content, ChatRequest))
         codec = None if question.alternatives is None else self.codec
         name = self.model_name(question.model)
         answer = ChoiceAnswer("chat", name, 1, with_usage=question.with_usage, codec=codec)
@@ -192,11 +176,11 @@ class Server:
         texts = [each if isinstance(each, str) else self.codec.decode(each) for each in question.prompts]
         return [Echo(*each) for each in zip(texts, prompts, strict=True) for _ in range(question.returned)]
 
-    async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
-        """The prompt of a chat, however long. Raises ApiError for what the model's chat template can't render."""
-        prompt = await asyncio.to_thread(self.prompts.render, question)
-        (tokens,) = await self._encoder.encode([prompt.text], special=not self._template.own)
-        return tokens
+    async def chat_tokens(self, request: Request, question: ChatRequest) -> int:
+        """Number of tokens of a chat's prompt, however long. Raises ApiError for what the model's chat template can't
+        render."""
+        with self._limit.take(1):
+            return await self._work.unless_ended(request, self._preparation.count(question))
 
     async def answer(
         self,
@@ -204,19 +188,13 @@ class Server:
         question: GenerationRequest,
         prepare: Callable[[], Prepared],
     ) -> Response:
-        """Generate all choices, and respond with one object or a stream. Raises ApiError."""
+        """Generate all choices, and respond with one object or a stream. `prepare` is called in a thread. Raises
+        ApiError."""
         with ExitStack() as stack:
-            count = question.choices * (len(question.prompts) if isinstance(question, CompletionRequest) else 1)
-            places = self._limit.take(count)
-            stack.callback(places.release)
+            places = stack.enter_context(self._limit.take(question.choices * question.prompt_count))
             state = await self.require()
-            # In threads: long texts and schemas take time, which must not delay the tokens of other requests.
-            special = isinstance(question, CompletionRequest) or not self._template.own
-            prepared = await asyncio.to_thread(prepare)
-            prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
-            await asyncio.to_thread(_require_enforceable, question, prepared.grammar)
-            choices = self._choices(question, prompts, prepared, state)
-            renderer = prepared.new_renderer(prompts)
+            preparing = self._preparation.ready(question, prepare, state)
+            choices, renderer = await self._work.unless_ended(request, preparing)
             generation = ChoiceStream(
                 [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices],
                 on_end=partial(_free, request, places),
@@ -226,7 +204,7 @@ class Server:
             if not question.stream:
                 results = await unless_gone(request, generation.collect())
                 # The log-probabilities of a long prompt take time too.
-                return JSONResponse(await asyncio.to_thread(renderer.whole, results))
+                return await asyncio.to_thread(lambda: JSONResponse(renderer.whole(results)))
             patience = self._settings.keep_alive
             # An error before the first event still gets its own HTTP status.
             first = await unless_gone(request, generation.next(patience))
@@ -234,42 +212,17 @@ class Server:
             return EventStream(frames(generation, renderer, first, patience, close), close)
 
     def stop(self, error: ApiError | None = None) -> None:
-        """Abort all generation; the clients get `error`, or are told that the server ends."""
+        """End all work, for good; the clients get `error`, or are told that the server ends."""
         self.live.stop()
-        stopped = ApiError(503, "The server was stopped during this request: send it again later.")
+        told = self._work.stop(error)
         for generation in self._open:
-            generation.abort(error or stopped)
+            generation.abort(told)
         if self.embedding is not None:
             self.embedding.close()
 
     def _end(self, generation: ChoiceStream) -> None:
         generation.close()
         self._open.discard(generation)
-
-    def _choices(
-        self,
-        question: GenerationRequest,
-        prompts: Sequence[Sequence[int]],
-        prepared: Prepared,
-        state: PipelineState,
-    ) -> list[tuple[Sequence[int], SamplingParams]]:
-        """Prompt and sampling parameters of every choice."""
-        if not prompts:
-            raise ApiError(400, "There is no prompt: give at least one.", param="prompt")
-        choices = []
-        for tokens in prompts:
-            require_fitting(tokens, state.vocabulary, state.context)
-            default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
-            room = state.context - len(tokens)
-            params = sampling(question, room, default, self._settings.defaults, prepared.grammar)
-            params = structs.replace(params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked))
-            if not isinstance(question, CompletionRequest):
-                params = structs.replace(params, stop=(*(params.stop or ()), *self._template.stops))
-            for index in range(question.choices):
-                # Equal seeds would give equal texts.
-                seed = None if params.seed is None else (params.seed + index) % (1 << 32)
-                choices.append((tokens, structs.replace(params, seed=seed)))
-        return choices
 
     def model_name(self, name: str | None) -> str:
         """The model that a request names, or the default. Raises ApiError 404: a name is never a path or a download."""
@@ -287,11 +240,3 @@ def _free(request: Request, places: Places) -> None:
     """All generation of the request has ended: what is left of its answer needs neither places nor the model."""
     places.release()
     getattr(request.state, "on_generated", lambda: None)()
-
-
-def _require_enforceable(question: GenerationRequest, grammar: Grammar | None) -> None:
-    try:
-        require_enforceable(grammar)
-    except PipelineError as error:
-        param = "tools" if isinstance(question, ChatRequest) and question.offered else "response_format"
-        raise ApiError(400, str(error), code="invalid_value", param=param) from error

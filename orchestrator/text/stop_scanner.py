@@ -10,7 +10,7 @@ class StopScanner:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._searches = [_Search(stop) for stop in stops if stop]
         self._held = ""
         self.found: str | None = None
         """The stop string that ended the text."""
@@ -22,16 +22,19 @@ class StopScanner:
 
         The text ends before the stop string. Text that is pushed later is a new one.
         """
-        text = self._held + text
-        first = self._first(text)
-        if first is not None:
-            start, self.found = first
-            self._held = ""
-            self.rest = text[start + len(self.found) :]
-            return text[:start], True
-        keep = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[keep:]
-        return text[:keep], False
+        first, end = "", len(text)
+        for search in self._searches:
+            found = search.push(text, end)
+            if found is not None and (found < end or len(search.stop) > len(first)):
+                first, end = search.stop, found
+        if not first:
+            text = self._held + text
+            keep = len(text) - max((search.matched for search in self._searches), default=0)
+            self._held = text[keep:]
+            return text[:keep], False
+        self.rest = text[end:]
+        self.found = first
+        return (self.flush() + text[:end]).removesuffix(first), True
 
     @property
     def held(self) -> str:
@@ -41,15 +44,43 @@ class StopScanner:
     def flush(self) -> str:
         """Return and forget the held text, at the end of the text."""
         held, self._held = self._held, ""
+        for search in self._searches:
+            search.matched = 0
         return held
 
-    def _first(self, text: str) -> tuple[int, str] | None:
-        found = ((text.find(stop), stop) for stop in self._stops)
-        ends = [(start + len(stop), start, stop) for start, stop in found if start >= 0]
-        return min(ends)[1:] if ends else None
 
+class _Search:
+    """Reads each character of a text once, and never again with a later piece (Knuth, Morris and Pratt 1977)."""
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        """Characters of `stop` that the text ends with."""
+        self._borders = [0, 0]
+        """For a number of matched characters, how many are matched if the next one differs. Grows with the matches, so
+        that a long stop string costs nothing before it is met."""
+
+    def push(self, text: str, end: int) -> int | None:
+        """Where the first stop string in `text[:end]` ends; None if there is none."""
+        stop, borders, matched, place = self.stop, self._borders, self.matched, 0
+        while place < end:
+            if not matched and (place := text.find(stop[0], place, end)) < 0:
+                break
+            while matched and stop[matched] != text[place]:
+                matched = borders[matched]
+            matched += stop[matched] == text[place]
+            place += 1
+            if matched == len(stop):
+                return place
+            if matched == len(borders):
+                borders.append(self._border(matched))
+        self.matched = matched
+        return None
+
+    def _border(self, length: int) -> int:
+        """The longest beginning of the first `length` characters that is an end of them, but not all of them."""
+        stop, borders, last = self.stop, self._borders, self.stop[length - 1]
+        border = borders[length - 1]
+        while border and stop[border] != last:
+            border = borders[border]
+        return border + (stop[border] == last)

@@ -42,6 +42,24 @@ def parsed(text: str) -> Schema:
     return schema
 
 
+def surely_longer(value: Any, most: int) -> bool:
+    """Whether the JSON text of `value` has more than `most` characters, without writing it: False where only the text
+    could tell. Looks at little more of `value` than that."""
+    characters, waiting = 0, [value]
+    while waiting and characters <= most:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            # Of each member the quotes, the colon and a space.
+            characters += 2 + sum(len(name) + 4 for name in one)
+            waiting.extend(one.values())
+        elif isinstance(one, list | tuple):
+            characters += 2
+            waiting.extend(one)
+        else:
+            characters += len(one) + 2 if isinstance(one, str) else 1
+    return characters > most
+
+
 def _require_bounds(schema: Schema) -> None:
     objects = list(_objects(schema, 0))
     divisors = [_states(one["multipleOf"]) for one in objects if "multipleOf" in one]

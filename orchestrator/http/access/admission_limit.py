@@ -1,4 +1,9 @@
-"""Limits how many choices are generated at once: a request beyond the limit is refused at once. Pure."""
+"""Limits how much is done at once for all clients: a request beyond the limit is refused at once. Pure.
+
+Each choice that is generated takes a place, and so does a request whose tokens are counted or embedded.
+"""
+
+from typing import Self
 
 from orchestrator.http.errors import ApiError
 
@@ -26,11 +31,17 @@ class AdmissionLimit:
 
 
 class Places:
-    """Places that were taken."""
+    """Places that were taken. A context, whose end releases them."""
 
     def __init__(self, limit: AdmissionLimit, count: int) -> None:
         self._limit = limit
         self._count = count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """May be called several times."""

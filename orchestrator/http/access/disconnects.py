@@ -1,8 +1,8 @@
-"""Waits for a client's body, and stops work whose client has disconnected."""
+"""Waits for a client's body, and ends work whose client has disconnected, or whose server stops."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -23,15 +23,29 @@ async def body(request: Request) -> bytes:
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`. Raises ClientDisconnect as soon as the client disconnects."""
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        gone.cancel()
+    return await _unless(_disconnected(request), work)
+
+
+class OpenWork:
+    """Work for clients that a stop of the server ends."""
+
+    def __init__(self) -> None:
+        self._stopped = asyncio.Event()
+        self._error = ApiError(503, "The server was stopped during this request: send it again later.")
+
+    async def unless_ended(self, request: Request, work: Awaitable[T]) -> T:
+        """As `unless_gone`. Raises the error of `stop` too, at once if that was called before."""
+        return await unless_gone(request, _unless(self._stop(), work))
+
+    def stop(self, error: ApiError | None = None) -> ApiError:
+        """End all work, for good, with `error` or a sentence about the server's end. Returns the error."""
+        self._error = error or self._error
+        self._stopped.set()
+        return self._error
+
+    async def _stop(self) -> ApiError:
+        await self._stopped.wait()
+        return self._error
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -45,6 +59,20 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         raise
 
 
-async def _disconnected(request: Request) -> None:
+async def _unless(ended: Coroutine[Any, Any, Exception], work: Awaitable[T]) -> T:
+    """The result of `work`. Raises the error that `ended` returns first."""
+    ending, working = asyncio.ensure_future(ended), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({ending, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ending.result()
+        return working.result()
+    finally:
+        working.cancel()
+        ending.cancel()
+
+
+async def _disconnected(request: Request) -> ClientDisconnect:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    return ClientDisconnect()

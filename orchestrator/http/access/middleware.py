@@ -32,12 +32,12 @@ def refusal(error: ApiError, path: str) -> JSONResponse:
 
 
 def shows_key(headers: Headers, key: str | None) -> bool:
-    """Whether the request carries the key, or the server has none."""
+    """Whether one of the request's headers carries the key, or the server has none."""
     if key is None:
         return True
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    given = headers.get("x-api-key") or (credentials.strip() if scheme.lower() == "bearer" else scheme)
-    return hmac.compare_digest(given.encode(), key.encode())
+    bearer = credentials.strip() if scheme.lower() == "bearer" else scheme
+    return any(hmac.compare_digest(given.encode(), key.encode()) for given in (bearer, headers.get("x-api-key", "")))
 
 
 class FramingGate:

@@ -5,6 +5,7 @@ a message.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -46,16 +47,18 @@ def function(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _user_messages(blocks: Sequence[Block]) -> list[Message]:
     """Tool results and user texts, in their order."""
     found: list[Message] = []
-    for block in blocks:
-        if block.get("type") == "tool_result":
-            content = _content(block.get("content") or "")
-            failed = "Error: " if block.get("is_error") else ""
-            found.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id"), "content": failed + content})
-        elif found and found[-1]["role"] == "user":
-            found[-1]["content"] += _block_text(block)
+    for result, group in groupby(blocks, key=lambda block: block.get("type") == "tool_result"):
+        if result:
+            found += map(_tool_message, group)
         else:
-            found.append({"role": "user", "content": _block_text(block)})
+            found.append({"role": "user", "content": "".join(map(_block_text, group))})
     return found
+
+
+def _tool_message(block: Block) -> Message:
+    failed = "Error: " if block.get("is_error") else ""
+    content = failed + _content(block.get("content") or "")
+    return {"role": "tool", "tool_call_id": _text(block, "tool_use_id"), "content": content}
 
 
 def _assistant_message(blocks: Sequence[Block]) -> Message:

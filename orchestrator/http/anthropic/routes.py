@@ -1,18 +1,23 @@
 """/v1/messages: the routes of Anthropic's Messages API."""
 
+from typing import TypeVar
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import body
 from orchestrator.http.access.middleware import MESSAGES
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
+from orchestrator.http.body_reading import read_body
 from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.errors import unsupported
 from orchestrator.http.openai.content import AnswerContent
+from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.server import Server
+
+Q = TypeVar("Q", bound=CountTokensRequest)
 
 
 class MessagesRoutes:
@@ -27,8 +32,7 @@ class MessagesRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        question = decoded(await body(request), MessagesRequest)
-        chat = question.chat()
+        question, chat = await read_body(request, lambda content: _translated(content, MessagesRequest))
         model, stops = self._server.model_name(chat.model), question.stop_sequences or []
         self._require_thinking(question)
 
@@ -39,13 +43,17 @@ class MessagesRoutes:
         return await self._server.converse(request, chat, answer)
 
     async def count(self, request: Request) -> Response:
-        question = decoded(await body(request), CountTokensRequest)
-        chat = question.chat()
+        question, chat = await read_body(request, lambda content: _translated(content, CountTokensRequest))
         self._server.model_name(chat.model)
         self._require_thinking(question)
-        tokens = await self._server.chat_tokens(chat)
-        return JSONResponse({"input_tokens": len(tokens)})
+        return JSONResponse({"input_tokens": await self._server.chat_tokens(request, chat)})
 
     def _require_thinking(self, question: CountTokensRequest) -> None:
         if question.demands_thinking and not self._server.prompts.form.thinks:
             raise unsupported("thinking", "This model writes no thinking that can be told from its text: disable it.")
+
+
+def _translated(content: bytes, kind: type[Q]) -> tuple[Q, ChatRequest]:
+    """The request, and the chat that it stands for."""
+    question = decoded(content, kind)
+    return question, question.chat()

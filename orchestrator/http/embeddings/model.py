@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 from tokenizers import Encoding, Tokenizer
 
+from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.embeddings.request import MOST_INPUTS, Input
 from orchestrator.http.errors import ApiError
@@ -17,7 +18,6 @@ from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.embeddings.process import EmbeddingCommand, EmbeddingProcess
 from protocol.errors import PipelineError
 
-_MOST_WAITING = 64
 _RETRY_SECONDS = 5
 _NO_LIMIT = 1 << 20
 """Tokens of a model that states no limit."""
@@ -31,9 +31,9 @@ class Embedded(NamedTuple):
     """Of all inputs."""
 
 
-def embedding_model(settings: ServerSettings) -> "EmbeddingModel | None":
+def embedding_model(settings: ServerSettings, limit: AdmissionLimit) -> "EmbeddingModel | None":
     """That of a server, if it has one."""
-    return None if settings.embedding is None else EmbeddingModel(settings.embedding)
+    return None if settings.embedding is None else EmbeddingModel(settings.embedding, limit)
 
 
 class EmbeddingModel:
@@ -42,11 +42,13 @@ class EmbeddingModel:
     def __init__(
         self,
         settings: EmbeddingSettings,
+        limit: AdmissionLimit,
         start: Callable[[EmbeddingCommand], EmbeddingProcess] = EmbeddingProcess,
     ) -> None:
         self.name = settings.name
         self.folder = settings.folder
         self._settings = settings
+        self._limit = limit
         self._start = start
         self._tokenizer = Tokenizer.from_file(str(settings.folder / "tokenizer.json"))
         self._tokenizer.no_padding()
@@ -55,7 +57,6 @@ class EmbeddingModel:
         self.context = _context(settings.folder, limits)
         self._vocabulary = limits.vocab_size or 1 + max(self._tokenizer.get_vocab().values())
         self._lock = asyncio.Lock()
-        self._waiting = 0
         self._process: EmbeddingProcess | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._computing = False
@@ -71,19 +72,12 @@ class EmbeddingModel:
         """Vectors in the order of `inputs`. `truncate`: what is too long is cut, not refused. `dimensions`: only the
         first ones.
 
-        Raises ApiError: 400 for no, too many, empty or too long inputs, 429 if too many requests wait, 503 if the model
+        Raises ApiError: 400 for no, too many, empty or too long inputs, 429 if no place is free, 503 if the model
         fails.
         """
         if not 0 < len(inputs) <= MOST_INPUTS:
             raise _wrong(f"`input` holds {len(inputs)} inputs: give 1 to {MOST_INPUTS}.")
-        if self._waiting >= _MOST_WAITING:
-            raise ApiError(
-                429,
-                f"{self._waiting} requests wait for the embedding model: try again in a moment.",
-                headers={"retry-after": str(_RETRY_SECONDS)},
-            )
-        self._waiting += 1
-        try:
+        with self._limit.take(1):
             async with self._lock:
                 self._stay()
                 try:
@@ -91,8 +85,6 @@ class EmbeddingModel:
                     vectors = await self._ask(rows)
                 finally:
                     self._leave()
-        finally:
-            self._waiting -= 1
         if dimensions is not None:
             vectors = await asyncio.to_thread(_shortened, vectors, dimensions)
         return Embedded(vectors, sum(map(len, rows)))

@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import body, unless_gone
+from orchestrator.http.access.disconnects import unless_gone
+from orchestrator.http.body_reading import read_body
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
-from orchestrator.http.embeddings.request import EmbeddingRequest
+from orchestrator.http.embeddings.request import EmbeddingRequest, Input
 from orchestrator.http.errors import ApiError
 from orchestrator.http.request_bodies import decoded
 
@@ -28,9 +29,9 @@ class EmbeddingRoutes:
         return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
 
     async def embeddings(self, request: Request) -> Response:
-        question = decoded(await body(request), EmbeddingRequest)
+        question, inputs = await read_body(request, _read)
         model = named(self._model, question.model)
-        found = await unless_gone(request, model.embed(question.inputs, dimensions=question.dimensions))
+        found = await unless_gone(request, model.embed(inputs, dimensions=question.dimensions))
         return await asyncio.to_thread(_answer, model.name, found, question.encoding_format == "base64")
 
 
@@ -54,6 +55,11 @@ def named(model: EmbeddingModel | None, name: str | None) -> EmbeddingModel:
 def json_response(content: Any) -> Response:
     """Many numbers take a while: for a thread."""
     return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _read(content: bytes) -> tuple[EmbeddingRequest, Sequence[Input]]:
+    question = decoded(content, EmbeddingRequest)
+    return question, question.inputs
 
 
 def _answer(name: str, found: Embedded, packed: bool) -> Response:

@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.core.models.events import ModelName, Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
+from orchestrator.http.body_reading import read_content
 from orchestrator.http.errors import ApiError
 from orchestrator.http.models.host import Lease, LoadedModel, ModelHost
 from orchestrator.http.models.progress import StreamForm, message_of
@@ -50,7 +51,7 @@ class Dispatch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         content = await body(request)
-        asked = decoded(content, Asked)
+        asked = await read_content(request, content, lambda content: decoded(content, Asked))
         name = self._name_of(asked)
         early = self._early(name, asked)
         if early is not None:

@@ -72,7 +72,7 @@ class ModelsServer:
         self._figures = figures
         self._store = store
         self._created = int(time.time())
-        self._embedding = embedding_model(settings)
+        self._embedding = embedding_model(settings, figures.limit)
         self._owners: Mapping[str, OfferedModel] = {name: model for model in models for name in model.names}
         facts = {"models": list(self._owners), "chat": True, "defaults": settings.defaults}
         self._live = Live(LatestModel(host), LatestModelHealth(host), facts)

@@ -36,7 +36,11 @@ class Metrics:
             "target_busy": _summary("target_busy_share", "Share of decoding time that the target worked", registry),
             "draft_busy": _summary("draft_busy_share", "Share of decoding time that the draft worked", registry),
         }
-        queue = Gauge("launch_pipeline_open_generations", "Generations that hold a place", registry=registry)
+        queue = Gauge(
+            "launch_pipeline_open_generations",
+            "Places taken by generations, counts of tokens and embeddings",
+            registry=registry,
+        )
         queue.set_function(lambda: limit.taken)
         Gauge("launch_pipeline_places", "Generations that may be open at once", registry=registry).set(limit.most)
         self._waiting = Gauge("launch_pipeline_queue", "Open generations without any text yet", registry=registry)

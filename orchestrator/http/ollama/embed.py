@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import body, unless_gone
+from orchestrator.http.access.disconnects import unless_gone
+from orchestrator.http.body_reading import read_body
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.routes import json_response, named
 from orchestrator.http.ollama.names import own_name
@@ -48,7 +49,7 @@ class EmbedRoutes:
         ]
 
     async def embed(self, request: Request) -> Response:
-        question = decoded(await body(request), _EmbedRequest)
+        question = await read_body(request, lambda content: decoded(content, _EmbedRequest))
         model = named(self._model, own_name(question.model or question.name))
         inputs = [question.input] if isinstance(question.input, str) else question.input
         found = await unless_gone(
@@ -57,7 +58,7 @@ class EmbedRoutes:
         return await asyncio.to_thread(_answer, model.name, found)
 
     async def older_embeddings(self, request: Request) -> Response:
-        question = decoded(await body(request), _OlderRequest)
+        question = await read_body(request, lambda content: decoded(content, _OlderRequest))
         model = named(self._model, own_name(question.model or question.name))
         found = await unless_gone(request, model.embed([question.prompt], truncate=True))
         return json_response({"embedding": list(found.vectors[0])})

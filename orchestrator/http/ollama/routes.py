@@ -1,25 +1,30 @@
 """/api/chat and /api/generate: the routes of Ollama's API that a model answers."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import body
+from orchestrator.http.body_reading import read_body
 from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.errors import unsupported
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
 from orchestrator.http.ollama.names import keep_seconds, own_name
 from orchestrator.http.ollama.request import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
+from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.http.preparation import Prepared
 from orchestrator.http.request_bodies import decoded
-from orchestrator.http.server import Prepared, Server
+from orchestrator.http.server import Server
 from orchestrator.http.streaming import EventStream
 from orchestrator.text.answer.answer_format import MarkedParser
+from protocol.messages.grammar import Grammar
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
+_RawCompletion: TypeAlias = tuple[CompletionRequest, Grammar | None]
 
 
 class OllamaRoutes:
@@ -31,18 +36,18 @@ class OllamaRoutes:
         return [Route(CHAT, self.chat, methods=["POST"]), Route(GENERATE, self.generate, methods=["POST"])]
 
     async def chat(self, request: Request) -> Response:
-        question = decoded(await body(request), OllamaChatRequest)
-        if not question.messages:
+        question, asked = await read_body(request, _chat)
+        if asked is None:
             return await self._empty(question, chat=True)
-        return await self._converse(request, question, question.chat(), chat=True)
+        return await self._converse(request, question, asked, chat=True)
 
     async def generate(self, request: Request) -> Response:
-        question = decoded(await body(request), OllamaGenerateRequest)
-        if not question.prompt:
+        question, asked = await read_body(request, _generation)
+        if asked is None:
             return await self._empty(question, chat=False)
-        if question.raw:
-            return await self._continue(request, question)
-        return await self._converse(request, question, question.chat(), chat=False)
+        if isinstance(asked, ChatRequest):
+            return await self._converse(request, question, asked, chat=False)
+        return await self._continue(request, *asked)
 
     async def _converse(self, request: Request, question: OllamaRequest, asked: ChatRequest, *, chat: bool) -> Response:
         name = self._server.model_name(asked.model)
@@ -55,8 +60,7 @@ class OllamaRoutes:
 
         return _lines(await self._server.converse(request, asked, answer))
 
-    async def _continue(self, request: Request, question: OllamaGenerateRequest) -> Response:
-        asked, grammar = question.completion()
+    async def _continue(self, request: Request, asked: CompletionRequest, grammar: Grammar | None) -> Response:
         name = self._server.model_name(asked.model)
 
         def renderer(_: Sequence[Sequence[int]]) -> OllamaAnswer:
@@ -78,6 +82,20 @@ class OllamaRoutes:
         if not gone:
             await self._server.require()
         return JSONResponse(empty_line(name, chat=chat, done=True, done_reason="unload" if gone else "load"))
+
+
+def _chat(content: bytes) -> tuple[OllamaChatRequest, ChatRequest | None]:
+    """The request, and the chat that it stands for, if it has messages."""
+    question = decoded(content, OllamaChatRequest)
+    return question, question.chat() if question.messages else None
+
+
+def _generation(content: bytes) -> tuple[OllamaGenerateRequest, ChatRequest | _RawCompletion | None]:
+    """The request, and the chat or the completion that it stands for, if it has a prompt."""
+    question = decoded(content, OllamaGenerateRequest)
+    if not question.prompt:
+        return question, None
+    return question, question.completion() if question.raw else question.chat()
 
 
 def _loading(request: Request) -> float:

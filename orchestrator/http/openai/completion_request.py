@@ -32,6 +32,11 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return [each for each in self.prompt if not isinstance(each, int)]
 
     @property
+    def prompt_count(self) -> int:
+        """As the first element has it; a mixed list is refused by `prompts`."""
+        return 1 if isinstance(self.prompt, str) or isinstance(next(iter(self.prompt), None), int) else len(self.prompt)
+
+    @property
     def limit(self) -> int | None:
         # The pipeline generates at least one token.
         return 1 if self.silent else self.max_tokens

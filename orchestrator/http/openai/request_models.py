@@ -17,6 +17,8 @@ from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS
 from protocol.messages.grammar import Grammar
 
 MOST_CHOICES = 16
+MOST_MESSAGES = 10_000
+"""Of a chat; a template may compare each with those before it."""
 _IGNORED: tuple[object, ...] = (None, False, 0, [], {})
 
 
@@ -40,6 +42,10 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
     @property
     def choices(self) -> int:
         return self.n or 1
+
+    @property
+    def prompt_count(self) -> int:
+        return 1
 
     @property
     def with_usage(self) -> bool:
@@ -67,7 +73,7 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1)]
+    messages: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None

@@ -9,6 +9,7 @@ from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
 from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.grammar import Grammar
+from protocol.sampling.schema_bounds import surely_longer
 
 _ANY_OBJECT = {"type": "object"}
 Json = Mapping[str, Any]
@@ -86,6 +87,8 @@ def _function(tool: Json) -> Json:
 
 
 def _grammar(param: str, schema: Json | bool) -> Grammar:
+    if surely_longer(schema, MAX_SCHEMA):
+        raise _wrong(param, f"The schema in {param} is too long: the limit is {MAX_SCHEMA:,} characters.")
     try:
         text = json.dumps(schema)
     except RecursionError as error:

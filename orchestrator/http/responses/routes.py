@@ -1,5 +1,7 @@
 """/v1/responses: the routes of OpenAI's Responses API, and the memory of responses that later requests refer to."""
 
+import asyncio
+import threading
 import time
 import uuid
 from collections import OrderedDict
@@ -11,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import body
+from orchestrator.http.body_reading import read_body
 from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.content import AnswerContent
@@ -22,6 +24,7 @@ from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.input_items import page, stored_item
 from orchestrator.http.responses.request import Items
 from orchestrator.http.responses.request import Response as Question
+from orchestrator.http.responses.tools import OfferedTools
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 
@@ -45,9 +48,8 @@ class ResponsesRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        question = decoded(await body(request), Question)
-        before = self._before(question)
-        chat, tools = question.chat(before), question.offered
+        # In a thread however short: what it continues may be long.
+        question, before, chat, tools = await read_body(request, self._read, aside=True)
         head = self._head(question, chat)
         # A stream that waited for its model has begun this response.
         head["id"] = getattr(request.state, "response_id", head["id"])
@@ -71,15 +73,17 @@ class ResponsesRoutes:
         return await self._server.converse(request, chat, answer)
 
     async def count(self, request: Request) -> Response:
-        question = decoded(await body(request), Question)
-        chat = question.chat(self._before(question))
+        _, _, chat, _ = await read_body(request, self._read, aside=True)
         self._server.model_name(chat.model)
-        tokens = await self._server.chat_tokens(chat)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
+        tokens = await self._server.chat_tokens(request, chat)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
-    def _before(self, question: Question) -> Items:
+    def _read(self, content: bytes) -> tuple[Question, Items, ChatRequest, OfferedTools]:
+        """The request, the items that it continues, the chat that it stands for, and its tools."""
+        question = decoded(content, Question)
         id = question.previous_response_id
-        return [] if id is None else self._store.get(id, 400, "previous_response_id").items
+        before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
+        return question, before, question.chat(before), question.offered
 
     def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""
@@ -124,12 +128,13 @@ class StoredResponses:
         """Return a stored response, or delete it."""
         id = request.path_params["id"]
         if request.method != "DELETE":
-            return JSONResponse(self._store.get(id).answer)
+            return await asyncio.to_thread(lambda: JSONResponse(self._store.get(id).answer))
         self._store.delete(id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
-        return JSONResponse(page(self._store.get(request.path_params["id"]).input, request.query_params))
+        id, query = request.path_params["id"], request.query_params
+        return await asyncio.to_thread(lambda: JSONResponse(page(self._store.get(id).input, query)))
 
 
 class StoredTurn(msgspec.Struct):
@@ -145,39 +150,49 @@ class StoredTurn(msgspec.Struct):
 
 
 class ResponseStore:
-    """Holds the responses that fit into `most_bytes`; the least recently used ones are dropped. Pure."""
+    """Holds the responses that fit into `most_bytes`; the least recently used ones are dropped. For any thread."""
 
     def __init__(self, most_bytes: int = _STORE_BYTES) -> None:
         self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        """Of what follows. Nobody encodes or decodes while holding it."""
         self._turns: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
 
     def add(self, id: str, answer: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
         encoded = msgspec.json.encode({"answer": answer, "items": items})
-        self._turns[id] = encoded
-        self._bytes += len(encoded)
-        while self._bytes > self._most_bytes:
-            self._drop(next(iter(self._turns)))
+        with self._lock:
+            self._turns[id] = encoded
+            self._bytes += len(encoded)
+            while self._bytes > self._most_bytes:
+                _, dropped = self._turns.popitem(last=False)
+                self._bytes -= len(dropped)
 
     def get(self, id: str, status: int = 404, param: str | None = None) -> StoredTurn:
         """Raises ApiError with `status` for a response that was not stored or was dropped."""
-        if id not in self._turns:
-            raise ApiError(
-                status,
-                f"This server does not hold response {id!r} (any more): send the conversation itself as input.",
-                code="previous_response_not_found" if param else "not_found",
-                param=param,
-            )
-        self._turns.move_to_end(id)
-        return msgspec.json.decode(self._turns[id], type=StoredTurn)
+        with self._lock:
+            encoded = self._turns.get(id)
+            if encoded is None:
+                raise _unknown(id, status, param)
+            self._turns.move_to_end(id)
+        return msgspec.json.decode(encoded, type=StoredTurn)
 
     def delete(self, id: str) -> None:
         """Raises ApiError 404 for a response that is not stored."""
-        self.get(id)
-        self._drop(id)
+        with self._lock:
+            encoded = self._turns.pop(id, None)
+            if encoded is None:
+                raise _unknown(id, 404, None)
+            self._bytes -= len(encoded)
 
-    def _drop(self, id: str) -> None:
-        self._bytes -= len(self._turns.pop(id))
+
+def _unknown(id: str, status: int, param: str | None) -> ApiError:
+    return ApiError(
+        status,
+        f"This server does not hold response {id!r} (any more): send the conversation itself as input.",
+        code="previous_response_not_found" if param else "not_found",
+        param=param,
+    )
 
 
 def _first(*values: Any) -> Any:

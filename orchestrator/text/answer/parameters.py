@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from protocol.errors import InputError
+from protocol.messages.base import MAX_SCHEMA
 from protocol.sampling.schema_bounds import MOST_LEVELS
 
 Function: TypeAlias = Mapping[str, Any]
@@ -17,6 +18,8 @@ Types: TypeAlias = frozenset[str]
 ALL_TYPES: Types = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _DEFINITIONS = ("$defs", "definitions")
+_MOST_RESOLVED = 20_000
+"""Of one function. A schema may name another one twice, that a third one twice, and so on."""
 
 
 class Parameter(NamedTuple):
@@ -34,6 +37,13 @@ class Parameters:
         self.function: str = function["name"]
         self.schema: Mapping[str, Any] = function.get("parameters") or ANY_OBJECT
         self.strict = bool(function.get("strict"))
+        self._resolved = 0
+        self._characters = 0
+
+    @property
+    def spent(self) -> bool:
+        """Whether so much of the schema was looked at that it must refer to itself in many ways."""
+        return self._resolved > _MOST_RESOLVED
 
     def members(self, schema: Any = None) -> list[Parameter]:
         """Those that an object's schema names, in its order; without one those of the function."""
@@ -41,11 +51,12 @@ class Parameters:
         properties, required = schema.get("properties"), schema.get("required")
         if not isinstance(properties, Mapping):
             return []
-        needed = required if isinstance(required, list | tuple) else ()
+        needed = {name for name in required if isinstance(name, str)} if isinstance(required, list | tuple) else ()
         return [Parameter(name, one, name in needed) for name, one in properties.items()]
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
         """`schema`, or what its reference names. Empty if there is no such schema."""
+        self._resolved += 1
         for _ in range(MOST_LEVELS):
             reference = schema.get("$ref") if isinstance(schema, Mapping) else None
             if not isinstance(reference, str):
@@ -58,7 +69,7 @@ class Parameters:
 
     def types(self, schema: Any, level: int = 0) -> Types:
         """The types that the schema allows; all of them if it says nothing."""
-        if level > MOST_LEVELS:
+        if level > MOST_LEVELS or self.spent:
             return ALL_TYPES
         schema, types = self.resolved(schema), ALL_TYPES
         if isinstance(stated := schema.get("type"), str | list):
@@ -84,7 +95,7 @@ class Parameters:
         if schema.get("type") == "null":
             return [None]
         several = schema.get("anyOf") or schema.get("oneOf")
-        if not isinstance(several, list) or level > MOST_LEVELS:
+        if not isinstance(several, list) or level > MOST_LEVELS or self.spent:
             return None
         found = [self.choices(one, level + 1) for one in several]
         return None if None in found else [value for values in found for value in values or ()]
@@ -95,7 +106,14 @@ class Parameters:
         whole = self.schema if schema is None else schema
         if schema is not None and isinstance(schema, Mapping):
             whole = {**{name: self.schema[name] for name in _DEFINITIONS if name in self.schema}, **schema}
-        return json_schema(whole, lenient=not self.strict)
+        text = json_schema(whole, lenient=not self.strict)
+        # Each parameter's schema has all definitions.
+        self._characters += len(text)
+        if self._characters > MAX_SCHEMA:
+            raise InputError(
+                f"The schemas in the function {self.function!r} are too long: the limit is {MAX_SCHEMA:,} characters."
+            )
+        return text
 
     def refuse(self, name: str, schema: Any, keywords: Iterable[str]) -> None:
         """Raise InputError for a strict function whose schema has one of these keywords."""

@@ -43,7 +43,7 @@ class HttpServer(NamedTuple):
         """Whether models are loaded. Raises PipelineError if nothing answers, or the server can't serve."""
         answer = self._ask("/health")
         if self._field(answer, "status") == "failed":
-            reason = self._field(answer, "reason")
+            reason = self._field(answer, "reason") or "with its key it tells why"
             raise PipelineError(f"The server at {self.address} has failed ({reason}): start it again.")
         return self._field(answer, "status") != "loading"
 

@@ -101,7 +101,15 @@ def chunks(response: httpx.Response) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/v1/models/demo", COMPLETIONS, CHAT, EVENTS, "/none"])
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": KEY + "x"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"x-api-key": KEY + "x"},
+        {"authorization": f"Basic {KEY}", "x-api-key": ""},
+    ],
+)
 def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, headers: dict[str, str]):
     response = get(path, headers=headers)
 
@@ -113,7 +121,13 @@ def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, hea
 
 @pytest.mark.parametrize(
     "headers",
-    [*({"authorization": f"{scheme} {KEY}"} for scheme in ("Bearer", "bearer", "BEARER")), {"x-api-key": KEY}],
+    [
+        *({"authorization": f"{scheme} {KEY}"} for scheme in ("Bearer", "bearer", "BEARER")),
+        {"x-api-key": KEY},
+        {"x-api-key": KEY, "authorization": "Bearer another"},
+        {"x-api-key": KEY, "authorization": "Basic dXNlcjpwYXNz"},
+        {"x-api-key": "another", "authorization": f"Bearer {KEY}"},
+    ],
 )
 def test_the_key_opens_either_way(headers: dict[str, str]):
     assert get("/v1/models", headers=headers).json()["data"][0]["id"] == "demo"
@@ -575,6 +589,13 @@ def test_a_pipeline_that_does_not_serve_gives_the_reason(state: Any, status: str
     assert health.json()["reason"]
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, status)
     assert "retry-after" in answer.headers
+
+
+def test_who_has_no_key_learns_the_health_and_not_its_reason():
+    pipeline = FakePipeline(condition=replace(READY, failure="The target died: /home/me/log says why."))
+
+    assert get("/health", pipeline, headers={}).json() == {"status": "failed"}
+    assert get("/health", pipeline, headers={}, key=None).json()["reason"]
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])

@@ -6,6 +6,7 @@ import random
 import shutil
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,26 @@ def test_the_stop_string_that_was_complete_first_is_named():
 
     assert (scanner.push("zabc"), scanner.found) == (("z", False), None)
     assert (scanner.push("dx"), scanner.found) == (("", True), "abcd")
+
+
+def test_long_stop_strings_that_nearly_match_cost_little_a_piece():
+    stops = ["a" * 1023 + "b", *("a" * (300 + place) + "b" * 700 + "c" for place in range(63))]
+    scanner, began = StopScanner(stops), time.process_time()
+
+    emitted = "".join(scanner.push("aaaa")[0] for _ in range(500))
+
+    # Searching the held text again with each piece took five seconds.
+    assert time.process_time() - began < 1
+    assert emitted + scanner.flush() == "a" * 2000
+
+
+@pytest.mark.parametrize("stop", ["aabaaab", "abcabcabd", "aaaaab", "abacabadabacabae"])
+def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginnings(stop: str):
+    rng = random.Random(3)
+    for _ in range(200):
+        text = "".join(stop[: rng.randrange(len(stop))] for _ in range(8)) + stop
+        pieces = split(text, [rng.randrange(len(text)) for _ in range(5)])
+        assert scan(pieces, [stop, "aaaaaaab"]) == expected(text, [stop, "aaaaaaab"])
 
 
 def test_a_source_file_survives_random_batches(demo: TextCodec):

@@ -107,8 +107,8 @@ class BareObject(NamedTuple):
         return ("{", *_listed(members, ","), "}")
 
     def _value(self, schema: Any, name: str, parameters: Parameters, marks: Marks, level: int) -> Form:
-        if level > MOST_LEVELS:
-            raise InputError(f"The schema in tools is nested deeper than {MOST_LEVELS} levels.")
+        if level > MOST_LEVELS or parameters.spent:
+            raise InputError(f"The schema in tools is nested deeper than {MOST_LEVELS} levels, or in too many ways.")
         schema, choices = parameters.resolved(schema), parameters.choices(schema)
         if choices is not None:
             return (OneOf(tuple(self._choice(value, marks) for value in choices)),)

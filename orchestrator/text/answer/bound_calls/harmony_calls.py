@@ -7,7 +7,7 @@ before it. The answer without a call is a message on the channel `final`.
 from collections.abc import Iterable
 
 from orchestrator.text.answer.bound_calls.marks import Marks
-from orchestrator.text.answer.bound_calls.writers import Functions, bounded
+from orchestrator.text.answer.bound_calls.writers import Functions, bounded, require_small
 from orchestrator.text.answer.harmony import HARMONY_TOKENS
 from orchestrator.text.answer.parameters import Function, Parameters
 from orchestrator.text.tokenizer import TextCodec
@@ -24,17 +24,21 @@ class HarmonyCalls:
 
     def demanded(self, functions: Functions, *, several: bool) -> Grammar:
         """`several` has no effect."""
-        return self._grammar(map(self._call, functions))
+        return self._grammar(self._calls(functions))
 
     def optional(self, functions: Functions) -> Grammar:
-        return self._grammar([*map(self._call, functions), self._final(Text(never=HARMONY_TOKENS))])
+        return self._grammar([*self._calls(functions), self._final(Text(never=HARMONY_TOKENS))])
 
     def or_value(self, functions: Functions, schema: str, *, several: bool) -> Grammar:
-        return self._grammar([*map(self._call, functions), self._final(Json(schema))])
+        return self._grammar([*self._calls(functions), self._final(Json(schema))])
 
     def _grammar(self, forms: Iterable[Form]) -> Grammar:
         reasoning, spoken = (self._message(f"<|channel|>{channel}") for channel in ("analysis", "commentary"))
         return Grammar("", bounded(Calls(tuple(forms), opening=(OneOf((reasoning, ())), OneOf((spoken, ()))))))
+
+    def _calls(self, functions: Functions) -> list[Form]:
+        require_small(functions)
+        return [*map(self._call, functions)]
 
     def _call(self, function: Function) -> Form:
         recipient = f" to=functions.{function['name']}"

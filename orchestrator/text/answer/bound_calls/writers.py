@@ -21,7 +21,7 @@ from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Several
-from protocol.sampling.schema_bounds import MOST_LEVELS
+from protocol.sampling.schema_bounds import MOST_LEVELS, surely_longer
 
 Functions: TypeAlias = Sequence[Function]
 _LONGEST_NAME = 256
@@ -84,6 +84,7 @@ class StyledCalls:
         return Grammar(schema, self._calls(functions, repeats=several))
 
     def _calls(self, functions: Functions, *, repeats: bool, optional: bool = False) -> Calls:
+        require_small(functions)
         style, marks = self._style, self._marks
         forms = [self._whole(functions)] if style.arguments is None else [self._form(one) for one in functions]
         return bounded(
@@ -222,6 +223,12 @@ def _variant(name: str, template: ChatTemplate) -> str:
         case "glm47" if any(template.mentions(f"</arg_key>{line}<arg_value>") for line in ("\n", "\\n")):
             return "glm47 lines"
     return name
+
+
+def require_small(functions: Functions) -> None:
+    """Raises InputError for schemas longer than a grammar may be, before anything is made of them."""
+    if surely_longer([function.get("parameters") for function in functions], MAX_SCHEMA):
+        raise InputError(f"The schema in tools is too long: the limit is {MAX_SCHEMA:,} characters.")
 
 
 def bounded(calls: Calls) -> Calls:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import answering
 from orchestrator.http.embeddings.model import EmbeddingModel
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
@@ -38,6 +39,12 @@ def tokens(text: str) -> list[int]:
     return Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(text).ids
 
 
+def new_model(
+    settings: EmbeddingSettings, start: Callable[[EmbeddingCommand], EmbeddingProcess] = EmbeddingProcess
+) -> EmbeddingModel:
+    return EmbeddingModel(settings, AdmissionLimit(64), start)
+
+
 def asked(model: EmbeddingModel, conversation: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
     """Send requests to the routes of `model`, whose process then ends."""
 
@@ -52,7 +59,7 @@ def asked(model: EmbeddingModel, conversation: Callable[[httpx.AsyncClient], Awa
 
 
 def embed(path: str, body: Any, settings: EmbeddingSettings = SETTINGS) -> httpx.Response:
-    return asked(EmbeddingModel(settings), lambda client: client.post(path, json=body))
+    return asked(new_model(settings), lambda client: client.post(path, json=body))
 
 
 def message(response: httpx.Response) -> str:
@@ -103,7 +110,7 @@ def test_fewer_dimensions_are_the_first_ones_with_length_one():
 
 
 def test_ollama_gets_the_vectors_by_either_route():
-    model = EmbeddingModel(SETTINGS)
+    model = new_model(SETTINGS)
 
     async def both(client: httpx.AsyncClient) -> tuple[Any, Any]:
         new = await client.post(EMBED, json={"model": "vectors:latest", "input": TEXTS})
@@ -121,12 +128,28 @@ def test_many_requests_at_once_get_their_own_vectors():
     async def all_of(client: httpx.AsyncClient) -> list[httpx.Response]:
         return await asyncio.gather(*(client.post(OPENAI, json={"input": f"x = {n}"}) for n in range(20)))
 
-    for number, response in enumerate(asked(EmbeddingModel(SETTINGS), all_of)):
+    for number, response in enumerate(asked(new_model(SETTINGS), all_of)):
         (found,) = response.json()["data"]
         assert found["embedding"] == pytest.approx(vector(tokens(f"x = {number}")), abs=1e-6)
 
 
 # What is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(OPENAI, {"input": "x"}), (EMBED, {"input": "x"}), (OLDER, {"prompt": "x"})]
+)
+def test_a_request_takes_one_of_the_server_s_places(path: str, body: Any):
+    limit = AdmissionLimit(1)
+    model = EmbeddingModel(SETTINGS, limit)
+
+    async def full_then_free(client: httpx.AsyncClient) -> list[int]:
+        with limit.take(1):
+            refused = await client.post(path, json=body)
+        return [refused.status_code, *[(await client.post(path, json=body)).status_code for _ in range(2)]]
+
+    assert asked(model, full_then_free) == [429, 200, 200]
+    assert limit.taken == 0
 
 
 @pytest.mark.parametrize(
@@ -173,7 +196,7 @@ def test_a_token_beyond_the_models_embeddings_is_refused_though_the_tokenizer_ha
 def test_the_length_is_never_beyond_the_models_positions(short: EmbeddingSettings):
     (short.folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512}))
 
-    assert EmbeddingModel(short).context == 8
+    assert new_model(short).context == 8
 
 
 def test_another_models_name_is_not_found():
@@ -208,7 +231,7 @@ def counted() -> Iterator[tuple[list[EmbeddingProcess], Callable[[EmbeddingComma
 
 def test_it_starts_once_with_the_first_request():
     with counted() as (started, start):
-        model = EmbeddingModel(SETTINGS, start)
+        model = new_model(SETTINGS, start)
         assert not model.loaded
 
         async def several(client: httpx.AsyncClient) -> None:
@@ -227,7 +250,7 @@ def test_after_a_failure_the_next_request_gets_a_fresh_one(token: int, reason: s
             bodies = ({"input": [token]}, {"input": "x"})
             return [await client.post(OPENAI, json=body) for body in bodies]
 
-        failed, served = asked(EmbeddingModel(SETTINGS, start), failing)
+        failed, served = asked(new_model(SETTINGS, start), failing)
 
         assert (failed.status_code, served.status_code) == (503, 200)
         assert reason in message(failed)
@@ -259,7 +282,7 @@ def test_it_answers_a_server_with_more_than_a_thousand_connections():
 
 def test_a_server_that_ends_waits_for_no_model_and_starts_none():
     with counted() as (started, start):
-        model = EmbeddingModel(replace(SETTINGS, command=SILENT), start)
+        model = new_model(replace(SETTINGS, command=SILENT), start)
 
         async def ended() -> list[object]:
             requests = [asyncio.ensure_future(model.embed(["x"])) for _ in range(2)]
@@ -276,7 +299,7 @@ def test_a_server_that_ends_waits_for_no_model_and_starts_none():
 
 def test_it_ends_when_nobody_has_asked_for_a_while_and_starts_again():
     with counted() as (started, start):
-        model = EmbeddingModel(replace(SETTINGS, keep=0.01), start)
+        model = new_model(replace(SETTINGS, keep=0.01), start)
 
         async def twice(client: httpx.AsyncClient) -> None:
             await client.post(OPENAI, json={"input": "x"})
@@ -290,7 +313,7 @@ def test_it_ends_when_nobody_has_asked_for_a_while_and_starts_again():
 
 def test_it_ends_although_the_last_request_was_refused(short: EmbeddingSettings):
     with counted() as (started, start):
-        model = EmbeddingModel(replace(short, keep=0.01), start)
+        model = new_model(replace(short, keep=0.01), start)
 
         async def refused_while_due(client: httpx.AsyncClient) -> None:
             bodies = ({"input": "x"}, {"input": "import os\n" * 50_000})
@@ -303,7 +326,7 @@ def test_it_ends_although_the_last_request_was_refused(short: EmbeddingSettings)
 
 
 def test_a_client_that_leaves_leaves_the_process_to_the_next_one():
-    model = EmbeddingModel(SETTINGS)
+    model = new_model(SETTINGS)
 
     async def left() -> None:
         with closing(model):

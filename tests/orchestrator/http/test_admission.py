@@ -1,0 +1,127 @@
+"""Laws of places: whatever tokenizes a prompt takes one, and frees it when its client has gone or the server stops."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import ClientDisconnect, Request
+
+from orchestrator.http.access.disconnects import OpenWork
+from orchestrator.http.app import application
+from orchestrator.http.server import Server
+from orchestrator.http.settings import ServerSettings
+from tests.orchestrator.http.test_rules import CHAT, CODEC, COMPLETIONS, HELLO, SCOPE, TEMPLATE, receiving, talk
+from tests.support.fake_pipeline import FakePipeline
+
+COUNTS: list[tuple[str, Any]] = [
+    ("/v1/messages/count_tokens", HELLO),
+    ("/v1/responses/input_tokens", {"input": "Hello"}),
+]
+ASKED: list[tuple[str, Any]] = [
+    (CHAT, HELLO),
+    (COMPLETIONS, {"prompt": "Hello"}),
+    ("/v1/responses", {"input": "Hello"}),
+    ("/v1/messages", {**HELLO, "max_tokens": 1}),
+    ("/api/chat", HELLO),
+    *COUNTS,
+]
+
+
+class Tokenizing:
+    """Replaces a codec's `encode`, which waits until `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun = threading.Event()
+        self._encode = CODEC.encode
+
+    def __call__(self, text: str, special: bool = True) -> list[int]:
+        self.begun.set()
+        self.go.wait()
+        return self._encode(text, special)
+
+
+@pytest.fixture
+def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tokenizing]:
+    held = Tokenizing()
+    monkeypatch.setattr(CODEC, "encode", held)
+    yield held
+    held.go.set()
+
+
+@pytest.mark.parametrize(("path", "body"), COUNTS)
+def test_counting_tokens_takes_a_place_while_it_lasts(path: str, body: Any, tokenizing: Tokenizing):
+    async def ask(client: httpx.AsyncClient) -> list[int]:
+        first = asyncio.create_task(client.post(path, json=body))
+        await asyncio.to_thread(tokenizing.begun.wait)
+        second = await client.post(path, json=body)
+        tokenizing.go.set()
+        answers = [await first, second, await client.post(CHAT, json=HELLO)]
+        return [each.status_code for each in answers]
+
+    assert talk(ask, most_open=1) == [200, 429, 200]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+def test_a_client_that_goes_while_its_prompt_is_tokenized_frees_its_place(path: str, body: Any, tokenizing: Tokenizing):
+    async def leave() -> tuple[int, int]:
+        pipeline = FakePipeline()
+        server = Server(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
+        app, gone = application(server, ServerSettings(names=("demo",))), asyncio.Event()
+
+        async def send(_: Any) -> None:
+            pass
+
+        asking = asyncio.create_task(app({**SCOPE, "path": path}, receiving(body, gone), send))
+        await asyncio.to_thread(tokenizing.begun.wait)
+        taken = server.figures.limit.taken
+        gone.set()
+        await asking
+        freed = server.figures.limit.taken
+        tokenizing.go.set()
+        assert not pipeline.asked
+        return taken, freed
+
+    assert asyncio.run(leave()) == (1, 0)
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: Any, tokenizing: Tokenizing):
+    settings = ServerSettings(names=("demo",))
+
+    async def stopped() -> list[httpx.Response]:
+        server = Server(FakePipeline(), CODEC, TEMPLATE, settings)
+        transport = httpx.ASGITransport(app=application(server, settings))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            asking = asyncio.create_task(client.post(path, json=body))
+            await asyncio.to_thread(tokenizing.begun.wait)
+            server.stop()
+            # A further request may still come over an open connection.
+            answers = [await asking, await client.post(path, json=body)]
+            tokenizing.go.set()
+            return answers
+
+    for response in asyncio.run(stopped()):
+        assert response.status_code == 503
+        assert "The server was stopped" in response.text
+
+
+def test_work_that_is_done_is_returned_and_its_failure_raised():
+    async def check() -> None:
+        work, gone = OpenWork(), asyncio.Event()
+        request = Request(SCOPE, receiving({}, gone))
+        assert await work.unless_ended(request, asyncio.sleep(0, "done")) == "done"
+        with pytest.raises(ZeroDivisionError):
+            await work.unless_ended(request, _failing())
+        gone.set()
+        with pytest.raises(ClientDisconnect):
+            await work.unless_ended(request, asyncio.Event().wait())
+
+    asyncio.run(check())
+
+
+async def _failing() -> None:
+    raise ZeroDivisionError

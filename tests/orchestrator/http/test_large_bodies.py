@@ -1,0 +1,186 @@
+"""Laws of large bodies: they are read beside the event loop, one at a time, and what they hold is bounded."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.http import request_bodies
+from orchestrator.http.app import answering
+from orchestrator.http.embeddings.routes import EmbeddingRoutes
+from orchestrator.http.errors import ApiError
+from orchestrator.http.models.host import ModelHost
+from orchestrator.http.ollama.embed import EmbedRoutes
+from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.request_models import MOST_MESSAGES, ChatRequest
+from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
+from orchestrator.http.settings import ServerSettings
+from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, HELLO, post, talk
+from tests.support.fake_models import FakeModels
+
+LONG = "word " * (1 << 14)
+"""Longer than the bodies that need not wait."""
+
+
+def saying(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+def asking(content: Any) -> list[tuple[str, Any]]:
+    """Requests of each API whose messages have this content."""
+    return [
+        (CHAT, {"messages": saying(content)}),
+        ("/v1/responses", {"input": saying(content)}),
+        ("/v1/responses/input_tokens", {"input": saying(content)}),
+        ("/v1/messages", {"max_tokens": 1, "messages": saying(content)}),
+        ("/v1/messages/count_tokens", {"messages": saying(content)}),
+        ("/api/chat", {"messages": saying(content)}),
+    ]
+
+
+LONG_BODIES = [*asking(LONG), (COMPLETIONS, {"prompt": LONG}), ("/api/generate", {"prompt": LONG})]
+
+
+class Reading:
+    """Takes the place of the check of a body's bounds, with which all reading begins; long bodies wait for `go`."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, body: bytes) -> None:
+        if len(body) >= len(LONG):
+            self.threads.append(threading.current_thread())
+            self.go.wait()
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reading]:
+    held = Reading()
+    monkeypatch.setattr(request_bodies, "_require_bounds", held)
+    yield held
+    held.go.set()
+
+
+@pytest.mark.parametrize(("path", "body"), LONG_BODIES)
+def test_others_are_answered_while_long_bodies_are_read_one_at_a_time(path: str, body: Any, reading: Reading):
+    async def ask(client: httpx.AsyncClient) -> int:
+        long = [asyncio.create_task(client.post(path, json=body)) for _ in range(3)]
+        while not reading.threads:
+            await asyncio.sleep(0)
+        short = await client.post(CHAT, json=HELLO)
+        assert len(reading.threads) == 1
+        reading.go.set()
+        await asyncio.gather(*long)
+        return short.status_code
+
+    assert talk(ask) == 200
+    assert len(reading.threads) == 3
+    assert threading.main_thread() not in reading.threads
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed", "/api/embeddings"])
+def test_long_bodies_of_embeddings_are_read_beside_the_loop(path: str, reading: Reading):
+    reading.go.set()
+    routes = [*EmbeddingRoutes(None).routes, *EmbedRoutes(None).routes]
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=answering(routes, ServerSettings(names=("demo",))))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return (await client.post(path, json={"input": LONG, "prompt": LONG})).status_code
+
+    assert asyncio.run(ask()) == 501
+    assert reading.threads
+    assert threading.main_thread() not in reading.threads
+
+
+@pytest.mark.parametrize(("path", "body"), LONG_BODIES)
+def test_long_bodies_are_translated_beside_the_loop(path: str, body: Any, monkeypatch: pytest.MonkeyPatch):
+    threads: list[threading.Thread] = []
+    for kind in (ChatRequest, CompletionRequest):
+        monkeypatch.setattr(kind, "refuse_unsupported", lambda _: threads.append(threading.current_thread()))
+
+    post(path, body)
+
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_what_a_long_body_asks_of_several_models_is_read_beside_the_loop(reading: Reading):
+    reading.go.set()
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> int:
+        return (await client.post(COMPLETIONS, json={"model": "small", "prompt": LONG})).status_code
+
+    assert FakeModels().talk(ask) == 400
+    assert len(reading.threads) == 2
+    assert threading.main_thread() not in reading.threads
+
+
+@pytest.mark.parametrize(("path", "body"), asking([{"type": "text", "text": "x"}] * MOST_CONTAINERS))
+def test_too_many_parts_are_refused_before_they_are_decoded(path: str, body: Any):
+    response = post(path, body)
+
+    assert response.status_code == 400
+    assert "The body has more than 65,536 lists and objects: send fewer messages" in response.text
+
+
+def test_too_many_values_are_refused_before_they_are_decoded():
+    response = post(COMPLETIONS, {"prompt": [1] * (MOST_VALUES + 2)})
+
+    assert response.status_code == 400
+    assert f"more than {MOST_VALUES:,} values" in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (path, {**body, "input" if "input" in body else "messages": saying("x") * (MOST_MESSAGES + 1)})
+        for path, body in asking("x")
+    ],
+)
+def test_too_many_messages_are_refused_by_name(path: str, body: Any):
+    response = post(path, body)
+
+    assert response.status_code == 400
+    assert f"messages must be a list of length <= {MOST_MESSAGES}." in response.text
+    if path == "/v1/responses":
+        assert response.json()["error"]["param"] == "input"
+
+
+def test_brackets_and_commas_of_a_text_are_not_counted():
+    text = '[{"a\\": [1,\\\\"' * (MOST_CONTAINERS // 2)
+    body = json.dumps({"messages": saying(text + "," * MOST_VALUES)}).encode()
+
+    assert decoded(body, ChatRequest).messages[0]["content"].startswith(text)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.integers(0, 9), st.text('a"\\[]{},é', max_size=8)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('a"\\[{,', max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def containers(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + sum(map(containers, inner))
+
+
+@given(value=JSON, most=st.integers(1, 12), size=st.integers(1, 9), ascii_alone=st.booleans())
+def test_exactly_the_bodies_beyond_the_bound_are_refused(value: Any, most: int, size: int, ascii_alone: bool):
+    body = json.dumps({"messages": [{"role": "user", "x": value}]}, ensure_ascii=ascii_alone).encode()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_bodies, "MOST_CONTAINERS", most)
+        patch.setattr(request_bodies, "_SLICE", size)
+        beyond = containers(value) + 3 > most
+        with pytest.raises(ApiError, match="lists and objects") if beyond else nullcontext():
+            decoded(body, ChatRequest)
