@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.machine.disk_cache.chunks import CHUNK, chunk_names
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from protocol.kv.arena import Arena, ArenaChecksum
 from protocol.kv.arena_header import (
     HEADER_BYTES,
@@ -24,10 +24,19 @@ from protocol.kv.arena_header import (
     decode_header,
     encode_header,
 )
-from protocol.kv.cache_files import CacheFiles, disk_cache_folder, files_of, label_of, model_folders, touched
+from protocol.kv.cache_files import (
+    CacheFiles,
+    disk_cache_folder,
+    files_of,
+    label_of,
+    model_entries,
+    model_folders,
+    touched,
+)
 from protocol.security.private_files import read_private
 
 _SUFFIX = ".kv"
+_TRIES = 3
 
 
 class CachedModel(NamedTuple):
@@ -102,10 +111,40 @@ def cached_models() -> list[CachedModel]:
 
 
 def clear_disk_cache() -> int:
-    """Remove all of it; the number of bytes. A server that is at work goes on and keeps new turns."""
-    removed = sum(model.bytes for model in cached_models())
-    shutil.rmtree(disk_cache_folder(), ignore_errors=True)
+    """Remove all of it; the number of bytes. A server that is at work goes on and keeps new turns.
+
+    The cache's folder may be a link, but no link in it is followed. Raises PipelineError if something is left.
+    """
+    root = disk_cache_folder()
+    try:
+        entries = model_entries(root)
+    except OSError as error:
+        raise PipelineError(f"{root} can't be read ({error.strerror}): remove what is in it by hand.") from error
+    sizes = {model.folder: model.bytes for model in cached_models()}
+    left = {entry: reason for entry in entries if (reason := _removed(entry))}
+    removed = sum(size for folder, size in sizes.items() if folder not in left)
+    if left:
+        reasons = "; ".join(f"{entry} ({reason})" for entry, reason in left.items())
+        raise PipelineError(f"{removed / 1e9:.2f} GB removed, but these are left, to be removed by hand: {reasons}.")
     return removed
+
+
+def _removed(entry: Path) -> str:
+    """Remove a model's folder. Why that failed; empty if it is gone."""
+    if entry.is_symlink():
+        return f"a link to {entry.readlink()}, which is not followed"
+    for _ in range(_TRIES):
+        # A server that is at work may add a file meanwhile.
+        shutil.rmtree(entry, ignore_errors=True)
+        if not entry.exists():
+            return ""
+    try:
+        shutil.rmtree(entry)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _checked(content: bytes, arena: Arena) -> tuple[np.ndarray, np.ndarray]:
