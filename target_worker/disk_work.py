@@ -41,18 +41,12 @@ class DiskWork:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting) or self.computes
-
-    @property
-    def computes(self) -> bool:
-        """Whether a turn has arrays for which the disk is quick enough."""
-        return self._disk is not None and self._disk.waits
+        return bool(self._waiting) or (self._disk is not None and (self._disk.waits or self._disk.off))
 
     def read(self, sequence: TargetSequence) -> None:
         """Look for more of a new sequence's tokens than it has; it is not to be prefilled until `due` names it."""
         if self._disk is None:
             return
-        sequence.warning = self._disk.turned_off()
         reading = self._disk.read(sequence.prefix, sequence.prefilled)
         if reading is not None:
             self._waiting[sequence.start.sequence] = _Waiting(sequence, reading, self._clock())
@@ -81,7 +75,7 @@ class DiskWork:
             reading.give_up()
             sequence.warning = f"The disk cache took more than {_READING_SECONDS:.0f} s: its KV is not used."
             return
-        sequence.warning = sequence.warning or reading.warning
+        sequence.warning = reading.warning
         cache = self._empty()
         if self._disk.resume(cache, reading):
             sequence.begin_with(cache)
@@ -99,6 +93,10 @@ class DiskWork:
             return False
         self._disk.step()
         return True
+
+    def turned_off(self) -> str:
+        """Why the disk cache was turned off since the last call; empty if it was not."""
+        return "" if self._disk is None else self._disk.turned_off()
 
     def keep(self, sequence: TargetSequence) -> None:
         """Keep an ended sequence."""

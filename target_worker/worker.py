@@ -13,6 +13,7 @@ from protocol.messages.base import SequenceId, plain
 from protocol.messages.features import Features, Tap
 from protocol.messages.kv import KvRelease
 from protocol.messages.worker import (
+    CacheOff,
     Fault,
     Forest,
     FromWorker,
@@ -125,6 +126,9 @@ class TargetWorker:
         if self._saving.next is not None:
             self._at_work = (self._saving.next,)
             yield from self._saving.save()
+            return
+        if reason := self._disk.turned_off():
+            yield CacheOff(plain(reason)[:4000])
             return
         read = self._disk.due()
         if read is not None:

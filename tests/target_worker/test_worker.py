@@ -17,6 +17,7 @@ from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
+    CacheOff,
     Fault,
     Forest,
     FromWorker,
@@ -457,6 +458,7 @@ class _Disk:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.reason = ""
 
     @property
     def waits(self) -> bool:
@@ -465,8 +467,13 @@ class _Disk:
     def step(self) -> None:
         self.steps += 1
 
+    @property
+    def off(self) -> bool:
+        return bool(self.reason)
+
     def turned_off(self) -> str:
-        return ""
+        reason, self.reason = self.reason, ""
+        return reason
 
     def read(self, *_: object) -> Reading | None:
         return None
@@ -527,6 +534,15 @@ def test_a_prompt_that_was_read_from_disk_has_the_same_tokens():
     orchestrator = _Orchestrator(worker, _start())
 
     assert orchestrator.decode(lambda _: ((), ())) == list(_reference(_GREEDY))
+
+
+def test_a_disk_cache_that_is_turned_off_is_told_once_without_a_request():
+    disk = _HangingDisk()
+    worker = _worker(disk=disk)
+    disk.reason = "No space left on device"
+
+    assert _answers(worker, Ping(0)) == [CacheOff("No space left on device")]
+    assert not worker.has_work
 
 
 def test_an_ended_sequence_gives_its_reading_up():

@@ -35,7 +35,7 @@ class SnapshotCache:
 
     def __init__(self, fingerprint: str, device: str, model: str, shape: Shape, limit: int) -> None:
         """`fingerprint`: of the weights and the form of KV. `model`: what users call it. `shape`: of its sequences.
-        `limit`: bytes of all models on disk. A folder that can't be used turns it off, with a warning."""
+        `limit`: bytes of all models on disk. A folder that can't be used turns it off."""
         self._shape = shape
         self._jobs: deque[Iterator[tuple[Path, Part]]] = deque()
         self._kept: KeptPrefixes | None = None
@@ -101,8 +101,13 @@ class SnapshotCache:
         resume(sequence, reading.tokens[: found.tokens], [decoded(content) for content in found.chunks], rest)
         return found.tokens
 
+    @property
+    def off(self) -> bool:
+        """Whether it was turned off since the last `turned_off`."""
+        return bool(self._off)
+
     def turned_off(self) -> str:
-        """Why it is off since the last call; empty if nothing has changed."""
+        """Why it was turned off since the last call."""
         reason, self._off = self._off, ""
         return reason
 
@@ -139,8 +144,8 @@ class SnapshotCache:
 
     def _disable(self, reason: str) -> None:
         self._kept = None
-        self._off = f"The disk cache is off until the next start: {reason}"
-        log.warning("%s", self._off)
+        self._off = reason
+        log.warning("the disk cache is off: %s", reason)
 
 
 def _missing(files: dict[int, Path]) -> dict[int, Path]:
