@@ -81,8 +81,8 @@ class Orchestrator:
             DraftEngine(setup, self._session, self._workers.local, self._poller, time.monotonic()) if drafting else None
         )
         self._disk: DiskCache | None = None
-        if options.disk_cache > 0:
-            limits = int(options.disk_cache * 1e9), options.arena_memory << 20
+        if options.disk_cache_bytes:
+            limits = options.disk_cache_bytes, options.arena_memory << 20
             self._disk = DiskCache(*limits, self._epoch, NoticeSender(setup.life))
             self._poller.register(self._disk.fileno(), zmq.POLLIN)
         self._hellos: dict[Role, Hello] = {}

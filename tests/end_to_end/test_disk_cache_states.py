@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from mlx.utils import tree_flatten
 
 from orchestrator import Pipeline, SamplingParams
+from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.cli.commands.cache import cache as cache_command
 from orchestrator.machine.disk_cache.store import cached_models
 from orchestrator.runtime.notices import Notice
@@ -124,6 +125,16 @@ def test_a_killed_target_goes_on_from_the_disk(home: Path):
 
     assert result.tokens == expected
     assert result.statistics.adopted_tokens >= 512
+
+
+@pytest.mark.thorough
+def test_a_pipeline_that_keeps_no_kv_keeps_none_on_disk(home: Path):
+    with pytest.warns(IneffectiveOption):
+        pipeline = opened(random_target(home, "mamba2"), arena_memory=0)
+    with pipeline:
+        pipeline.generate(TOKENS, BOTH[0])
+
+    assert not disk_cache_folder().exists()
 
 
 @pytest.mark.thorough

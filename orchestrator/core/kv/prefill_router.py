@@ -38,7 +38,7 @@ class PrefillRouter:
         self._worker_up = False
         self._delegated: dict[SequenceId, Sequence] = {}
         """Sequences whose prompt a prefill worker was sent."""
-        self._disk = options.disk_cache > 0
+        self._disk = options.disk_cache_bytes > 0
         self._recalling: dict[SequenceId, Sequence] = {}
         """Sequences whose KV is being looked for on disk."""
         self._recalled: set[SequenceId] = set()

@@ -70,7 +70,9 @@ class ChunkStore:
         layout = replace(arena.layout, capacity=CHUNK)
         keys, values = (np.ascontiguousarray(half[:, :, rows]) for half in (arena.keys, arena.values))
         checksum = ArenaChecksum().extend(keys, values, CHUNK)
-        header = encode_header(ArenaHeader(layout, 0, arena.model, CHUNK, checksum)).ljust(HEADER_BYTES, b"\0")
+        header = encode_header(ArenaHeader(layout, _mark(file), arena.model, CHUNK, checksum)).ljust(
+            HEADER_BYTES, b"\0"
+        )
         self._kept.write(file, b"".join((header, keys.tobytes(), values.tobytes())))
 
     def kept(self, tokens: Sequence[int]) -> list[Path]:
@@ -88,7 +90,7 @@ class ChunkStore:
             content = read_private(file)
             if content is None:
                 raise ArenaMismatch(f"{file} has been removed.")
-            keys, values = _checked(content, arena)
+            keys, values = _checked(content, arena, _mark(file))
         except (ArenaError, InputError) as error:
             with suppress(OSError):
                 file.unlink()
@@ -147,8 +149,15 @@ def _removed(entry: Path) -> str:
     return ""
 
 
-def _checked(content: bytes, arena: Arena) -> tuple[np.ndarray, np.ndarray]:
+def _mark(file: Path) -> int:
+    """In place of an epoch: of its name, so that no copy of it under another name passes for other tokens."""
+    return int(file.stem[:16], 16)
+
+
+def _checked(content: bytes, arena: Arena, mark: int) -> tuple[np.ndarray, np.ndarray]:
     header = decode_header(content[:HEADER_BYTES], len(content))
+    if header.epoch != mark:
+        raise ArenaMismatch("it was written for other tokens.")
     if header.layout != replace(arena.layout, capacity=CHUNK) or header.model != arena.model:
         raise ArenaMismatch("it was written by another model.")
     count = header.layout.half_bytes // header.layout.dtype.size

@@ -69,16 +69,22 @@ class KeptPrefixes:
         return Prefix(0, [], [])
 
     def read(self, reading: Reading) -> None:
-        """The longest prefix that is whole, if it has LEAST_TOKENS more than the sequence has without it."""
+        """The longest prefix that is whole, if it has LEAST_TOKENS more than the sequence has without it.
+
+        Raises OSError if the disk fails.
+        """
         for _ in range(_TRIES):
             try:
                 prefix = self.longest(reading.tokens)
                 if prefix.tokens >= reading.beyond + LEAST_TOKENS:
                     chunks, rest = ([_read(file, reading) for file in files] for files in (prefix.chunks, prefix.rest))
                     reading.contents = Contents(prefix.tokens, chunks, rest[0] if rest else None)
-            except (PartDamaged, OSError) as error:
+            except PartDamaged as error:
                 log.warning("%s", error)
                 reading.warning = str(error)
+            except FileNotFoundError:
+                # The user has cleared the cache.
+                return
             except _GivenUp:
                 return
             else:

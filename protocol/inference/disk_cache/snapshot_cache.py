@@ -128,7 +128,10 @@ class SnapshotCache:
         while (reading := self._asked.get()) is not None:
             self._reading, kept = reading, self._kept
             if kept is not None:
-                kept.read(reading)
+                try:
+                    kept.read(reading)
+                except OSError as error:
+                    self._disable(_reason(error))
             self._reading = None
             reading.end()
 
@@ -140,12 +143,16 @@ class SnapshotCache:
             try:
                 self._kept.files.write(file, sealed(file.name, content))
             except (InputError, OSError) as error:
-                self._disable((error.strerror if isinstance(error, OSError) else None) or str(error))
+                self._disable(_reason(error))
 
     def _disable(self, reason: str) -> None:
         self._kept = None
         self._off = reason
         log.warning("the disk cache is off: %s", reason)
+
+
+def _reason(error: InputError | OSError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _missing(files: dict[int, Path]) -> dict[int, Path]:

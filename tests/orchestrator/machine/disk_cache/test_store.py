@@ -170,6 +170,16 @@ def test_another_models_file_under_this_name_is_refused(root: Path, empty: Arena
         kept.read(kept.kept(TOKENS)[0], empty, 0)
 
 
+def test_a_copied_file_of_other_tokens_is_refused(root: Path, arena: Arena, empty: Arena):
+    kept = store(root)
+    keep(kept, arena)
+    first, second, _ = kept.kept(TOKENS)
+    second.write_bytes(first.read_bytes())
+
+    with pytest.raises(ArenaError, match="other tokens"):
+        kept.read(second, empty, 1)
+
+
 def test_a_file_that_others_can_read_is_refused(root: Path, arena: Arena, empty: Arena):
     kept = store(root)
     keep(kept, arena)

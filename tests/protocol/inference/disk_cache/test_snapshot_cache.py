@@ -2,6 +2,7 @@
 used costs a prefill."""
 
 import errno
+import shutil
 import threading
 from collections.abc import Sequence
 from functools import cache, partial
@@ -300,16 +301,30 @@ def test_a_disk_that_hangs_holds_nobody_up_and_is_not_asked_again(monkeypatch: p
     cache.close()
 
 
-def test_a_disk_that_fails_costs_a_prefill(monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_fails_costs_a_prefill_and_turns_it_off(monkeypatch: pytest.MonkeyPatch):
     kept("mamba2", TOKENS[:620])
 
     def failing(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(KeptPrefixes, "longest", failing)
-    _, found = resumed(TOKENS)
+    cache = opened()
 
-    assert found == Resumed(0, "[Errno 5] Input/output error")
+    assert read(cache, TOKENS).contents is None
+    assert cache.turned_off() == "Input/output error"
+    assert cache.read(TOKENS, 0) is None
+    cache.close()
+
+
+def test_turns_are_kept_after_the_cache_was_cleared():
+    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
+    shutil.rmtree(disk_cache_folder())
+    assert read(cache, TOKENS).contents is None
+    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.close()
+
+    assert cache.turned_off() == ""
+    assert resumed(TOKENS)[1] == Resumed(620)
 
 
 def _hang(begun: threading.Event, go_on: threading.Event, file: Path) -> bytes | None:
