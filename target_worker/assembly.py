@@ -74,8 +74,8 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         keeps_kv=disk is not None,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
-    engine = TargetEngine(model, chunk, exchange, disk)
-    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20, rings)
+    engine = TargetEngine(model, chunk, exchange)
+    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20, rings, disk)
 
 
 def _replaying(setup: WorkerSetup) -> TargetWorker:

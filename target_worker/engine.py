@@ -6,7 +6,6 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
 
-from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
@@ -46,18 +45,11 @@ class TargetModel(Protocol):
 class TargetEngine:
     """A model with the noise of its vocabulary. Opens sequences and verifies their proposals."""
 
-    def __init__(
-        self,
-        model: TargetModel,
-        prefill_chunk: int = 512,
-        exchange: KvExchange | None = None,
-        disk: SnapshotCache | None = None,
-    ) -> None:
-        """Without `exchange` no KV is written to shared memory, without `disk` none to files."""
+    def __init__(self, model: TargetModel, prefill_chunk: int = 512, exchange: KvExchange | None = None) -> None:
+        """Without `exchange` no KV is written to shared memory."""
         self.model = model
         self.noise = Noise(model.vocabulary)
         self.prefill_chunk = prefill_chunk
-        self.disk = disk
         self._exchange = exchange
         self._grammars = Grammars(model.folder, model.vocabulary)
 
@@ -118,9 +110,6 @@ class TargetEngine:
 
     def _adopt(self, start: Start, shared: int) -> Adoption:
         reference = start.adopt
-        if self.disk is not None:
-            cache = self.model.sequence()
-            return Adoption(cache, *self.disk.resume(cache, start.tokens[:-1], shared))
         if reference is None or reference.tokens <= shared:
             return Adoption(self.model.sequence())
         if reference.tokens >= len(start.tokens):
@@ -209,8 +198,12 @@ class TargetSequence:
 
     def take_over(self, found: Found[TargetKv]) -> None:
         """Continue with another sequence's KV, which holds more of the same tokens."""
-        self.adopted += found.tokens - self.prefilled
-        self.cache = found.kv.first(found.tokens, found.exclusive)
+        self.begin_with(found.kv.first(found.tokens, found.exclusive))
+
+    def begin_with(self, cache: TreeSequence) -> None:
+        """Begin with KV of more of the same tokens."""
+        self.adopted += cache.committed - self.prefilled
+        self.cache = cache
 
     def prefill(self) -> None:
         """Evaluate one chunk of the tokens before the root."""

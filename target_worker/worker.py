@@ -7,19 +7,18 @@ from typing import NamedTuple
 import mlx.core as mx
 from msgspec.structs import replace
 
-from protocol.kv.prefix_cache import Found
+from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.kv.prefix_sharing import PrefixSharing
-from protocol.messages.base import MAX_NODES, SequenceId, plain
+from protocol.messages.base import SequenceId, plain
 from protocol.messages.features import Features, Tap
 from protocol.messages.kv import KvRelease
 from protocol.messages.worker import (
+    CacheOff,
     Fault,
     Forest,
     FromWorker,
     Hello,
     Prefilled,
-    Prefilling,
-    PromptLikelihoods,
     Start,
     Stop,
     ToWorker,
@@ -28,11 +27,13 @@ from protocol.messages.worker import (
 )
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import ForwardPart, Pacer
+from target_worker.disk_work import DiskWork
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
 from target_worker.faults import out_of_step, refused, too_little
 from target_worker.feature_rings import FeatureRings
 from target_worker.kv.target_kv import TargetKv
 from target_worker.kv_saving import KvSaving
+from target_worker.prompts import Prompts
 from target_worker.verification.acceptance import Acceptance
 from target_worker.verification.proposed_tree import ProposedTree, flaw
 
@@ -61,9 +62,10 @@ class TargetWorker:
         pacer: Pacer | None = None,
         prefix_cache: int = 0,
         rings: FeatureRings | None = None,
+        disk: SnapshotCache | None = None,
     ) -> None:
         """`prefix_cache`: bytes of KV of ended sequences; 0 turns off sharing between sequences. Without `rings`
-        nothing is recorded for drafts."""
+        nothing is recorded for drafts. `disk`: the cache of KV that no arena holds."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
@@ -74,8 +76,9 @@ class TargetWorker:
         self._rings = rings
         self._saving = KvSaving(clock)
         self._early: SequenceId | None = None
-        self._disk_turn = False
         """The sequence whose next forward is to begin before its Verify."""
+        self._prompts = Prompts(self._sequences, self._prefix_sharing, self._pacer, clock)
+        self._disk = DiskWork(disk, engine.model.sequence, clock)
         self._at_work: tuple[SequenceId, ...] = ()
         """Sequences whose KV the present call changes."""
         self._begun_again: set[SequenceId] = set()
@@ -108,13 +111,13 @@ class TargetWorker:
         return (
             self._early is not None
             or self._saving.next is not None
-            or (self._engine.disk is not None and self._engine.disk.waits)
+            or self._disk.has_work
             or any(sequence.prefilling for sequence in self._sequences.values())
         )
 
     def work(self) -> Iterator[FromWorker]:
-        """Begin an early forward, save one slice of a sequence, or evaluate one chunk of the next prompt, in turns with
-        what goes to disk."""
+        """Begin an early forward, save one slice of a sequence, take up what was read from disk, or evaluate one chunk
+        of the next prompt, in turns with what goes to disk."""
         if self._early is not None:
             self._at_work = (self._early,)
             self._sequences[self._early].begin_early(self._clock())
@@ -124,27 +127,32 @@ class TargetWorker:
             self._at_work = (self._saving.next,)
             yield from self._saving.save()
             return
-        waiting = [id for id, sequence in self._sequences.items() if sequence.prefilling]
-        self._disk_turn = not self._disk_turn or not waiting
-        if self._disk_turn and self._engine.disk is not None and self._engine.disk.waits:
-            self._at_work = ()
-            self._engine.disk.step()
+        if reason := self._disk.turned_off():
+            yield CacheOff(plain(reason)[:4000])
             return
-        began = self._clock()
-        id, found = self._next_prefill(waiting)
-        sequence = self._sequences[id] = self._sequences.pop(id)
-        self._at_work = (id,)
-        if found is not None:
-            sequence.take_over(found)
-        before, context = sequence.evaluated, sequence.prefilled
-        sequence.prefill()
-        self._pacer.prefill(began, sequence.evaluated - before, context)
-        sequence.seconds += self._clock() - began
-        if sequence.told:
-            yield from self._prompt_likelihoods(sequence, before)
-        if sequence.prefilling:
-            yield Prefilling(id, sequence.round, sequence.prefilled)
-        else:
+        read = self._disk.due()
+        if read is not None:
+            self._at_work = (read,)
+            self._disk.take_up(read)
+            if not self._sequences[read].prefilling:
+                yield self._prefilled(self._sequences[read])
+            return
+        waiting = [id for id, each in self._sequences.items() if each.prefilling and not self._disk.reads(id)]
+        self._at_work = ()
+        if self._disk.takes_turn(bool(waiting)):
+            return
+        if not waiting:
+            self._disk.wait()
+            return
+        yield from self._prefill(waiting)
+
+    def _prefill(self, waiting: Sequence[SequenceId]) -> Iterator[FromWorker]:
+        """Evaluate one chunk of one of the prompts."""
+        sequence, found = self._prompts.next(waiting)
+        self._at_work = (sequence.start.sequence,)
+        context = sequence.prefilled if found is None else found.tokens
+        yield from self._prompts.evaluate(sequence, found)
+        if not sequence.prefilling:
             yield self._prefilled(sequence)
         yield from self._features(sequence, context)
 
@@ -165,21 +173,6 @@ class TargetWorker:
             else:
                 self._begun_again.add(id)
                 yield Fault("lost", "The target ran out of memory and freed some: start the sequence again.", id)
-
-    def _next_prefill(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[TargetKv] | None]:
-        """As of `PrefixSharing`. A sequence that tells of its whole prompt takes no other's KV."""
-        telling = [id for id in waiting if self._sequences[id].sampling.prompt_logprobs]
-        if waiting[0] in telling:
-            return waiting[0], None
-        return self._prefix_sharing.next_prefill([id for id in waiting if id not in telling])
-
-    def _prompt_likelihoods(self, sequence: TargetSequence, first: int) -> Iterator[PromptLikelihoods]:
-        """Tell what the last prefill found, from the prompt's token `first` + 1 on."""
-        told, sequence.told = sequence.told, []
-        id = sequence.start.sequence
-        for begin in range(0, len(told), MAX_NODES):
-            some = tuple(told[begin : begin + MAX_NODES])
-            yield PromptLikelihoods(id, sequence.round, first + begin, some)
 
     def _prefilled(self, sequence: TargetSequence) -> Prefilled:
         self._saving.add(sequence)
@@ -228,6 +221,8 @@ class TargetWorker:
             sequence = self._engine.reopen(earlier, start, processors)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0
         self._sequences[start.sequence] = sequence
+        if not telling:
+            self._disk.read(sequence)
         if not sequence.prefilling:
             yield self._prefilled(sequence)
 
@@ -317,8 +312,7 @@ class TargetWorker:
         self._begun_again.discard(id)
         sequence = self._remove(id)
         if sequence is not None:
-            if self._engine.disk is not None:
-                self._engine.disk.keep(sequence.cache, sequence.prefix, sequence.start.prompt_tokens)
+            self._disk.keep(sequence)
             self._prefix_sharing.end(sequence)
 
     def _length(self, id: SequenceId) -> int:
@@ -333,6 +327,7 @@ class TargetWorker:
     def _remove(self, id: SequenceId) -> TargetSequence | None:
         """Remove a sequence. Its checkpoint stays."""
         self._saving.discard(id)
+        self._disk.discard(id)
         sequence = self._sequences.pop(id, None)
         if sequence is not None:
             sequence.drop_early()

@@ -170,7 +170,7 @@ class Pipeline(Client):
                 start_new_session=True,
             )
 
-        if self._on_notice is not None and setup.auto is not None:
+        if self._on_notice is not None:
             self._listener = threading.Thread(
                 target=_pass_on, args=(self._life, self._on_notice), daemon=True, name="notices"
             )

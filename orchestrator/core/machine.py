@@ -88,6 +88,11 @@ class Machine:
         """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
         return self._workers.workers()
 
+    @property
+    def kv_warnings(self) -> int:
+        """How often KV of other requests was offered and could not be used."""
+        return self.prefills.warnings + self.drafts.warnings
+
     def deadline(self) -> float | None:
         """When the next Tick is due at the latest; None if no Tick is needed."""
         times = (self._timeouts.deadline(), self.scheduler.wake_at, self.prefills.deadline())

@@ -90,3 +90,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def keeps_kv(self) -> bool:
         """Whether workers keep KV of ended requests."""
         return bool(self.arena_memory and self.prefix_cache_memory)
+
+    @property
+    def disk_cache_bytes(self) -> int:
+        """0 if nothing is kept on disk."""
+        return int(self.disk_cache * 1e9) if self.arena_memory else 0

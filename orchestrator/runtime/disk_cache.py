@@ -16,6 +16,7 @@ from orchestrator.core.commands import Keep, Recall
 from orchestrator.core.events import Recalled
 from orchestrator.machine.disk_cache.chunks import CHUNK, model_name
 from orchestrator.machine.disk_cache.store import ChunkStore, disk_cache_folder
+from orchestrator.runtime.notices import Notice, NoticeSender
 from protocol.errors import InputError
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError, ArenaLayout, ElementType, model_key
@@ -42,8 +43,12 @@ class _Keeping(NamedTuple):
 class DiskCache:
     """Answers each Recall with one Recalled. `fileno` is readable when there are answers."""
 
-    def __init__(self, limit: int, arena_limit: int, epoch: int) -> None:
-        """`limit`: bytes on disk; `arena_limit`: bytes of one arena, and of all that wait to be copied."""
+    def __init__(self, limit: int, arena_limit: int, epoch: int, notices: NoticeSender) -> None:
+        """`limit`: bytes on disk; `arena_limit`: bytes of one arena, and of all that wait to be copied. `notices` tells
+        the user why it is off."""
+        self.warnings = 0
+        """How often it was turned off."""
+        self._notices = notices
         self._limit = limit
         self._arena_limit = arena_limit
         self._epoch = epoch
@@ -81,6 +86,13 @@ class DiskCache:
         with self._changed:
             self._target, self._store = target, store
 
+    def turned_off(self, reason: str) -> None:
+        """It keeps and finds nothing until the target starts again; or that of a target that has its own files does."""
+        self.warnings += 1
+        log.warning("the disk cache is off: requests go on without it", reason=reason)
+        text = f"The disk cache is off until the next start: {reason.rstrip('.')}. Requests go on without it."
+        self._notices.send(Notice(text, "warning"))
+
     def keep(self, command: Keep) -> None:
         """Its arena may be unlinked at once: the memory stays until it is copied. A disk that is too slow for all turns
         keeps fewer."""
@@ -113,6 +125,7 @@ class DiskCache:
         self._thread.join(_LAST_SECONDS + 1.0)
         os.close(self._reader)
         os.close(self._writer)
+        self._notices.close()
 
     def _put(self, queue: deque[_Job], job: _Job) -> None:
         with self._changed:
@@ -202,10 +215,10 @@ class DiskCache:
 
     def _disable(self, reason: str) -> None:
         """Until another target is up."""
-        log.warning("the disk cache is off: requests go on without it", reason=reason)
         with self._changed:
             self._store = None
             self._keeping.clear()
+        self.turned_off(reason)
 
     def _layout(self, target: Hello, tokens: int) -> ArenaLayout:
         form = target.kv

@@ -27,7 +27,7 @@ from orchestrator.core.commands import (
     TellReading,
     TrialDecided,
 )
-from orchestrator.core.events import Event, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.subscribers import Subscribers
@@ -35,6 +35,7 @@ from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.disk_cache import DiskCache
 from orchestrator.runtime.draft_engine import DraftEngine
 from orchestrator.runtime.journal import Journal
+from orchestrator.runtime.notices import NoticeSender
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.local import DraftLost, WorkerEventOrError, WorkerRetired
@@ -44,7 +45,7 @@ from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
 from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
-from protocol.messages.worker import Hello, ToWorker
+from protocol.messages.worker import CacheOff, Hello, ToWorker
 
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
@@ -80,8 +81,9 @@ class Orchestrator:
             DraftEngine(setup, self._session, self._workers.local, self._poller, time.monotonic()) if drafting else None
         )
         self._disk: DiskCache | None = None
-        if options.disk_cache > 0:
-            self._disk = DiskCache(int(options.disk_cache * 1e9), options.arena_memory << 20, self._epoch)
+        if options.disk_cache_bytes:
+            limits = options.disk_cache_bytes, options.arena_memory << 20
+            self._disk = DiskCache(*limits, self._epoch, NoticeSender(setup.life))
             self._poller.register(self._disk.fileno(), zmq.POLLIN)
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
@@ -217,6 +219,9 @@ class Orchestrator:
                 if self._draft_engine is not None:
                     self._draft_engine.draft_up(incarnation, hello)
                 self._became_ready()
+            case Arrived(message=CacheOff(reason)):
+                if self._disk is not None:
+                    self._disk.turned_off(reason)
             case WorkerRetired(incarnation):
                 # It was ended on purpose, so it does not count as lost.
                 self._up.pop(incarnation, None)
@@ -253,6 +258,7 @@ class Orchestrator:
             down=tuple(role for role in self._hellos if role not in self._up.values()),
             lost=self._lost,
             level=target.level if target else "tree",
+            kv_warnings=self._machine.kv_warnings + (0 if self._disk is None else self._disk.warnings),
         )
 
     def _became_ready(self) -> None:

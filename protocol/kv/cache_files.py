@@ -4,6 +4,7 @@ Several processes may use one folder: files are never changed, and may vanish.
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from protocol.errors import InputError
 from protocol.paths import cache_folder
 from protocol.security.private_files import private_folder, write_private
 
 _LABEL = "model.json"
+_MODEL_NAME = re.compile(r"[0-9a-f]{32}")
+"""Of a model's folder. The user may have put other things beside them."""
 _LEFT = 0.9
 """Share of the limit that is left after a removal, so that not every file causes one."""
 _COUNTED = 32
@@ -56,6 +60,8 @@ class CacheFiles:
 
     def _make(self) -> None:
         private_folder(self._root)
+        if self.folder.is_symlink():
+            raise InputError(f"The folder {self.folder} is a link, which clearing does not follow: remove it.")
         private_folder(self.folder)
         write_private(self.folder / _LABEL, self._label)
 
@@ -86,8 +92,16 @@ def touched(file: Path) -> bool:
 
 def model_folders(root: Path) -> list[Path]:
     try:
-        return [entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()]
+        return [entry for entry in model_entries(root) if entry.is_dir() and not entry.is_symlink()]
     except OSError:
+        return []
+
+
+def model_entries(root: Path) -> list[Path]:
+    """What has the name of a model's folder, links included. Raises OSError for a folder that can't be read."""
+    try:
+        return [entry for entry in root.iterdir() if _MODEL_NAME.fullmatch(entry.name)]
+    except FileNotFoundError:
         return []
 
 

@@ -59,6 +59,9 @@ class PipelineState(Message, frozen=True):
     """Workers that went down so far; local ones are restarted."""
     level: Level = "tree"
     """What the target verifies in one forward."""
+    kv_warnings: int = 0
+    """How often so far KV of other requests was lost: arenas that were not adopted, files of the disk cache that were
+    not used, disks that were late, and disk caches that were turned off. Each costs a prefill, and no token."""
 
 
 class Reading(Message, frozen=True):

@@ -115,6 +115,12 @@ class Prefilled(Message, frozen=True):
     paced: Paced | None = None
 
 
+class CacheOff(Message, frozen=True):
+    """The target keeps no more KV on disk and finds none there, until it is started again."""
+
+    reason: PlainText
+
+
 class Prefilling(Message, frozen=True):
     """The target has read a part of the committed tokens before the root of `round`."""
 
@@ -296,7 +302,7 @@ class Shutdown(Message, frozen=True):
 
 
 FromWorker: TypeAlias = (
-    Hello | Prefilling | PromptLikelihoods | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
+    Hello | CacheOff | Prefilling | PromptLikelihoods | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
 )
 ToWorker: TypeAlias = (
     Start | Prefill | Reroot | Extend | Features | Verify | Forest | Tap | KvRelease | Stop | Ping | Shutdown

@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.machine.disk_cache.store import cached_models, disk_cache_folder
+from orchestrator.runtime.notices import Notice
 from tests.conftest import Reference
 from tests.support.processes import mark, remains, until
 
@@ -60,6 +61,7 @@ def test_a_torn_file_costs_a_prefill_and_no_token():
         file.write_bytes(file.read_bytes()[:-4] + b"torn")
     with opened() as pipeline:
         result = pipeline.generate(TOKENS, COLD)
+        assert pipeline.state().kv_warnings == 1
 
     assert (result.tokens, result.statistics.adopted_tokens) == (expected, 0)
 
@@ -67,10 +69,14 @@ def test_a_torn_file_costs_a_prefill_and_no_token():
 @pytest.mark.thorough
 def test_a_folder_that_others_can_enter_is_not_used_and_requests_go_on():
     disk_cache_folder().mkdir(parents=True, mode=0o755)
-    with opened() as pipeline:
+    told: list[Notice] = []
+    with opened(on_notice=told.append) as pipeline:
         first, second = (pipeline.generate(TOKENS, COLD) for _ in range(2))
+        warnings = pipeline.state().kv_warnings
 
     assert first.tokens == second.tokens
+    assert ["chmod 700" in notice.text for notice in told] == [True]
+    assert warnings == 1
     assert chunks() == 0
 
 

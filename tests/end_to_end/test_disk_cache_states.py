@@ -14,8 +14,10 @@ from click.testing import CliRunner
 from mlx.utils import tree_flatten
 
 from orchestrator import Pipeline, SamplingParams
+from orchestrator.api.sampling.ineffective import IneffectiveOption
 from orchestrator.cli.commands.cache import cache as cache_command
 from orchestrator.machine.disk_cache.store import cached_models
+from orchestrator.runtime.notices import Notice
 from protocol.kv.cache_files import disk_cache_folder
 from tests.support.models.architectures import configuration, tiny
 from tests.support.paths import DEMO_TARGET
@@ -94,8 +96,22 @@ def test_a_torn_state_costs_a_prefill_from_an_earlier_one_and_no_token(home: Pat
             file.write_bytes(file.read_bytes()[:-1])
     with opened(target) as pipeline:
         result = pipeline.generate(TOKENS, BOTH[0])
+        assert pipeline.state().kv_warnings == 1
 
     assert (result.tokens, result.statistics.adopted_tokens) == (expected, 512)
+
+
+@pytest.mark.thorough
+def test_the_user_is_told_once_of_a_folder_that_others_can_enter(home: Path):
+    disk_cache_folder().mkdir(parents=True, mode=0o755)
+    told: list[Notice] = []
+    with opened(random_target(home, "mamba2"), on_notice=told.append) as pipeline:
+        first, second = (pipeline.generate(TOKENS, BOTH[0]) for _ in range(2))
+        warnings = until(lambda: pipeline.state().kv_warnings)
+
+    assert first.tokens == second.tokens
+    assert ["chmod 700" in notice.text for notice in told] == [True]
+    assert warnings == 1
 
 
 @pytest.mark.thorough
@@ -109,6 +125,16 @@ def test_a_killed_target_goes_on_from_the_disk(home: Path):
 
     assert result.tokens == expected
     assert result.statistics.adopted_tokens >= 512
+
+
+@pytest.mark.thorough
+def test_a_pipeline_that_keeps_no_kv_keeps_none_on_disk(home: Path):
+    with pytest.warns(IneffectiveOption):
+        pipeline = opened(random_target(home, "mamba2"), arena_memory=0)
+    with pipeline:
+        pipeline.generate(TOKENS, BOTH[0])
+
+    assert not disk_cache_folder().exists()
 
 
 @pytest.mark.thorough

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.inference.disk_cache.snapshot_cache import Resumed
+from protocol.inference.disk_cache.reading import Reading
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
+    CacheOff,
     Fault,
     Forest,
     FromWorker,
@@ -49,11 +51,11 @@ _FILTERED = Sampling(
 _SAMPLINGS = {"greedy": _GREEDY, "hot": _HOT, "filtered": _FILTERED}
 
 
-def _worker(chunk: int = 3, level: Level = "tree", **changes: Any) -> TargetWorker:
+def _worker(chunk: int = 3, level: Level = "tree", disk: "_Disk | None" = None, **changes: Any) -> TargetWorker:
     ticks = count()
     model = tree_model(**changes)
     model.level = level
-    return TargetWorker(TargetEngine(model, chunk), lambda: float(next(ticks)), _HELLO)
+    return TargetWorker(TargetEngine(model, chunk), lambda: float(next(ticks)), _HELLO, disk=cast(Any, disk))
 
 
 def _start(tokens: Sequence[int] = _PROMPT, sampling: Sampling = _GREEDY, sequence: int = 1, round: int = 0) -> Start:
@@ -433,8 +435,8 @@ def test_no_forward_begins_early_while_another_prompt_waits():
 
 
 def test_a_prompt_is_prefilled_in_turns_with_what_goes_to_disk():
-    worker, disk = _worker(), _Disk()
-    worker._engine.disk = cast(Any, disk)
+    disk = _Disk()
+    worker = _worker(disk=disk)
     list(worker.handle(_start()))
     list(worker.handle(_start(sequence=2)))
 
@@ -456,6 +458,7 @@ class _Disk:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.reason = ""
 
     @property
     def waits(self) -> bool:
@@ -464,8 +467,99 @@ class _Disk:
     def step(self) -> None:
         self.steps += 1
 
-    def resume(self, *_: object) -> Resumed:
-        return Resumed(0)
+    @property
+    def off(self) -> bool:
+        return bool(self.reason)
+
+    def turned_off(self) -> str:
+        reason, self.reason = self.reason, ""
+        return reason
+
+    def read(self, *_: object) -> Reading | None:
+        return None
+
+
+class _HangingDisk(_Disk):
+    """It ends no reading by itself, and holds every prompt."""
+
+    most = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings: list[Reading] = []
+
+    def read(self, *asked: Any) -> Reading:
+        self.readings.append(Reading(*asked))
+        return self.readings[-1]
+
+    def resume(self, sequence: TreeSequence, reading: Reading) -> int:
+        sequence.prefill(reading.tokens[:5])
+        return 5
+
+    def keep(self, *_: object) -> None: ...
+
+
+def test_a_prompt_waits_for_the_disk_while_another_one_is_served():
+    disk = _HangingDisk()
+    worker = _worker(disk=disk)
+    other = _Orchestrator(worker, _start(sequence=2))
+    assert disk.readings[0].given_up
+    list(worker.handle(_start()))
+    verdict = list(worker.handle(other.verify()))
+
+    assert [type(reply) for reply in verdict] == [Verdict]
+    assert list(worker.work()) == []
+    disk.readings[1].end()
+    prefilled = _answers(worker, Ping(0))
+    assert [(each.adopted, each.tokens) for each in prefilled if isinstance(each, Prefilled)] == [(5, 2)]
+
+
+def test_a_prompt_is_prefilled_if_the_disk_is_late_and_its_tokens_are_the_same():
+    disk = _HangingDisk()
+    orchestrator = _Orchestrator(_worker(disk=disk), _start())
+
+    (prefilled,) = orchestrator.replies
+    assert isinstance(prefilled, Prefilled)
+    assert (prefilled.adopted, prefilled.tokens) == (0, len(_PROMPT) - 1)
+    assert "took more than 10 s" in prefilled.warning
+    assert disk.readings[0].given_up
+    assert orchestrator.decode(lambda _: ((), ())) == list(_reference(_GREEDY))
+
+
+def test_a_prompt_that_was_read_from_disk_has_the_same_tokens():
+    disk = _HangingDisk()
+    worker = _worker(disk=disk)
+    list(worker.handle(_start()))
+    disk.readings[0].end()
+    orchestrator = _Orchestrator(worker, _start())
+
+    assert orchestrator.decode(lambda _: ((), ())) == list(_reference(_GREEDY))
+
+
+def test_a_disk_cache_that_is_turned_off_is_told_once_without_a_request():
+    disk = _HangingDisk()
+    worker = _worker(disk=disk)
+    disk.reason = "No space left on device"
+
+    assert _answers(worker, Ping(0)) == [CacheOff("No space left on device")]
+    assert not worker.has_work
+
+
+def test_an_ended_sequence_gives_its_reading_up():
+    disk = _HangingDisk()
+    worker = _worker(disk=disk)
+    list(worker.handle(_start()))
+    list(worker.handle(Stop(SequenceId(1))))
+
+    assert disk.readings[0].given_up
+    assert not worker.has_work
+
+
+def test_a_prompt_whose_log_probabilities_are_told_is_not_read():
+    disk = _HangingDisk()
+    list(_worker(disk=disk).handle(_start(sampling=Sampling(logprobs=0, prompt_logprobs=True))))
+
+    assert disk.readings == []
 
 
 def test_a_verify_of_a_settled_round_is_ignored():

@@ -162,7 +162,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(("draft", "draft_engine"), _lends("target", "prefill"), "no draft is lent"),
     Rule(("prefill_engine",), _lends("target"), "a target is lent, which has no engine to choose"),
-    Rule(("disk_cache",), _is("arena_memory", 0), "it copies arenas, and without memory for them there are none"),
+    Rule(("disk_cache",), _is("arena_memory", 0), "that keeps no KV of ended requests anywhere"),
     Rule(("disk_cache",), _is("target_engine", "none"), "the KV of a target of another machine stays there"),
     Rule(("turn",), _is("concurrent", 1), "no other request can take the place"),
     Rule(

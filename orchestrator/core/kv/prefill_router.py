@@ -29,8 +29,8 @@ class PrefillRouter:
 
     def __init__(self, options: Options) -> None:
         self.warnings = 0
-        """Arenas that a target could not adopt, or did not survive adopting twice, and prompts that a prefill worker
-        gave up."""
+        """Arenas that a target could not adopt, or did not survive adopting twice, files of the disk cache that were
+        not used or not read in time, and prompts that a prefill worker gave up."""
         self._arenas = ArenaIndex(options.arena_memory << 20)
         self._suspected: set[str] = set()
         """Arenas whose adoption a target did not survive."""
@@ -38,7 +38,7 @@ class PrefillRouter:
         self._worker_up = False
         self._delegated: dict[SequenceId, Sequence] = {}
         """Sequences whose prompt a prefill worker was sent."""
-        self._disk = options.disk_cache > 0
+        self._disk = options.disk_cache_bytes > 0
         self._recalling: dict[SequenceId, Sequence] = {}
         """Sequences whose KV is being looked for on disk."""
         self._recalled: set[SequenceId] = set()
@@ -152,6 +152,7 @@ class PrefillRouter:
         """Let the target prefill overdue prompts; an overdue prefill worker gets no further prompt."""
         late = [id for id, sequence in self._recalling.items() if now >= sequence.prefill_deadline]
         begun = [command for id in late for command in self._begin_recalled(id, now)]
+        self.warnings += len(begun)
         overdue = [
             id for id, sequence in self._delegated.items() if self._awaits(id) and now >= sequence.prefill_deadline
         ]

@@ -10,6 +10,7 @@ from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.generation import OutputSource
 from orchestrator.http.monitoring.health import Condition
+from protocol.messages.client import PipelineState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -47,6 +48,11 @@ class Metrics:
         self._lost = Gauge(
             "launch_pipeline_worker_restarts", "Workers that went down; local ones are restarted", registry=registry
         )
+        self._kv_warnings = Counter(
+            "launch_pipeline_kv_warnings", "KV that could not be used or kept, for a prefill each", registry=registry
+        )
+        self._counted_warnings: dict[str, int] = {}
+        """By the session of a pipeline."""
         self._status = Gauge(
             "launch_pipeline_status", "1 for the status that /health reports", ["status"], registry=registry
         )
@@ -57,7 +63,13 @@ class Metrics:
             self._status.labels(status).set(status == condition.status)
         if condition.state is not None:
             self._lost.set(condition.state.lost)
+            self._count_warnings(condition.state)
         return generate_latest(self._registry)
+
+    def _count_warnings(self, state: PipelineState) -> None:
+        before = self._counted_warnings.get(state.session, 0)
+        self._counted_warnings[state.session] = state.kv_warnings
+        self._kv_warnings.inc(max(0, state.kv_warnings - before))
 
     def answered(self, route: str, status: int) -> None:
         self._requests.labels(route, status).inc()

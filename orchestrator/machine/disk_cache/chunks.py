@@ -10,7 +10,7 @@ from protocol.kv.arena_header import ArenaLayout
 
 CHUNK = RECALLED_TOKENS
 """Tokens whose KV one file holds."""
-_FORMAT = 1
+_FORMAT = 2
 
 
 def model_name(model: bytes, layout: ArenaLayout, computed_by: str) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.machine.disk_cache.chunks import CHUNK, chunk_names
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from protocol.kv.arena import Arena, ArenaChecksum
 from protocol.kv.arena_header import (
     HEADER_BYTES,
@@ -24,10 +24,19 @@ from protocol.kv.arena_header import (
     decode_header,
     encode_header,
 )
-from protocol.kv.cache_files import CacheFiles, disk_cache_folder, files_of, label_of, model_folders, touched
+from protocol.kv.cache_files import (
+    CacheFiles,
+    disk_cache_folder,
+    files_of,
+    label_of,
+    model_entries,
+    model_folders,
+    touched,
+)
 from protocol.security.private_files import read_private
 
 _SUFFIX = ".kv"
+_TRIES = 3
 
 
 class CachedModel(NamedTuple):
@@ -61,7 +70,9 @@ class ChunkStore:
         layout = replace(arena.layout, capacity=CHUNK)
         keys, values = (np.ascontiguousarray(half[:, :, rows]) for half in (arena.keys, arena.values))
         checksum = ArenaChecksum().extend(keys, values, CHUNK)
-        header = encode_header(ArenaHeader(layout, 0, arena.model, CHUNK, checksum)).ljust(HEADER_BYTES, b"\0")
+        header = encode_header(ArenaHeader(layout, _mark(file), arena.model, CHUNK, checksum)).ljust(
+            HEADER_BYTES, b"\0"
+        )
         self._kept.write(file, b"".join((header, keys.tobytes(), values.tobytes())))
 
     def kept(self, tokens: Sequence[int]) -> list[Path]:
@@ -79,7 +90,7 @@ class ChunkStore:
             content = read_private(file)
             if content is None:
                 raise ArenaMismatch(f"{file} has been removed.")
-            keys, values = _checked(content, arena)
+            keys, values = _checked(content, arena, _mark(file))
         except (ArenaError, InputError) as error:
             with suppress(OSError):
                 file.unlink()
@@ -102,14 +113,51 @@ def cached_models() -> list[CachedModel]:
 
 
 def clear_disk_cache() -> int:
-    """Remove all of it; the number of bytes. A server that is at work goes on and keeps new turns."""
-    removed = sum(model.bytes for model in cached_models())
-    shutil.rmtree(disk_cache_folder(), ignore_errors=True)
+    """Remove all of it; the number of bytes. A server that is at work goes on and keeps new turns.
+
+    The cache's folder may be a link, but no link in it is followed. Raises PipelineError if something is left.
+    """
+    root = disk_cache_folder()
+    try:
+        entries = model_entries(root)
+    except OSError as error:
+        raise PipelineError(f"{root} can't be read ({error.strerror}): remove what is in it by hand.") from error
+    sizes = {model.folder: model.bytes for model in cached_models()}
+    left = {entry: reason for entry in entries if (reason := _removed(entry))}
+    removed = sum(size for folder, size in sizes.items() if folder not in left)
+    if left:
+        reasons = "; ".join(f"{entry} ({reason})" for entry, reason in left.items())
+        raise PipelineError(f"{removed / 1e9:.2f} GB removed, but these are left, to be removed by hand: {reasons}.")
     return removed
 
 
-def _checked(content: bytes, arena: Arena) -> tuple[np.ndarray, np.ndarray]:
+def _removed(entry: Path) -> str:
+    """Remove a model's folder. Why that failed; empty if it is gone."""
+    if entry.is_symlink():
+        return f"a link to {entry.readlink()}, which is not followed"
+    for _ in range(_TRIES):
+        # A server that is at work may add a file meanwhile.
+        shutil.rmtree(entry, ignore_errors=True)
+        if not entry.exists():
+            return ""
+    try:
+        shutil.rmtree(entry)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _mark(file: Path) -> int:
+    """In place of an epoch: of its name, so that no copy of it under another name passes for other tokens."""
+    return int(file.stem[:16], 16)
+
+
+def _checked(content: bytes, arena: Arena, mark: int) -> tuple[np.ndarray, np.ndarray]:
     header = decode_header(content[:HEADER_BYTES], len(content))
+    if header.epoch != mark:
+        raise ArenaMismatch("it was written for other tokens.")
     if header.layout != replace(arena.layout, capacity=CHUNK) or header.model != arena.model:
         raise ArenaMismatch("it was written by another model.")
     count = header.layout.half_bytes // header.layout.dtype.size

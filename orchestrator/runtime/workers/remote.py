@@ -42,7 +42,7 @@ from protocol.messages.remote import (
     Workers,
     WorkerStatus,
 )
-from protocol.messages.worker import Fault, FromWorker, Hello, Pong, Prefill, Shutdown, Stop, ToWorker
+from protocol.messages.worker import CacheOff, Fault, FromWorker, Hello, Pong, Prefill, Shutdown, Stop, ToWorker
 from protocol.security.addresses import endpoint
 from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, own_keys
@@ -227,8 +227,9 @@ class RemoteWorkers:
                     self._probe(worker)
                 self._features.acknowledge(worker, pong)
                 yield Arrived(worker.role, worker.incarnation, pong)
-            case _ if worker.hello is None or isinstance(message, KvOffer | Features):
-                # A message before the Hello is invalid, and so is the name of another machine's shared memory.
+            case _ if worker.hello is None or isinstance(message, KvOffer | Features | CacheOff):
+                # A message before the Hello is invalid, and so is the name of another machine's shared memory. Nothing
+                # is kept on disk of another machine's target.
                 self.stale += 1
             case KvBlock() as block if worker.role == "prefill":
                 answer = self.intake.add(block, payload)

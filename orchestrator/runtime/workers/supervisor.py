@@ -221,16 +221,12 @@ class Supervisor:
             hosts=self._setup.target_hosts if role == "target" else None,
             owner=os.getpid() if self._setup.options.arena_memory else None,
             arena_memory=self._setup.options.arena_memory if role == "target" else 0,
-            disk_cache=self._disk_cache(role),
+            disk_cache=self._setup.options.disk_cache_bytes if role == "target" else 0,
             kv_bits=self._setup.options.kv_bits if role != "draft" else UNQUANTIZED,
             gpu_share=self._gpu_shares.get(role, 1.0),
             prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.keeps_kv else 0,
             trace=self._setup.trace,
         )
-
-    def _disk_cache(self, role: Role) -> int:
-        """Bytes."""
-        return int(self._setup.options.disk_cache * 1e9) if role == "target" else 0
 
     def _engine(self, seat: Seat) -> str:
         target = "recorded" if self._setup.target_texts else "mlx"

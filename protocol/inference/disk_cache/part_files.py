@@ -53,12 +53,17 @@ def sealed(name: str, content: bytes) -> bytes:
     return _MAGIC + _digest(name, content) + content
 
 
-def decoded(name: str, sealed: bytes) -> Part:
-    """The inverse of `encoded` and `sealed`. Raises PartDamaged."""
+def checked(name: str, sealed: bytes) -> bytes:
+    """The inverse of `sealed`. Raises PartDamaged."""
     begin = len(_MAGIC) + _DIGEST_BYTES
     content = sealed[begin:]
     if sealed[:begin] != _MAGIC + _digest(name, content):
         raise PartDamaged("it is torn, or of another model (its checksum is wrong).")
+    return content
+
+
+def decoded(content: bytes) -> Part:
+    """The inverse of `encoded`."""
     load: Any = mx.load
     arrays, metadata = load(io.BytesIO(content), format="safetensors", return_metadata=True)
     mx.eval(arrays)

@@ -11,7 +11,10 @@ from msgspec.structs import replace
 from starlette.applications import Starlette
 from structlog.testing import capture_logs
 
+from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import application
+from orchestrator.http.monitoring.health import Condition
+from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.request_bodies import MOST_LEVELS
 from orchestrator.http.server import Server
@@ -610,6 +613,17 @@ def test_a_pipeline_without_a_worker_is_degraded_and_serves(role: Any):
     metrics = get("/metrics", pipeline).text
     assert 'launch_pipeline_status{status="degraded"} 1.0' in metrics
     assert "launch_pipeline_worker_restarts 1.0" in metrics
+
+
+def test_kv_warnings_of_one_pipeline_after_another_are_counted():
+    metrics = Metrics(AdmissionLimit(1))
+    counts = [("a", 2), ("a", 3), ("b", 1), ("a", 3)]
+    states = [replace(READY, session=session, kv_warnings=count) for session, count in counts]
+
+    texts = [metrics.text(Condition("ok", state=state)).decode() for state in states]
+
+    told = [next(line for line in text.splitlines() if line.startswith("launch_pipeline_kv_w")) for text in texts]
+    assert told == [f"launch_pipeline_kv_warnings_total {count}.0" for count in (2, 3, 4, 4)]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -2,6 +2,7 @@
 
 import errno
 import select
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from structlog.testing import capture_logs
 from orchestrator.core.commands import Keep, Recall
 from orchestrator.core.events import Recalled
 from orchestrator.machine.disk_cache.chunks import CHUNK
-from orchestrator.machine.disk_cache.store import ChunkStore, cached_models, clear_disk_cache
+from orchestrator.machine.disk_cache.store import ChunkStore, cached_models, clear_disk_cache, disk_cache_folder
 from orchestrator.runtime.disk_cache import DiskCache
+from orchestrator.runtime.notices import Notice, NoticeSender, received
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.kv.arena import Arena
 from protocol.kv.segment_registry import owned
@@ -30,11 +32,32 @@ FORM = KvForm(LAYOUT.layers, LAYOUT.kv_heads, LAYOUT.head_size, int(LAYOUT.dtype
 TARGET = replace(modelled_hello("target"), kv=FORM, model_fingerprint="m")
 
 
+Lives = tuple[socket.socket, socket.socket]
+
+
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DiskCache]:
+def lives() -> Iterator[Lives]:
+    """The user's end, and the orchestrator's."""
+    user, life = socket.socketpair()
+    with user, life:
+        yield user, life
+
+
+def opened(arena_limit: int = 1 << 30, life: socket.socket | None = None) -> DiskCache:
+    return DiskCache(1 << 30, arena_limit, 5, NoticeSender(None if life is None else life.fileno()))
+
+
+def told(lives: Lives) -> list[Notice]:
+    """What the user was told until now."""
+    lives[1].shutdown(socket.SHUT_WR)
+    return list(received(lives[0]))
+
+
+@pytest.fixture
+def cache(lives: Lives, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DiskCache]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    made = DiskCache(1 << 30, 1 << 30, epoch=5)
+    made = opened(life=lives[1])
     yield made
     made.close()
     unlink_owned()
@@ -79,7 +102,7 @@ def test_a_turn_is_kept_although_its_arena_is_unlinked_at_once_and_comes_back(ca
 def test_the_end_waits_for_turns_that_are_being_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    cache = DiskCache(1 << 30, 1 << 30, epoch=5)
+    cache = opened()
     cache.set_target(TARGET)
     keep(cache)
     cache.close()
@@ -113,7 +136,7 @@ def test_a_target_that_keeps_its_kv_itself_is_left_alone(cache: DiskCache):
     assert logged == []
 
 
-def test_a_full_disk_turns_it_off_with_one_warning(cache: DiskCache, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_turns_it_off_with_one_warning(cache: DiskCache, lives: Lives, monkeypatch: pytest.MonkeyPatch):
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -126,6 +149,18 @@ def test_a_full_disk_turns_it_off_with_one_warning(cache: DiskCache, monkeypatch
         assert recalled(cache) == Recalled(ONE, None)
 
     assert [line["reason"] for line in logged] == ["No space left on device"]
+    assert cache.warnings == 1
+    off = "The disk cache is off until the next start: No space left on device. Requests go on without it."
+    assert told(lives) == [Notice(off, "warning")]
+
+
+def test_the_user_is_told_of_a_folder_that_others_can_enter(cache: DiskCache, lives: Lives):
+    disk_cache_folder().mkdir(parents=True, mode=0o755)
+    cache.set_target(TARGET)
+
+    (notice,) = told(lives)
+    assert "chmod 700" in notice.text
+    assert cache.warnings == 1
 
 
 def test_a_damaged_chunk_ends_what_is_read_and_is_counted(cache: DiskCache):
@@ -186,7 +221,7 @@ def test_no_more_turns_wait_than_one_arena_memory_holds(tmp_path: Path, monkeypa
         write(*arguments)
 
     monkeypatch.setattr(ChunkStore, "write", slow)
-    cache = DiskCache(1 << 30, 2 * LAYOUT.segment_bytes, epoch=5)
+    cache = opened(2 * LAYOUT.segment_bytes)
     cache.set_target(TARGET)
     keep(cache)
     assert begun.wait(20.0)

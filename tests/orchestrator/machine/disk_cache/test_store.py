@@ -1,5 +1,6 @@
 """Laws of the disk cache: what it gives back is what was kept, of these tokens and this model, or nothing."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from orchestrator.cli.app import cli
 from orchestrator.machine.disk_cache.chunks import CHUNK, chunk_names, model_name
 from orchestrator.machine.disk_cache.store import ChunkStore, cached_models, clear_disk_cache, disk_cache_folder
 from protocol.common_prefix import common_prefix
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError, ArenaLayout, ElementType, model_key
 from protocol.kv.segments import sweep
@@ -169,6 +170,16 @@ def test_another_models_file_under_this_name_is_refused(root: Path, empty: Arena
         kept.read(kept.kept(TOKENS)[0], empty, 0)
 
 
+def test_a_copied_file_of_other_tokens_is_refused(root: Path, arena: Arena, empty: Arena):
+    kept = store(root)
+    keep(kept, arena)
+    first, second, _ = kept.kept(TOKENS)
+    second.write_bytes(first.read_bytes())
+
+    with pytest.raises(ArenaError, match="other tokens"):
+        kept.read(second, empty, 1)
+
+
 def test_a_file_that_others_can_read_is_refused(root: Path, arena: Arena, empty: Arena):
     kept = store(root)
     keep(kept, arena)
@@ -237,3 +248,69 @@ def test_the_command_lists_and_clears(root: Path, arena: Arena):
     assert len(store(root).kept(TOKENS)) == 3
     assert "removed" in CliRunner().invoke(cli, ["cache", "clear", "--yes"]).output
     assert cached_models() == []
+
+
+def test_clearing_reaches_what_is_behind_a_link_in_place_of_the_folder_and_nothing_else(root: Path, arena: Arena):
+    elsewhere = root.parent.parent / "large"
+    (elsewhere / "pictures").mkdir(parents=True)
+    (elsewhere / "pictures" / "one").write_bytes(b"1")
+    elsewhere.chmod(0o700)
+    root.parent.mkdir(exist_ok=True)
+    root.symlink_to(elsewhere)
+    keep(store(root), arena)
+
+    assert clear_disk_cache() == 3 * FILE_BYTES
+    assert [file.name for file in elsewhere.rglob("*")] == ["pictures", "one"]
+
+
+def test_the_bound_counts_and_removes_the_caches_own_files_alone(root: Path, arena: Arena):
+    root.mkdir(mode=0o700, parents=True)
+    (root / "pictures").mkdir()
+    (root / "pictures" / "one").write_bytes(bytes(FILE_BYTES))
+
+    keep(store(root, limit=7 * FILE_BYTES // 2), arena)
+
+    assert (root / "pictures" / "one").exists()
+    assert len(store(root).kept(TOKENS)) == 3
+
+
+def test_clearing_follows_no_link_in_the_folder_and_says_what_is_left(root: Path, arena: Arena):
+    keep(store(root), arena)
+    elsewhere = root.parent / "moved"
+    (root / MODEL).rename(elsewhere)
+    (root / MODEL).symlink_to(elsewhere)
+    inner = root / ("0" * 32)
+    inner.mkdir()
+    (inner / "link").symlink_to(elsewhere)
+
+    cleared = CliRunner().invoke(cli, ["cache", "clear", "--yes"])
+
+    assert isinstance(cleared.exception, PipelineError)
+    assert f"{root / MODEL} (a link to {elsewhere}" in str(cleared.exception)
+    assert len(list(elsewhere.glob("*.kv"))) == 3
+    assert not inner.exists()
+
+
+def test_a_linked_folder_of_a_model_is_not_used(root: Path):
+    elsewhere = root.parent.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    root.mkdir(mode=0o700, parents=True)
+    (root / MODEL).symlink_to(elsewhere)
+
+    with pytest.raises(InputError, match="is a link"):
+        store(root)
+
+
+def test_clearing_says_what_could_not_be_removed(root: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch):
+    keep(store(root), arena)
+    remove = os.unlink
+
+    def refused(path: str, **where: int) -> None:
+        if path.endswith(".kv"):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        remove(path, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        with pytest.raises(PipelineError, match=r"^0\.00 GB.*Operation not permitted"):
+            clear_disk_cache()

@@ -25,7 +25,7 @@ from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.kv import KvOffer
 from protocol.messages.remote import MAX_PAYLOAD, FromRemote, KvBlock, Shipment
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Pong, Prefilled, ToWorker, Verdict
+from protocol.messages.worker import CacheOff, Fault, FromWorker, Grow, Hello, Pong, Prefilled, ToWorker, Verdict
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair
 from protocol.speculation.token_tree import node_id
@@ -52,6 +52,7 @@ MESSAGES: list[FromWorker] = [
     Fault("lost", "gone", ONE),
     Fault("refused", "no", ONE),
     KvOffer(ONE, "lp-0123456789abcdef0123", 2, 4096, 0.0),
+    CacheOff("full"),
     Pong(1.5, 7),
 ]
 FRAMES = [encode(message, STAMP) for message in MESSAGES]

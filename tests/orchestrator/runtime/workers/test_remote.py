@@ -30,7 +30,7 @@ from protocol.messages.kv import KvOffer
 from protocol.messages.plans import BestFirst
 from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToRemote, Welcome
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Start, Stop, ToWorker, Verdict
+from protocol.messages.worker import CacheOff, Fault, Grow, Hello, Ping, Pong, Start, Stop, ToWorker, Verdict
 from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
@@ -318,6 +318,17 @@ def test_a_draft_that_reads_tokens_alone_gets_no_features(server: Server):
     server.turn_until(lambda: got.extend(worker.receive(0)) or any(isinstance(m, Stop) for m in got))
 
     assert {type(message) for message in got} == {Ping, Stop}
+
+
+def test_another_machines_target_says_nothing_about_a_disk_cache(server: Server):
+    worker = server.worker(GUEST, server.welcome(GUEST, "target"))
+    worker.send(modelled_hello("target"))
+    worker.send(CacheOff("No space left on device"))
+    worker.send(Verdict(ONE, 0, (), 3, 0.1))
+    server.turn_until(lambda: Verdict in kinds(server.events))
+
+    assert CacheOff not in kinds(server.events)
+    assert server.remote.stale == 1
 
 
 def test_a_ring_named_by_another_machine_is_never_heard_of(server: Server):

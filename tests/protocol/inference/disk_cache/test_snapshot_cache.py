@@ -2,21 +2,25 @@
 used costs a prefill."""
 
 import errno
+import shutil
 import threading
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import pytest
 
-from protocol.inference.disk_cache import snapshot_cache
+from protocol.inference.disk_cache import kept_prefixes, snapshot_cache
+from protocol.inference.disk_cache.kept_prefixes import KeptPrefixes
+from protocol.inference.disk_cache.reading import Reading
 from protocol.inference.disk_cache.snapshot import CHUNK, Shape
-from protocol.inference.disk_cache.snapshot_cache import Resumed, SnapshotCache
+from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.cache_files import CacheFiles, disk_cache_folder
+from protocol.security.private_files import read_private
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 
 TOKENS = [(7 * place + place * place) % 50 + 1 for place in range(700)]
@@ -63,11 +67,29 @@ def kept(name: str, tokens: Sequence[int], fingerprint: str = "m") -> TreeSequen
     return sequence
 
 
+class Resumed(NamedTuple):
+    tokens: int
+    warning: str = ""
+
+
+def read(cache: SnapshotCache, tokens: Sequence[int], beyond: int = 0) -> Reading:
+    reading = cache.read(tokens, beyond)
+    assert reading is not None
+    assert reading.wait(60.0)
+    return reading
+
+
 def resumed(tokens: Sequence[int], name: str = "mamba2", **options: Any) -> tuple[TreeSequence, Resumed]:
     cache, sequence = opened(name, **options), model(name).sequence()
-    found = cache.resume(sequence, tokens, 0)
+    reading = read(cache, tokens)
+    found = Resumed(cache.resume(sequence, reading), reading.warning)
     cache.close()
     return sequence, found
+
+
+def prefixes(cache: SnapshotCache) -> KeptPrefixes:
+    assert cache._kept is not None
+    return cache._kept
 
 
 def files(suffix: str) -> list[Path]:
@@ -131,7 +153,7 @@ def test_what_another_model_or_device_kept_is_not_used(options: dict[str, Any]):
     for file in files(".state"):
         # Also not under a name that this model would look for.
         cache = opened(**options)
-        (disk_cache_folder() / cache._name / file.name).write_bytes(file.read_bytes())
+        (prefixes(cache).files.folder / file.name).write_bytes(file.read_bytes())
         cache.close()
 
     assert resumed(TOKENS, **options)[1] == Resumed(0)
@@ -168,8 +190,7 @@ def test_a_harmed_file_is_removed_and_told_once(harm: str):
 def test_a_torn_chunk_costs_what_is_behind_it():
     kept("deepseek_v3", TOKENS[:620])
     cache = opened("deepseek_v3")
-    assert cache._files is not None
-    second = cache._chunk_files(cache._files, TOKENS)[2 * CHUNK]
+    second = prefixes(cache).chunks(TOKENS)[2 * CHUNK]
     cache.close()
     second.write_bytes(b"")
 
@@ -195,10 +216,10 @@ def test_a_full_disk_turns_it_off_and_is_told_once(monkeypatch: pytest.MonkeyPat
     cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
     cache.keep(sequence, TOKENS[:620], PROMPT)
     cache.close()
-    told = [cache.resume(model("mamba2").sequence(), TOKENS, 0) for _ in range(2)]
 
-    assert "No space left" in told[0].warning
-    assert told[1] == Resumed(0)
+    assert "No space left" in cache.turned_off()
+    assert cache.turned_off() == ""
+    assert cache.read(TOKENS, 0) is None
 
 
 def test_a_folder_that_others_can_enter_is_not_used():
@@ -207,7 +228,8 @@ def test_a_folder_that_others_can_enter_is_not_used():
     cache.keep(sequence, TOKENS[:620], PROMPT)
     cache.close()
 
-    assert "chmod 700" in cache.resume(model("mamba2").sequence(), TOKENS, 0).warning
+    assert "chmod 700" in cache.turned_off()
+    assert cache.read(TOKENS, 0) is None
     assert not files(".state")
 
 
@@ -230,7 +252,8 @@ def test_few_tokens_are_neither_kept_nor_looked_for():
 
     kept("mamba2", TOKENS[:620])
     cache = opened()
-    assert cache.resume(model("mamba2").sequence(), TOKENS, 620 - 255) == Resumed(0)
+    assert read(cache, TOKENS, 620 - 255).contents is None
+    assert cache.read(TOKENS, len(TOKENS) - 255) is None
     cache.close()
 
 
@@ -258,6 +281,56 @@ def test_few_turns_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch):
     cache.close()
 
     assert waiting == snapshot_cache._MOST_TURNS
+
+
+def test_a_disk_that_hangs_holds_nobody_up_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch):
+    kept("qwen3_next", TOKENS[:620])
+    go_on, begun = threading.Event(), threading.Event()
+    monkeypatch.setattr(kept_prefixes, "read_private", partial(_hang, begun, go_on))
+    cache = opened("qwen3_next")
+    first = cache.read(TOKENS, 0)
+    assert first is not None
+    assert begun.wait(60.0)
+
+    first.give_up()
+    assert cache.read(TOKENS, 0) is None
+    go_on.set()
+    assert first.wait(60.0)
+    assert first.contents is None
+    assert read(cache, TOKENS).contents is not None
+    cache.close()
+
+
+def test_a_disk_that_fails_costs_a_prefill_and_turns_it_off(monkeypatch: pytest.MonkeyPatch):
+    kept("mamba2", TOKENS[:620])
+
+    def failing(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(KeptPrefixes, "longest", failing)
+    cache = opened()
+
+    assert read(cache, TOKENS).contents is None
+    assert cache.turned_off() == "Input/output error"
+    assert cache.read(TOKENS, 0) is None
+    cache.close()
+
+
+def test_turns_are_kept_after_the_cache_was_cleared():
+    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
+    shutil.rmtree(disk_cache_folder())
+    assert read(cache, TOKENS).contents is None
+    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.close()
+
+    assert cache.turned_off() == ""
+    assert resumed(TOKENS)[1] == Resumed(620)
+
+
+def _hang(begun: threading.Event, go_on: threading.Event, file: Path) -> bytes | None:
+    begun.set()
+    assert go_on.wait(60.0)
+    return read_private(file)
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
