@@ -1,6 +1,7 @@
 """The model that writes fixed texts, and what this server makes of them."""
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -38,7 +39,7 @@ def call(number: int) -> str:
     return f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}, "b": {number}}}}}\n</tool_call>'
 
 
-def written(target: Path, word: str, **variables: bool) -> list[int]:
+def written(target: Path, word: str, **variables: Any) -> list[int]:
     """Greedy tokens behind a conversation that ends with this word, without the end token."""
     model, config = load_model(target)
     tokens = list(ChatTemplate(target).tokens([{"role": "user", "content": word}], **variables))
