@@ -31,6 +31,17 @@ STRICT = """(() => {
   telemetry.add = (frame) => add.call(telemetry, strict(frame));
 })()"""
 """Collect every key that the page reads of a frame and the frame does not have."""
+READING = """(() => {
+  window.told = [];
+  window.places = [];
+  new MutationObserver(() => {
+    const found = [...document.querySelectorAll(".turn .faint")].at(-1);
+    if (!found || found.textContent === told.at(-1)) return;
+    told.push(found.textContent);
+    places.push(found.nextElementSibling.className);
+  }).observe($("log"), { childList: true, subtree: true, characterData: true });
+})()"""
+"""Collect what is said of how far a prompt was read, and what stands below it."""
 CONTRAST = """(() => {
   const linear = (part) => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4;
   const luminance = (rgb) => rgb.reduce((sum, part, at) => sum + linear(part / 255) * [.2126, .7152, .0722][at], 0);
@@ -130,6 +141,25 @@ def test_a_text_comes_as_the_target_alone_would_say_it_and_the_pipeline_is_seen_
     assert browser.value(
         "new Set($('lanes').getContext('2d').getImageData(60, 0, $('lanes').width - 60, 30).data).size > 6"
     )
+
+
+@pytest.mark.parametrize("mode", ["complete", "chat"])
+def test_a_long_prompt_shows_how_far_it_was_read_until_the_text_comes(browser: Browser, mode: str):
+    browser.value(READING)
+    browser.value(f"conversation.choose('{mode}')")
+    # Different beginnings: KV of the other mode's prompt must not be used.
+    ask(browser, f"{mode} {'import os ' * 700}")
+    browser.until("!conversation.running && document.querySelector('.turn .after')")
+
+    told = [re.fullmatch(r"Reading: (\d+) of ([\d,]+) tokens", words) for words in browser.value("told")]
+    progress = [(int(words[1]), int(words[2].replace(",", ""))) for words in told if words]
+    assert progress, "nothing was said while the prompt was read"
+    assert len(progress) == len(told)
+    assert sorted(progress) == progress
+    assert 0 < progress[0][0] < progress[0][1]
+    assert set(browser.value("places")) == {"content"}
+    assert browser.value("document.querySelectorAll('.turn .faint').length") == 0
+    browser.value("conversation.choose('complete')")
 
 
 def test_the_rounds_that_are_seen_give_the_text(browser: Browser):

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import Pipeline, SamplingParams
+from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.cli.chat.screen import PlainAnswer
 from orchestrator.cli.chat.session import Answerer, StreamedAnswer, converse
@@ -21,6 +22,7 @@ from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
 SECONDS = 60.0
+LONG = "import os\n" * 500
 
 
 class Script:
@@ -133,6 +135,21 @@ def test_plain_text_comes_as_it_is_sure_and_only_once(capsys: pytest.CaptureFixt
 def pipeline() -> Iterator[Pipeline]:
     with Pipeline() as running:
         yield running
+
+
+def test_the_status_tells_how_far_a_long_message_was_read(pipeline: Pipeline):
+    shown: list[tuple[str, str]] = []
+    conversation = ChatConversation(SamplingParams(max_tokens=2), {}.__setitem__)
+    template = ChatTemplate(DEMO)
+    tokens = len(template.tokens(conversation.messages(LONG)))
+
+    Answerer(Client(pipeline.address), template).answer(conversation, LONG, lambda *now: shown.append(now))
+
+    text, status = shown[0]
+    read = re.fullmatch(r"reading: (\d+) of ([\d,]+) tokens", status)
+    assert text == ""
+    assert read, status
+    assert 0 < int(read[1]) < int(read[2].replace(",", "")) == tokens - 1
 
 
 def command(pipeline: Pipeline, *options: str) -> list[str]:

@@ -1,77 +1,92 @@
-"""Sends the same requests to `launch-pipeline serve` and to mlx-lm's own server, with the demo pair, and prints tables.
+"""Sends the same requests to `launch-pipeline serve` and to mlx-lm's own server, and prints tables.
 
-Run `.venv/bin/python -m orchestrator.tools.bench.servers` on Linux or a Mac. It takes some minutes and ends every
-server that it starts. It imports MLX to convert the demo pair; no other module of this folder does.
+Run `.venv/bin/python -m orchestrator.tools.bench.servers` on Linux or a Mac. It takes a quarter of an hour and ends
+every server that it starts. It imports MLX to convert the demo pair; no other module of this folder does.
 """
 
 import platform
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
 
+from orchestrator.tools.bench.servers.answer_probes import thinking, tool_calls
+from orchestrator.tools.bench.servers.client_probes import clients
+from orchestrator.tools.bench.servers.contenders import Contenders
 from orchestrator.tools.bench.servers.http_requests import NoAnswer
+from orchestrator.tools.bench.servers.long_prompts import CONTEXT, TOKENS, long_prompts, restarted
+from orchestrator.tools.bench.servers.model_probes import models
 from orchestrator.tools.bench.servers.probes import Probe, access, completions, invalid_requests, parameters, routes
+from orchestrator.tools.bench.servers.random_pair import random_pair
+from orchestrator.tools.bench.servers.scripted_pair import scripted_pair
 from orchestrator.tools.bench.servers.server_process import ROOT, Server, end_with_servers, running
 from orchestrator.tools.bench.servers.stream_probes import streams
 
-_KEY = "a-key-for-comparing"
 _PAIR = {"target": ROOT / "target_worker/demo_model", "draft": ROOT / "draft_worker/demo_model"}
 
 
 _SAME = "The text with a draft equals the text without"
+_RESTART = f"seconds to the first text of {TOKENS:,} tokens; after a restart, ours with `--disk-cache`"
 Column = dict[str, str]
+Sections = Mapping[str, Mapping[str, Probe]]
 
 
-class Contenders:
-    """The servers, all with the demo pair in 32 bits, which is written to `folder`.
+class Report:
+    """Tables with a column a server and a row a probe."""
 
-    Our workers compute in 32 bits on a processor. In 16 bits the greedy text would depend on the width of a forward.
-    """
+    def __init__(self) -> None:
+        self._columns: defaultdict[str, Column] = defaultdict(dict)
+        self._rows: dict[str, Iterable[str]] = {}
 
-    def __init__(self, folder: Path) -> None:
-        target, self.draft = (_in_32_bits(source, folder / name) for name, source in _PAIR.items())
-        pair = ("--target", str(target), "--draft", str(self.draft))
-        serve = ("-m", "orchestrator.cli.app", "serve", "--model-name", "demo", "--api-key", _KEY, *pair)
-        mlx_lm_server = ("-m", "mlx_lm", "server", "--log-level", "WARNING", "--model", str(target))
-        self.ours = Server("launch-pipeline serve", serve, _KEY)
-        self.ours_alone = Server("launch-pipeline serve --draft-engine none", (*serve, "--draft-engine", "none"), _KEY)
-        self.mlx_lm = Server("mlx_lm.server", mlx_lm_server)
-        self.mlx_lm_drafting = Server("mlx_lm.server --draft-model", (*mlx_lm_server, "--draft-model", str(self.draft)))
+    def compare(self, servers: Contenders, sections: Sections) -> None:
+        """Send every probe to every server."""
+        probes = {name: probe for section in sections.values() for name, probe in section.items()}
+        for server in servers:
+            self._columns[server.title] |= _column(server, probes)
+        self._rows |= {title: section.keys() for title, section in sections.items()}
+
+    def add(self, title: str, server: Server, column: Column) -> None:
+        """A table, or more rows of one that is there."""
+        self._columns[server.title] |= column
+        self._rows[title] = dict.fromkeys((*self._rows.get(title, ()), *column))
+
+    def print(self) -> None:
+        for title, names in self._rows.items():
+            print(f"| {title} | {' | '.join(self._columns)} |\n|{'---|' * (len(self._columns) + 1)}")
+            for name in names:
+                print(f"| {name} | {' | '.join(column.get(name, '') for column in self._columns.values())} |")
+            print()
 
 
 def main() -> None:
     end_with_servers()
+    report = Report()
     with tempfile.TemporaryDirectory() as folder:
-        _compare(Contenders(Path(folder)))
-
-
-def _compare(servers: Contenders) -> None:
-    sections = {
-        "Routes": routes(),
-        "Parameters": parameters(),
-        "Invalid requests": invalid_requests(servers.draft),
-        "While the server generates": streams(),
-        "Access": access(),
-    }
-    probes = {name: probe for section in sections.values() for name, probe in section.items()}
-    columns = {
-        server.title: _column(server, probes) for server in (servers.ours, servers.mlx_lm, servers.mlx_lm_drafting)
-    }
-    rows: dict[str, Iterable[str]] = {title: section.keys() for title, section in sections.items()}
-    for drafting, alone in ((servers.ours, servers.ours_alone), (servers.mlx_lm_drafting, servers.mlx_lm)):
-        same = _same(drafting, alone)
-        columns[drafting.title] |= same
-        rows[_SAME] = same.keys()
+        _compare(report, Path(folder))
     print(f"{_versions()}\n")
-    for title, names in rows.items():
-        print(f"| {title} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-        for name in names:
-            print(f"| {name} | {' | '.join(column.get(name, '') for column in columns.values())} |")
-        print()
+    report.print()
+
+
+def _compare(report: Report, folder: Path) -> None:
+    # Our workers compute in 32 bits on a processor. In 16 bits the greedy text would depend on the width of a forward.
+    target, draft = (_in_32_bits(source, folder / name) for name, source in _PAIR.items())
+    demo = Contenders.of_pair(target, draft)
+    sections = {"Routes": routes(), "Parameters": parameters(), "Invalid requests": invalid_requests(draft)}
+    report.compare(demo, sections | {"While the server generates": streams(), "Access": access()})
+    for drafting, alone in ((demo.ours, demo.ours_alone), (demo.mlx_lm_drafting, demo.mlx_lm)):
+        report.add(_SAME, drafting, _same(drafting, alone))
+    scripted = Contenders.of_pair(*scripted_pair(folder / "scripted"))
+    report.compare(scripted, {"Thinking": thinking(), "Tools": tool_calls(), "Clients": clients()})
+    report.compare(Contenders.of_models(target, draft, draft, folder), {"Several models": models()})
+    long = Contenders.of_pair(*random_pair(folder / "long", CONTEXT), "--disk-cache", "1", home=folder)
+    title = "A long prompt"
+    report.compare(long, {title: long_prompts()})
+    for server in long:
+        report.add(title, server, {_RESTART: restarted(server)})
 
 
 def _column(server: Server, probes: dict[str, Probe]) -> Column:

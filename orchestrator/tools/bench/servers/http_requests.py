@@ -18,11 +18,19 @@ class NoAnswer(Exception):
     """The server did not answer in time."""
 
 
+Body = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Answer:
     status: int
     body: Any
     headers: httpx.Headers
+
+    @property
+    def message(self) -> Body:
+        """The only message of a chat."""
+        return self.body["choices"][0]["message"]
 
     @property
     def texts(self) -> list[str]:
@@ -63,6 +71,20 @@ def chat(server: RunningServer, **fields: Any) -> Answer | None:
     return ask(server, CHAT, {**CHAT_BODY, "temperature": 0, "max_tokens": 16, **fields})
 
 
+def streamed_chat(server: RunningServer, **fields: Any) -> Body:
+    """The message that the deltas of a stream make; each whole call is in one delta."""
+    message: Body = {"content": "", "reasoning_content": "", "reasoning": "", "tool_calls": []}
+    body = {**CHAT_BODY, "temperature": 0, "max_tokens": 16, "stream": True, **fields}
+    with server.client() as client:
+        lines = client.post(CHAT, json=body).text.splitlines()
+    for line in lines:
+        if line.startswith("data: {"):
+            for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                for name in message:
+                    message[name] += choice["delta"].get(name) or message[name][:0]
+    return message
+
+
 def effect(answer: Answer | None, honoured: Callable[[Answer], bool], otherwise: str = "ignored") -> str:
     """Whether the server honoured a parameter."""
     if answer is None:
@@ -70,6 +92,11 @@ def effect(answer: Answer | None, honoured: Callable[[Answer], bool], otherwise:
     if answer.status >= 400:
         return f"refused ({answer.error})"
     return "done" if honoured(answer) else otherwise
+
+
+def at_route(answer: Answer | None, honoured: Callable[[Answer], bool]) -> str:
+    """The effect of a request at a route that not every server has."""
+    return f"no ({answer.status})" if answer is not None and answer.status == 404 else effect(answer, honoured)
 
 
 def refused(answer: Answer | None) -> str:

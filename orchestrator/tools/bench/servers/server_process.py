@@ -25,6 +25,8 @@ class Server:
     key: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables beyond our own."""
+    models: Sequence[str] = ()
+    """Names by which requests select its models, if it has several."""
 
 
 @dataclass

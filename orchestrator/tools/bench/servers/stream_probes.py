@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.tools.bench.servers.http_requests import CHAT, CHAT_BODY, COMPLETIONS, PROMPT
@@ -19,8 +20,8 @@ _CHECK_SECONDS, _CHECKS = 3.0, 8
 def streams() -> dict[str, Probe]:
     return {
         "form of a stream": _form,
-        "four streams at once": _concurrent,
-        "four at once, with a `seed`": lambda server: _concurrent(server, seed=5),
+        "four streams at once": _four,
+        "four at once, with a `seed`": lambda server: _four(server, seed=5),
         "a client that disconnects, streaming": lambda server: _abandoned(server, stream=True),
         "a client that disconnects, not streaming": lambda server: _abandoned(server, stream=False),
     }
@@ -43,10 +44,10 @@ def _form(server: RunningServer) -> str:
     return f"without {', '.join(missing)}" if missing else "as OpenAI's"
 
 
-def _concurrent(server: RunningServer, **fields: Any) -> str:
-    """Whether four streams run at the same time, by the order of their first texts and their ends."""
+def at_once(server: RunningServer, bodies: Sequence[dict[str, Any]]) -> str:
+    """Whether endless completions run at the same time, by the order of their first texts and their ends."""
     order: list[str] = []
-    threads = [threading.Thread(target=_stream, args=(server, number, order, fields)) for number in range(4)]
+    threads = [threading.Thread(target=_stream, args=(server, order, body)) for body in bodies]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -59,8 +60,12 @@ def _concurrent(server: RunningServer, **fields: Any) -> str:
     return "one after another" if order == ["begin", "end"] * len(threads) else "partly at the same time"
 
 
-def _stream(server: RunningServer, number: int, order: list[str], fields: dict[str, Any]) -> None:
-    body = {"prompt": f"{PROMPT} # {number}", "max_tokens": 96, "stream": True, **_ENDLESS, **fields}
+def _four(server: RunningServer, **fields: Any) -> str:
+    return at_once(server, [{"prompt": f"{PROMPT} # {number}", **fields} for number in range(4)])
+
+
+def _stream(server: RunningServer, order: list[str], fields: dict[str, Any]) -> None:
+    body = {"max_tokens": 96, "stream": True, **_ENDLESS, **fields}
     with server.client() as client, client.stream("POST", COMPLETIONS, json=body) as response:
         begun = False
         for line in response.iter_lines():
