@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_http_serve import KEY, Serving, started
-from tests.support.default_pair import default_pair, serving_default_pair
+from tests.support.default_pair import default_pair, serving_default_pair, serving_tools_pair
 from tests.support.fetched_programs import path_with
 from tests.support.models.long_context import write_long_context
 from tests.support.models.tool_template import write_tool_template
@@ -81,12 +81,10 @@ def pair() -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def tools_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with default_pair() as (original, draft):
-        target = write_tool_template(original, tmp_path_factory.mktemp("tools") / "smollm2")
-        # Without a penalty this model repeats a sentence until its limit, and Claude Code then asks it to go on.
-        options = ("--preset", "greedy", "--repetition-penalty", "1.3")
-        with started(*options, "--target", str(target), "--draft", str(draft)) as server:
-            yield server
+    # Without a penalty this model repeats a sentence until its limit, and Claude Code then asks it to go on.
+    options = ("--preset", "greedy", "--repetition-penalty", "1.3")
+    with serving_tools_pair(tmp_path_factory.mktemp("tools") / "smollm2", *options) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.machine.downloads.default_target import VARIABLE, default_target, is_default_target
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from tests.end_to_end.test_http_serve import Serving, started
+from tests.support.models.tool_template import write_tool_template
 
 
 class DefaultPair(NamedTuple):
@@ -32,3 +33,12 @@ def default_pair() -> Iterator[DefaultPair]:
 def serving_default_pair(*arguments: str) -> Iterator[Serving]:
     with default_pair(), started(*arguments) as server:
         yield server
+
+
+@contextmanager
+def serving_tools_pair(folder: Path, *arguments: str) -> Iterator[Serving]:
+    """With a template that knows tools. `folder` is made; the model is named like it."""
+    with default_pair() as (target, draft):
+        write_tool_template(target, folder)
+        with started(*arguments, "--target", str(folder), "--draft", str(draft)) as server:
+            yield server

@@ -1,6 +1,7 @@
 """Programs of others for slow tests, from npm and PyPI, in a folder of the tests."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,27 +12,44 @@ import pytest
 
 _NODE = 22
 """npm gives an older Node older releases of some programs."""
-_PACKAGES = {
-    "codex": "@openai/codex",
-    "claude": "@anthropic-ai/claude-code",
-    "opencode": "opencode-ai",
-    "qwen": "@qwen-code/qwen-code",
-    "cn": "@continuedev/cli",
-    "aider": "aider-chat",
+_MACHINE = "arm64" if platform.machine() in ("arm64", "aarch64") else "x64"
+_LIBSQL = f"@libsql/{'darwin' if sys.platform == 'darwin' else 'linux'}-{_MACHINE}"
+_FROM_NPM = {
+    "codex": ("@openai/codex",),
+    "claude": ("@anthropic-ai/claude-code",),
+    "opencode": ("opencode-ai",),
+    "qwen": ("@qwen-code/qwen-code",),
+    "cn": ("@continuedev/cli",),
+    # Its optional packages are clients of other services, 1.7 GB of them, and a database that it does need.
+    "promptfoo": ("--omit=optional", "promptfoo", _LIBSQL if sys.platform == "darwin" else f"{_LIBSQL}-gnu"),
 }
+_FROM_PYPI = {"aider": ("aider-chat",), "inspect": ("inspect-ai", "openai"), "guidellm": ("guidellm",)}
+_WITH_CUDA = ("guidellm",)
+"""Programs with a torch that brings 5 GB of CUDA on some machines."""
 
 
 def path_with(command: str, folder: Path) -> str:
     """PATH with the program, which is fetched into `folder` unless it is there or installed. Skips the test if no
-    registry has it."""
+    registry has it, and where it would bring CUDA."""
     path = os.environ["PATH"]
     if shutil.which(command) is not None:
         return path
-    package = _PACKAGES[command]
-    if command == "aider":
-        return f"{_from_pypi(package, folder / command)}:{path}"
+    if command in _FROM_PYPI:
+        if command in _WITH_CUDA and (sys.platform, _MACHINE) == ("linux", "x64"):
+            pytest.skip(f"{command} would bring 5 GB of CUDA: install it yourself and put it on PATH")
+        return f"{python_with(_FROM_PYPI[command], folder / command).parent}:{path}"
     path = _path_with_node(folder)
-    return f"{_from_npm(package, folder / command, path)}:{path}"
+    return f"{_from_npm(_FROM_NPM[command], folder / command, path)}:{path}"
+
+
+def python_with(packages: Sequence[str], folder: Path) -> Path:
+    """The interpreter of an environment at `folder` with these packages."""
+    python = folder / "bin" / "python"
+    if not _complete(folder).exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        _install(packages, [str(python), "-m", "pip", "install", "-q", *packages], dict(os.environ))
+        _complete(folder).touch()
+    return python
 
 
 def _path_with_node(folder: Path) -> str:
@@ -41,27 +59,24 @@ def _path_with_node(folder: Path) -> str:
     version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
     if int(version.removeprefix("v").split(".")[0]) >= _NODE:
         return path
-    return f"{_from_npm(f'node@{_NODE}', folder / 'node', path)}:{path}"
+    return f"{_from_npm((f'node@{_NODE}',), folder / 'node', path)}:{path}"
 
 
-def _from_npm(package: str, folder: Path, path: str) -> Path:
-    """The folder of its executables. npm runs on the Node of `path`."""
-    programs = folder / "node_modules" / ".bin"
-    if not programs.exists():
-        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), package]
-        _install(package, install, {**os.environ, "PATH": path})
-    return programs
+def _from_npm(packages: Sequence[str], folder: Path, path: str) -> Path:
+    """The folder of their executables. npm runs on the Node of `path`."""
+    if not _complete(folder).exists():
+        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
+        _install(packages, install, {**os.environ, "PATH": path})
+        _complete(folder).touch()
+    return folder / "node_modules" / ".bin"
 
 
-def _from_pypi(package: str, folder: Path) -> Path:
-    programs = folder / "bin"
-    if not programs.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        _install(package, [str(programs / "pip"), "install", "-q", package], dict(os.environ))
-    return programs
+def _complete(folder: Path) -> Path:
+    """Exists once all of a folder was fetched: a test that ends before leaves a part."""
+    return folder / "complete"
 
 
-def _install(package: str, words: Sequence[str], environment: dict[str, str]) -> None:
+def _install(packages: Sequence[str], words: Sequence[str], environment: dict[str, str]) -> None:
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"{package} can't be fetched: {done.stderr.strip()[-300:]}")
+        pytest.skip(f"{' '.join(packages)} can't be fetched: {done.stderr.strip()[-300:]}")
