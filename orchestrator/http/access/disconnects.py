@@ -55,7 +55,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait({work})
+        await asyncio.gather(work, return_exceptions=True)
         raise
 
 

@@ -79,6 +79,7 @@ class EmbeddingModel:
             raise _wrong(f"`input` holds {len(inputs)} inputs: give 1 to {MOST_INPUTS}.")
         with self._limit.take(1):
             async with self._lock:
+                self._require_open()
                 self._stay()
                 try:
                     rows = await in_thread(self._rows, inputs, truncate)
@@ -99,8 +100,7 @@ class EmbeddingModel:
             (process.terminate if self._computing else process.close)()
 
     async def _ask(self, rows: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
-        if self._closed:
-            raise ApiError(503, _STOPPED)
+        self._require_open()
         self._computing = True
         try:
             return await in_thread(self._computed, rows)
@@ -130,6 +130,11 @@ class EmbeddingModel:
         finally:
             if self._closed:
                 process.close()
+
+    def _require_open(self) -> None:
+        """Raises ApiError 503 once the server ends."""
+        if self._closed:
+            raise ApiError(503, _STOPPED)
 
     def _rest(self) -> None:
         """Nobody asked for a while: free the memory."""

@@ -18,8 +18,9 @@ Types: TypeAlias = frozenset[str]
 ALL_TYPES: Types = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _DEFINITIONS = ("$defs", "definitions")
-_MOST_RESOLVED = 20_000
-"""Of one function. A schema may name another one twice, that a third one twice, and so on."""
+_MOST_RESOLVED = MAX_SCHEMA
+"""Schemas that are looked at for one function, more than a text of the longest schema has without references. A schema
+may name another one twice, that a third one twice, and so on."""
 
 
 class Parameter(NamedTuple):

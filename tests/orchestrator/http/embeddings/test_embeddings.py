@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -131,6 +132,31 @@ def test_many_requests_at_once_get_their_own_vectors():
     for number, response in enumerate(asked(new_model(SETTINGS), all_of)):
         (found,) = response.json()["data"]
         assert found["embedding"] == pytest.approx(vector(tokens(f"x = {number}")), abs=1e-6)
+
+
+def test_nothing_is_tokenized_for_requests_that_waited_when_the_server_ended(monkeypatch: pytest.MonkeyPatch):
+    model = new_model(SETTINGS)
+    tokenized: list[Any] = []
+    begun, go = threading.Event(), threading.Event()
+    rows = model._rows
+
+    def slowly(*inputs: Any) -> Any:
+        tokenized.append(inputs)
+        begun.set()
+        go.wait()
+        return rows(*inputs)
+
+    monkeypatch.setattr(model, "_rows", slowly)
+
+    async def end(client: httpx.AsyncClient) -> list[int]:
+        waiting = [asyncio.create_task(client.post(OPENAI, json={"input": "x"})) for _ in range(3)]
+        await asyncio.to_thread(begun.wait)
+        model.close()
+        go.set()
+        return [each.status_code for each in await asyncio.gather(*waiting)]
+
+    assert asked(model, end) == [503, 503, 503]
+    assert len(tokenized) == 1
 
 
 # What is refused ---------------------------------------------------------------------------------
