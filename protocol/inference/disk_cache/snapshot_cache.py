@@ -28,6 +28,8 @@ _MOST_WAITING = 4
 _LAST_SECONDS = 1.5
 """For turns that are not in files yet when the process ends."""
 _PAUSE_SECONDS = 0.01
+_LOOKING_SECONDS = 0.5
+"""For the question which files of a turn are there, for which the caller waits. A disk that is slower keeps fewer."""
 
 
 class SnapshotCache:
@@ -45,6 +47,7 @@ class SnapshotCache:
         self._asked: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
         self._reading: Reading | None = None
         """What the disk is at work on."""
+        self._looking: threading.Thread | None = None
         self._writer = threading.Thread(target=self._write, daemon=True, name="disk cache, writing")
         self._reader = threading.Thread(target=self._read, daemon=True, name="disk cache, reading")
         name = parts_name(fingerprint, device)
@@ -66,8 +69,11 @@ class SnapshotCache:
         if kept is None or len(held) < LEAST_TOKENS or len(self._jobs) >= _MOST_TURNS:
             return
         places = resting_places(sequence, prompt) if self._shape.states else []
-        rests = _missing(kept.rests(held, [place for place in places if place >= LEAST_TOKENS]))
-        chunks = {end - CHUNK: file for end, file in _missing(kept.chunks(held)).items()}
+        named = kept.chunks(held), kept.rests(held, [place for place in places if place >= LEAST_TOKENS])
+        missing = self._missing(*named)
+        if missing is None:
+            return
+        chunks, rests = {end - CHUNK: file for end, file in missing[0].items()}, missing[1]
         first = min([len(held), *chunks, *(place - place % CHUNK for place in rests)])
         if chunks or rests:
             self._jobs.append(_parts(Snapshot(sequence, first, rests), chunks, rests))
@@ -124,6 +130,18 @@ class SnapshotCache:
         for thread in (self._writer, self._reader):
             thread.join(max(0.0, ends_at - monotonic()))
 
+    def _missing(self, *files: dict[int, Path]) -> list[dict[int, Path]] | None:
+        """Those of `files` that are not there; the others count as used now. None if the disk is too slow to tell."""
+        if self._looking is not None and self._looking.is_alive():
+            return None
+        missing: list[dict[int, Path]] = []
+        self._looking = threading.Thread(
+            target=lambda: missing.extend([_missing(some) for some in files]), daemon=True, name="disk cache, looking"
+        )
+        self._looking.start()
+        self._looking.join(_LOOKING_SECONDS)
+        return missing or None
+
     def _read(self) -> None:
         while (reading := self._asked.get()) is not None:
             self._reading, kept = reading, self._kept
@@ -156,7 +174,6 @@ def _reason(error: InputError | OSError) -> str:
 
 
 def _missing(files: dict[int, Path]) -> dict[int, Path]:
-    """The others count as used now."""
     return {place: file for place, file in files.items() if not touched(file)}
 
 

@@ -19,7 +19,7 @@ from protocol.inference.disk_cache.snapshot import CHUNK, Shape
 from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.kv.cache_files import CacheFiles, disk_cache_folder
+from protocol.kv.cache_files import CacheFiles, disk_cache_folder, touched
 from protocol.security.private_files import read_private
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 
@@ -40,6 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(snapshot_cache, "_LAST_SECONDS", 60.0)
+    monkeypatch.setattr(snapshot_cache, "_LOOKING_SECONDS", 60.0)
     return tmp_path
 
 
@@ -299,6 +300,31 @@ def test_a_disk_that_hangs_holds_nobody_up_and_is_not_asked_again(monkeypatch: p
     assert first.contents is None
     assert read(cache, TOKENS).contents is not None
     cache.close()
+
+
+def test_a_disk_that_does_not_tell_what_is_there_holds_nobody_up(monkeypatch: pytest.MonkeyPatch):
+    go_on, asked = threading.Event(), list[Path]()
+
+    def hanging(file: Path) -> bool:
+        asked.append(file)
+        assert go_on.wait(60.0)
+        return touched(file)
+
+    monkeypatch.setattr(snapshot_cache, "touched", hanging)
+    monkeypatch.setattr(snapshot_cache, "_LOOKING_SECONDS", 0.01)
+    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
+    for _ in range(2):
+        cache.keep(sequence, TOKENS[:620], PROMPT)
+    assert (len(asked), cache.waits) == (1, False)
+
+    go_on.set()
+    looking = cache._looking
+    assert looking is not None
+    looking.join(60.0)
+    monkeypatch.setattr(snapshot_cache, "_LOOKING_SECONDS", 60.0)
+    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.close()
+    assert len(files(".state")) == 3
 
 
 def test_a_disk_that_fails_costs_a_prefill_and_turns_it_off(monkeypatch: pytest.MonkeyPatch):
