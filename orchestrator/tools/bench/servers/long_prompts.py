@@ -10,6 +10,8 @@ from orchestrator.tools.bench.servers.server_process import RunningServer, Serve
 
 TOKENS = 6144
 CONTEXT = TOKENS + 1024
+_ANSWER = 128
+"""Tokens. While they are generated, a target copies the prompt's keys and values to where the disk is written from."""
 _DISK_SECONDS = 5.0
 """Between an answer and the end of its server, so that it can write to a disk."""
 
@@ -54,7 +56,7 @@ def _lines(server: RunningServer, first_word: str) -> Iterator[str]:
     """Of the stream that answers a prompt of TOKENS tokens."""
     body = {
         "prompt": f"{first_word}{' a' * (TOKENS - 1)}",
-        "max_tokens": 16,
+        "max_tokens": _ANSWER,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -72,13 +72,9 @@ def routes() -> dict[str, Probe]:
     def route(path: str) -> Probe:
         def probe(server: RunningServer) -> str:
             answer = ask(server, path, asked[path])
-            return (
-                "closes the connection"
-                if answer is None
-                else "yes"
-                if answer.status == 200
-                else f"no ({answer.status})"
-            )
+            if answer is None:
+                return "closes the connection"
+            return {200: "yes", 501: "with an option"}.get(answer.status, f"no ({answer.status})")
 
         return probe
 
