@@ -19,7 +19,6 @@ from orchestrator.http.access.admission_limit import AdmissionLimit, Places
 from orchestrator.http.access.disconnects import OpenWork, unless_gone
 from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.body_reading import read_body
-from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, OutputSource
@@ -31,7 +30,8 @@ from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestM
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
 from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.request_models import ChatRequest, GenerationRequest, read
-from orchestrator.http.preparation import Preparation, Prepared
+from orchestrator.http.prompts.chat_prompts import RenderedChat
+from orchestrator.http.prompts.preparation import Preparation, Prepared
 from orchestrator.http.renderer import Renderer
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames

@@ -10,10 +10,10 @@ from orchestrator.http.access.middleware import MESSAGES
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
 from orchestrator.http.body_reading import read_body
-from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.errors import unsupported
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.http.prompts.chat_prompts import RenderedChat
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.server import Server
 

@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from orchestrator.core.models.events import Seconds
 from orchestrator.http.access.disconnects import body
-from orchestrator.http.chat_prompts import ChatPrompts
 from orchestrator.http.embeddings.model import EmbeddingModel
 from orchestrator.http.ollama.names import own_name
+from orchestrator.http.prompts.chat_prompts import ChatPrompts
 from orchestrator.http.request_bodies import decoded
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.chat_template import ChatTemplate

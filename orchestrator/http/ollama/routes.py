@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.body_reading import read_body
-from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.errors import unsupported
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
 from orchestrator.http.ollama.names import keep_seconds, own_name
@@ -16,7 +15,8 @@ from orchestrator.http.ollama.request import OllamaChatRequest, OllamaGenerateRe
 from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.openai.request_models import ChatRequest
-from orchestrator.http.preparation import Prepared
+from orchestrator.http.prompts.chat_prompts import RenderedChat
+from orchestrator.http.prompts.preparation import Prepared
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.server import Server
 from orchestrator.http.streaming import EventStream

@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.body_reading import read_body
-from orchestrator.http.chat_prompts import RenderedChat
 from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.content import AnswerContent
 from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.http.prompts.chat_prompts import RenderedChat
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.input_items import page, stored_item

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
-from orchestrator.http.chat_prompts import ChatPrompts
 from orchestrator.http.errors import ApiError, PromptTooLong
 from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.request_models import ChatRequest, GenerationRequest, sampling
-from orchestrator.http.prompt_encoding import Prompt, PromptEncoder
+from orchestrator.http.prompts.chat_prompts import ChatPrompts
+from orchestrator.http.prompts.prompt_encoding import Prompt, PromptEncoder
 from orchestrator.http.renderer import Renderer
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
