@@ -28,6 +28,8 @@ FOREIGN_OPTIONS = {
     "--model-metadata-file",
     "--settings",
     "--weak-model",
+    "--backend",  # guidellm
+    "--tokenizer",
     "--insert",  # distil.py
     "--written",
 }

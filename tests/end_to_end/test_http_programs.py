@@ -145,7 +145,10 @@ def _inspected(task: str, server: Serving, fetched: Path, folder: Path) -> dict[
 def test_inspect_ai_scores_texts(pair: Serving, fetched: Path, tmp_path: Path):
     told = _inspected("capitals", pair, fetched, tmp_path)
 
-    assert told["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 1.0
+    answers = [(sample["messages"][-1]["content"], sample["target"]) for sample in told["samples"]]
+    right = [target in answer for answer, target in answers]
+    assert any(right), answers
+    assert told["results"]["scores"][0]["metrics"]["accuracy"]["value"] == sum(right) / len(right)
     (usage,) = told["stats"]["model_usage"].values()
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > 0
 
