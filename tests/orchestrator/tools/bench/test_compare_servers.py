@@ -15,7 +15,7 @@ KEY = "a-key-for-comparing"
 
 def servers() -> set[str]:
     """Command lines of the servers that the program starts; each has a port of its own."""
-    listed = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True)
     return {line for line in listed.stdout.splitlines() if KEY in line or "-m mlx_lm server" in line}
 
 
