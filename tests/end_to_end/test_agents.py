@@ -59,6 +59,8 @@ FULL = (
     ("continue", ("-p", QUESTION), 1_200),
 )
 """The programs that can also do with less, and tokens that only all their rules and tools fill."""
+SAMPLING = ("--preset", "greedy", "--repetition-penalty", "1.3")
+"""Without a penalty the default pair repeats a sentence until its limit, and Claude Code then asks it to go on."""
 OPENCODE = '{"agent": {"plain": {"mode": "primary", "prompt": "Be brief.", "tools": {"*": false}}}}'
 QUIET = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -75,15 +77,13 @@ QUIET = {
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Serving]:
     """The default pair as it is."""
-    with serving_default_pair("--preset", "greedy") as server:
+    with serving_default_pair(*SAMPLING) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def tools_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    # Without a penalty this model repeats a sentence until its limit, and Claude Code then asks it to go on.
-    options = ("--preset", "greedy", "--repetition-penalty", "1.3")
-    with serving_tools_pair(tmp_path_factory.mktemp("tools") / "smollm2", *options) as server:
+    with serving_tools_pair(tmp_path_factory.mktemp("tools") / "smollm2", *SAMPLING) as server:
         yield server
 
 
