@@ -7,10 +7,13 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 from tests.bin.test_bootstrap import BASH, LOCKED
 from tests.support.paths import ROOT
 
 
+@pytest.mark.thorough
 def test_the_command_runs_where_site_skips_the_file_that_names_the_checkout(tmp_path: Path):
     """iCloud hides what is in .venv, and site skips hidden files: here every .pth file is gone.
 

@@ -271,6 +271,7 @@ def test_what_cannot_be_attached_is_refused_with_a_sentence(arguments: tuple[str
     (homes / "nobody" / "words").unlink()
 
 
+@pytest.mark.thorough
 def test_a_target_of_another_machine_serves_and_its_death_is_survived(
     homes: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ):

@@ -235,6 +235,7 @@ def test_tasks_do_not_disturb_one_another(pipeline: Pipeline, reference: Referen
     assert [result.tokens for result in asyncio.run(all_at_once())] == expected
 
 
+@pytest.mark.thorough
 def test_a_cancelled_request_keeps_what_it_had_and_does_not_disturb_the_next(pipeline: Pipeline, reference: Reference):
     params = SamplingParams(temperature=0.7, seed=8, max_tokens=400)
     with pipeline.stream(PROMPTS[0], params) as stream:
@@ -250,6 +251,7 @@ def test_a_cancelled_request_keeps_what_it_had_and_does_not_disturb_the_next(pip
     assert pipeline.generate(PROMPTS[0], short).tokens == expected
 
 
+@pytest.mark.thorough
 def test_leaving_a_loop_early_cancels_and_does_not_disturb_the_next(pipeline: Pipeline, reference: Reference):
     params = SamplingParams(temperature=0.7, seed=9, max_tokens=24)
 

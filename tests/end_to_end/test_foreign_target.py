@@ -40,6 +40,7 @@ def generated(target: str, *options: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.thorough
 def test_it_decodes_alone_and_the_pipeline_says_why(target: str, alone: Result):
     with Pipeline(target) as pipeline:
         result = pipeline.generate(PROMPT, PARAMS)

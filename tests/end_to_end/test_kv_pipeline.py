@@ -99,6 +99,7 @@ def test_a_conversation_adopts_its_own_history(pipeline: Pipeline, reference: Re
     assert second.tokens == reference(longer, PARAMS).tokens
 
 
+@pytest.mark.thorough
 def test_edits_twins_and_a_death_between_turns_change_no_token(pipeline: Pipeline, reference: Reference):
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=12)
     asked = prompt(9, 300)
@@ -181,6 +182,7 @@ def test_a_prefill_worker_that_is_killed_is_done_without(reading: Pipeline, refe
     until(lambda: members(mark(reading)).get("draft_worker.prefill", pid) != pid)
 
 
+@pytest.mark.thorough
 def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
     with Pipeline(strategy="ar") as pipeline:
         pipeline.generate(prompt(8), PARAMS)

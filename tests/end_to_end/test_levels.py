@@ -86,6 +86,7 @@ def _tokens(simulation: Simulation) -> list[list[int]]:
     return [client.tokens for client in simulation.clients.values()]
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("strategy", [name for name, strategy in STRATEGIES.items() if strategy.drafts])

@@ -120,6 +120,7 @@ resource_tracker.ensure_running()
     assert any(entry.name == name for entry in registry.glob("*"))
 
 
+@pytest.mark.thorough
 def test_the_standard_librarys_shared_memory_is_not_used():
     for file, tree in sources():
         names = {name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names}

@@ -49,6 +49,7 @@ def test_chains_change_no_token(expected: list[tuple[int, ...]]):
         assert [chains.generate(PROMPT, params).tokens for params in (COLD, HOT)] == expected
 
 
+@pytest.mark.thorough
 def test_other_bits_give_other_tokens(expected: list[tuple[int, ...]]):
     """That 4 bits are inexact shows that the option reaches the target."""
     with Pipeline(str(DEMO_TARGET), strategy="ar") as sixteen:

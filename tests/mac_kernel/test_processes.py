@@ -49,6 +49,7 @@ def test_processes_keep_their_promises(mac: Mac):
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.thorough
 def test_a_pipeline_outlives_what_is_removed_from_the_temporary_folder(mac: Mac):
     with mac.start(["-c", THREE_DAYS]) as pipeline:
         assert pipeline.stdout is not None

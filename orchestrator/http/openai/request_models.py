@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.structured_output import call_grammar, response_grammar
+from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.sampling_fields import BODY_NAMES, CheckedSamplingFields
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
@@ -92,8 +92,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def offered(self) -> tuple[dict[str, Any], ...]:
-        """Tools that the model is to know of."""
-        return () if self.tool_choice == "none" else self.tools or ()
+        """Tools that the model is to know of. Raises ApiError."""
+        if self.tool_choice == "none":
+            return ()
+        tools, _ = allowed(self.tools or (), self.tool_choice)
+        return tuple(map(dict, tools))
 
     @property
     def most_calls(self) -> int | None:
@@ -110,7 +113,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def grammar(self, write: CallWriter = JSON_CALLS) -> Grammar | None:
         """What the answer is held to, calls in the syntax of `write`. Raises ApiError."""
         form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
-        return call_grammar(self.offered, self.tool_choice, self.most_calls, form, write) or form
+        _, choice = allowed(self.tools or (), self.tool_choice)
+        return call_grammar(self.offered, choice, self.most_calls, form, write) or form
 
     def refuse_unsupported(self) -> None:
         if self.top_logprobs and not self.logprobs:

@@ -52,6 +52,22 @@ def call_grammar(
         raise _wrong("tools", str(error)) from error
 
 
+def allowed(tools: Sequence[Json], choice: Any) -> tuple[tuple[Json, ...], Any]:
+    """The tools that a choice of the type `allowed_tools` leaves, and the choice among them; otherwise these tools and
+    this choice. Raises ApiError."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return tuple(tools), choice
+    content = choice.get("allowed_tools")
+    listed = content.get("tools") if isinstance(content, Mapping) else None
+    if not isinstance(content, Mapping) or not isinstance(listed, list):
+        raise _wrong("tool_choice", "tool_choice of type allowed_tools has a mode and a list of tools.")
+    names = [_chosen_name(one) for one in listed]
+    known = {_function(tool)["name"]: tool for tool in tools}
+    if unknown := [name for name in names if name not in known]:
+        raise _wrong("tool_choice", f"tool_choice allows {unknown[0]!r}, and tools has no function of that name.")
+    return tuple(tool for name, tool in known.items() if name in names), content.get("mode")
+
+
 def _demanded(functions: Sequence[Json], choice: Any) -> Sequence[Json]:
     """The functions of which one must be called; empty if none must be."""
     name = _chosen_name(choice)
@@ -61,7 +77,7 @@ def _demanded(functions: Sequence[Json], choice: Any) -> Sequence[Json]:
             raise _wrong("tool_choice", f"tool_choice names {name!r}, and tools has no function of that name.")
         return found
     if choice not in (None, "auto", "none", "required"):
-        raise unsupported("tool_choice", "tool_choice can be none, auto, required, or the name of a function.")
+        raise unsupported("tool_choice", "tool_choice can be none, auto, required, or names functions.")
     if choice == "required" and not functions:
         raise _wrong("tool_choice", "tool_choice demands a call, and tools is empty.")
     return functions if choice == "required" else ()
@@ -73,7 +89,7 @@ def _chosen_name(choice: Any) -> str | None:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     if choice.get("type") != "function" or not isinstance(name, str):
-        raise unsupported("tool_choice", "tool_choice can be none, auto, required, or the name of a function.")
+        raise unsupported("tool_choice", "tool_choice can be none, auto, required, or names functions.")
     return name
 
 

@@ -117,7 +117,11 @@ _NOT_DONE = {
 }
 
 
-def _choice(choice: str | Mapping[str, Any] | None) -> Any:
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        # Tools that are not run here are not offered either.
+        tools = [_choice(tool) for tool in choice["tools"] if isinstance(tool, Mapping) and "name" in tool]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
     if not isinstance(choice, Mapping) or "name" not in choice:
         return choice
     kind, name = choice.get("type"), choice["name"]

@@ -59,6 +59,7 @@ def runtimes(converted: Converted, library: Library) -> list[Runtime]:
     return [CoreMlRuntime(converted), library.executor]
 
 
+@pytest.mark.thorough
 def test_a_model_is_compiled_once_to_a_fixed_path(pair: tuple[Converted, Library]):
     converted, library = pair
     CoreMlRuntime(converted)

@@ -128,6 +128,7 @@ def test_a_head_is_divided_into_few_aligned_chunks(vocabulary: int):
     assert len(sizes) == -(-vocabulary // 16_384)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["fp16", "int8", "4bit"])
 def test_functions_share_their_weights(kind: str, tmp_path: Path):
@@ -417,6 +418,7 @@ def test_a_conversion_writes_nowhere_but_beside_its_folder(tmp_path: Path, monke
     assert tempfile.gettempdir() == str(elsewhere)
 
 
+@pytest.mark.thorough
 def test_the_command_explains_what_is_wrong(tmp_path: Path):
     result = CliRunner().invoke(cli, ["convert", "--out", str(tmp_path / "model"), "--context", "100"])
 

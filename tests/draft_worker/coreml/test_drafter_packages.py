@@ -144,6 +144,7 @@ class Counted(ExecutorRuntime):
         return super().predict(function, inputs, state)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", EAGLE3_KINDS)
 def test_sequences_side_by_side_share_calls_and_have_the_candidates_of_each_alone(

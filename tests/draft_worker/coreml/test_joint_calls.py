@@ -60,6 +60,7 @@ def assert_equal(got: list[Candidates], want: list[Candidates]) -> None:
         assert one.probabilities == pytest.approx(other.probabilities, abs=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_random_walks_side_by_side_are_those_of_each_sequence_alone(name: str, tmp_path: Path):

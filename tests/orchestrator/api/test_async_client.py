@@ -75,6 +75,7 @@ def _answer_after(pause: float, address: str) -> None:
         router.send_multipart([client, encode(Refused(submit.request, "Here at last.", "pipeline"), stamp)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_request_outlasts_a_pipeline_that_is_held_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool

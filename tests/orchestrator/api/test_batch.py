@@ -241,6 +241,7 @@ def test_errors_of_python_speak_python():
     assert str(refused.value) == "There is no option 'temprature'."
 
 
+@pytest.mark.thorough
 def test_a_batch_of_real_processes_gives_what_each_prompt_gives_alone(reference: Reference):
     params = [SamplingParams(max_tokens=count, temperature=0.8, seed=count) for count in (12, 5, 20)]
     alone = [reference(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]

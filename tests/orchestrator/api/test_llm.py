@@ -34,6 +34,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.thorough
 def test_results_are_in_the_order_of_the_prompts_and_the_target_s_own(llm: LLM, reference: Reference):
     results = llm.generate(PROMPTS, PARAMS)
 
@@ -91,6 +92,7 @@ def test_a_forked_child_ends_nothing(llm: LLM):
     assert llm.generate("import os", SamplingParams(max_tokens=1)).finish_reason == "length"
 
 
+@pytest.mark.thorough
 def test_a_conversation_is_answered_by_the_template_in_steps_of_any_size(tmp_path: Path, reference: Reference):
     model = tmp_path / "model"
     shutil.copytree(DEMO_TARGET, model)
@@ -124,6 +126,7 @@ def test_with_the_last_reference_the_pipeline_ends():
     assert remains(folder) == []
 
 
+@pytest.mark.thorough
 def test_with_the_program_the_pipeline_ends():
     ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True)
 

@@ -239,6 +239,7 @@ def test_neither_prompt_nor_file_is_no_request():
     assert "Give either a prompt or --prompt-file" in sentence(errors)
 
 
+@pytest.mark.thorough
 def test_an_empty_prompt_is_no_request(address: str):
     code, _, errors = run("generate", "", "--address", address)
 
@@ -261,6 +262,7 @@ def test_a_draft_with_another_tokenizer_is_refused(other_tokenizer: Path):
     assert "the draft engine ngram" in errors
 
 
+@pytest.mark.thorough
 def test_an_unknown_architecture_is_refused(other_architecture: Path):
     code, output, errors = run("generate", "x", "--target", str(other_architecture), "--draft-engine", "none")
 
@@ -269,6 +271,7 @@ def test_an_unknown_architecture_is_refused(other_architecture: Path):
     assert "choose an architecture that mlx-lm supports" in errors
 
 
+@pytest.mark.thorough
 def test_an_address_in_use_is_refused(address: str):
     code, output, errors = run("start", "--address", address)
 
@@ -285,6 +288,7 @@ def test_an_address_without_a_pipeline_is_named():
     assert "No pipeline answers at ipc:///tmp/nobody-listens-here: start one with" in sentence(errors)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_models_load_ends_everything():
     command = Command("generate", PROMPT)
     until(lambda: "target_worker" in members(command.mark))

@@ -33,6 +33,7 @@ def asked(instruct: str, *options: str) -> tuple[dict[str, object], str]:
     return json.loads(output), run(*arguments)[2]
 
 
+@pytest.mark.thorough
 def test_a_bare_prompt_is_a_chat_message(instruct: str, reference: Reference):
     answer, told = asked(instruct)
 
@@ -50,6 +51,7 @@ def test_raw_continues_the_prompt(instruct: str, reference: Reference):
     assert "continued as text (--raw)" in told
 
 
+@pytest.mark.thorough
 def test_python_continues_unless_a_chat_is_asked_for(instruct: str, reference: Reference):
     with Pipeline(target=instruct, strategy="ar") as pipeline:
         continued = pipeline.generate(PROMPT, PARAMS)

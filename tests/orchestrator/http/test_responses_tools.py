@@ -173,3 +173,12 @@ def test_a_named_tool_is_forced_by_the_name_that_the_model_knows(
     assert params.grammar.calls is not None
     (form,) = params.grammar.calls.forms
     assert any(isinstance(part, Json) and f'"const": "{name}"' in part.schema for part in form)
+
+
+def test_a_choice_may_leave_some_of_the_tools():
+    listed = [{"type": "function", "name": "sub", "namespace": "mcp__sums"}, {"type": "custom", "name": "apply_patch"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [*listed, {"type": "image_generation"}]}
+
+    chat = Response(input="a", tools=[*CODEX], tool_choice=choice).chat([])
+
+    assert [tool["function"]["name"] for tool in chat.offered] == ["mcp__sums__sub", "apply_patch"]

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.openai.earlier_turns import template_messages
+from orchestrator.http.openai.request_models import ChatRequest, read
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX
 from orchestrator.text.answer.tool_syntax_inference import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
@@ -209,3 +210,21 @@ def test_calls_of_the_older_api_in_earlier_turns_are_read(hermes: ChatTemplate):
     assert ask(hermes, ["Fine."], messages=[*HELLO["messages"], called, result]).status_code == 200
     (first, second) = template_messages([called, result])
     assert second["tool_call_id"] == first["tool_calls"][0]["id"]
+
+
+def test_a_choice_may_leave_some_of_the_tools(hermes: ChatTemplate):
+    other = {"type": "function", "function": {"name": "walk", "parameters": {"type": "object"}}}
+    named = {"type": "function", "function": {"name": "walk"}}
+
+    def choice(mode: str, *tools: Any) -> dict[str, Any]:
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
+
+    def request(choice: Any, *tools: Any) -> ChatRequest:
+        return read(json.dumps({**HELLO, "tools": [*tools, other], "tool_choice": choice}).encode(), ChatRequest)
+
+    assert [tool["function"]["name"] for tool in request(choice("auto", named), *TOOLS).offered] == ["walk"]
+    assert request(choice("auto", named), *TOOLS).grammar() is None
+    assert request(choice("required", named), *TOOLS).grammar() == request("required").grammar()
+    for wrong in (choice("auto", {"type": "function", "function": {"name": "fly"}}), {"type": "allowed_tools"}):
+        answer = ask(hermes, ["Fine."], tool_choice=wrong)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")

@@ -12,6 +12,7 @@ SERVER = KnownServer(Endpoint("127.0.0.1", 5571), b"a" * 40)
 HERE = ("127.0.0.1",)
 
 
+@pytest.mark.thorough
 def test_a_server_is_found_by_its_key():
     with announced("studio", SERVER, HERE):
         assert discover([b"b" * 40, SERVER.public], 20.0, HERE) == SERVER

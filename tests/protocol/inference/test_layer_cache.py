@@ -144,7 +144,7 @@ class Sequences(RuleBasedStateMachine):
 
 
 TestSequences = Sequences.TestCase
-TestSequences.settings = settings(max_examples=30, stateful_step_count=15, derandomize=True)
+TestSequences.settings = settings(max_examples=15, stateful_step_count=15, derandomize=True)
 
 
 @pytest.mark.sampled(1)

@@ -255,4 +255,4 @@ def quantized_for_laws() -> LanguageModel:
 
 
 TestQuantizedSequences = QuantizedSequences.TestCase
-TestQuantizedSequences.settings = settings(max_examples=10, stateful_step_count=12, derandomize=True)
+TestQuantizedSequences.settings = settings(max_examples=5, stateful_step_count=12, derandomize=True)

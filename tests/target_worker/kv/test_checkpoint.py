@@ -328,6 +328,7 @@ def windowed_exchange(limit: int | None = None) -> KvExchange:
     return KvExchange(layout, fingerprint="w", epoch=7, owner=os.getpid(), limit=limit)
 
 
+@pytest.mark.thorough
 def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int], monkeypatch: pytest.MonkeyPatch):
     """A larger arena takes what is gone from the full one; a new worker goes on from the last arena."""
     monkeypatch.setattr(exchange_module, "_MIN_ROOM", 8)
@@ -346,6 +347,7 @@ def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int
     assert again.decode(10) == few_spare_rows
 
 
+@pytest.mark.thorough
 def test_kv_too_large_for_an_arena_is_not_saved_and_forgets_at_once(few_spare_rows: list[int]):
     worker = windowed_target(windowed_exchange(limit=1 << 14))
     talk = Talk(worker, start())

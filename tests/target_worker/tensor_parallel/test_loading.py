@@ -21,6 +21,7 @@ _LATE = 1.0
 """Seconds that rank 1 takes longer to load."""
 
 
+@pytest.mark.thorough
 def test_ranks_meet_on_the_processor_after_all_have_loaded_and_before_any_forward(tmp_path: Path):
     hosts = tmp_path / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))

@@ -127,6 +127,7 @@ def test_pairs_of_chains_of_any_length_are_distributed_as_the_target_s(depth: in
     assert _excess("close", depth) < 3.5
 
 
+@pytest.mark.thorough
 def test_pairs_at_another_temperature_are_distributed_as_the_target_s():
     assert _excess("uniform", depth=2, temperature=0.6) < 3.5
 
@@ -139,6 +140,7 @@ def test_a_rule_that_accepts_always_would_fail_the_same_test(name: str, monkeypa
     assert _excess(name, depth=2) > 6
 
 
+@pytest.mark.thorough
 def test_a_rule_that_redraws_from_the_whole_target_would_fail_the_same_test(monkeypatch: pytest.MonkeyPatch):
     honest = module._residual_scores
     monkeypatch.setattr(module, "_residual_scores", lambda p, q, *rest: honest(p, mx.zeros_like(q), *rest))

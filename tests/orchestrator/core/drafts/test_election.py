@@ -212,6 +212,7 @@ def test_the_better_draft_wins_in_each_order_of_arrival(order):
     assert drafting(simulation.machine) == [FIRST if order[0] == 0.9 else SECOND]
 
 
+@pytest.mark.thorough
 def test_a_faster_draft_of_the_same_quality_wins():
     simulation = run([remote_draft(0.8, SLOW), remote_draft(0.8, at=0.5)], accept=None, tokens=500)
 
@@ -249,6 +250,7 @@ def test_a_better_newcomer_makes_a_running_request_faster():
     assert both.now < 0.75 * alone.now
 
 
+@pytest.mark.thorough
 def test_a_draft_that_falls_silent_is_replaced_by_the_one_that_stands_by():
     """Without another draft it stays where it is, in case it comes back."""
     first, second = remote_draft(0.9, silent_from=3.0), remote_draft(0.8, SLOW, at=0.1)
@@ -260,6 +262,7 @@ def test_a_draft_that_falls_silent_is_replaced_by_the_one_that_stands_by():
     assert both.now < alone.now
 
 
+@pytest.mark.thorough
 def test_measurements_of_the_one_on_trial_are_its_own(monkeypatch):
     monkeypatch.setattr(TurnTaking, "observe", lambda *_: None)
     simulation = run([remote_draft(0.1, SLOW, at=0.2)], accept=0.9, tokens=200)

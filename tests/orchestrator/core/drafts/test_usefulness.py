@@ -41,6 +41,7 @@ def test_a_draft_that_is_never_right_rests_and_is_tried_again(strategy):
     assert 62 <= again <= 96
 
 
+@pytest.mark.thorough
 def test_a_draft_that_is_sometimes_right_never_rests():
     told = draft_told(0.3)
 

@@ -239,6 +239,7 @@ def test_two_processes_fetch_once(offered: Offer, tmp_path: Path):
     assert len(offered.downloads) == 1
 
 
+@pytest.mark.thorough
 def test_ctrl_c_leaves_nothing(offered: Offer, tmp_path: Path):
     offered.pause = 2.0
     process = fetching(offered)

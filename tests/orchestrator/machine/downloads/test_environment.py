@@ -45,6 +45,7 @@ def _ignore(_: int) -> None:
     """Takes no notice of progress."""
 
 
+@pytest.mark.thorough
 def test_the_environment_has_the_pinned_package_and_none_of_ours(offered: Offer):
     sizes: list[int] = []
 
@@ -83,6 +84,7 @@ def test_two_uses_at_once_make_one_environment(offered: Offer):
     assert len(offered.downloads) == 1
 
 
+@pytest.mark.thorough
 def test_without_an_index_the_reason_is_raised_and_nothing_is_left(offered: Offer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
 

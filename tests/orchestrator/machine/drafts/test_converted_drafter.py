@@ -56,6 +56,7 @@ def test_its_engine_states_what_it_reads_of_the_target(root: Path):
     assert engine.tokenizer == Converted.open(root / "package").vocabulary_fingerprint() != ""
 
 
+@pytest.mark.thorough
 def test_without_its_target_it_is_not_converted(root: Path, tmp_path: Path):
     made = CliRunner().invoke(cli, ["convert", str(root / "drafter"), "--out", str(tmp_path / "package")])
 

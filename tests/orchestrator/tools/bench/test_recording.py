@@ -66,6 +66,7 @@ def test_texts_are_recorded_once_and_kept_by_target_and_requests():
     assert {len(text.tokens) for text in texts} == {6}
 
 
+@pytest.mark.thorough
 def test_a_recording_that_stops_leaves_no_texts():
     def stop(_: str) -> None:
         raise KeyboardInterrupt
@@ -76,6 +77,7 @@ def test_a_recording_that_stops_leaves_no_texts():
     assert [path for path in (cache_folder() / "recorded-texts").iterdir() if path.suffix != ".lock"] == []
 
 
+@pytest.mark.thorough
 def test_damaged_texts_are_refused_with_their_path():
     path = recorded(_plan(repeats=1), _PROMPTS[:1], lambda _: None)
     path.write_bytes(path.read_bytes()[:-20])

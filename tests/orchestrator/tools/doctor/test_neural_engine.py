@@ -149,6 +149,7 @@ def test_a_rehearsal_goes_through_all_stages_and_leaves_no_verdict():
     assert recorded(place_of(converted_demo())) is None
 
 
+@pytest.mark.thorough
 def test_without_the_executors_logits_nothing_else_is_tried(tmp_path: Path):
     outcomes = examine(tmp_path, "executor", predicts=3)
 

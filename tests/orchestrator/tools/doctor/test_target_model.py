@@ -31,6 +31,7 @@ def asked(*arguments: str, **environment: str) -> list[Any]:
     return json.loads(result.stdout)
 
 
+@pytest.mark.thorough
 def test_a_target_is_loaded_in_a_process_of_its_own_and_its_level_told():
     (found,) = asked("--target", str(DEMO_TARGET))
 

@@ -62,6 +62,7 @@ def test_the_trace_tells_the_same_rounds_as_the_statistics(account: RequestProfi
     assert account.hit_rate == pytest.approx(sum(hits) / len(hits))
 
 
+@pytest.mark.thorough
 def test_overlaps_are_shares_and_useful_overlap_is_a_part_of_the_overlap(account: RequestProfile):
     assert account.overlap_efficiency is not None
     assert account.overlapped_share is not None

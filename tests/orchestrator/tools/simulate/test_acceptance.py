@@ -143,6 +143,7 @@ def write(path, simulation):
     journal.close()
 
 
+@pytest.mark.thorough
 def test_a_recorded_run_returns_the_guesses_and_the_tokens(tmp_path):
     language, simulation = recorded_run(tmp_path / "run.jsonl", temperature=1.0)
     recorded = read_trace(tmp_path / "run.jsonl")

@@ -70,6 +70,7 @@ def test_tokens_stay_the_target_s_and_a_block_is_faster_than_its_guesses_one_by_
     assert simulated(block, "sd").tokens_per_second > simulated(one, "sd").tokens_per_second
 
 
+@pytest.mark.thorough
 def test_the_command_says_where_the_acceptance_comes_from_and_takes_a_given_one():
     arguments = ["plan", "--drafter", "eagle3", "--temperature", "0", "--tokens", "16", "--requests", "1", "--json"]
     told = CliRunner().invoke(cli, arguments, catch_exceptions=False)

@@ -115,6 +115,7 @@ def test_turn_taking_reaches_its_closed_form():
     assert reached == pytest.approx(tokens / seconds, rel=0.05)
 
 
+@pytest.mark.thorough
 def test_a_perfect_draft_that_takes_no_time_reaches_the_bound():
     devices = Devices(target=TARGET, draft=NO_TIME, baseline_draft=NO_TIME)
     reached = speed(run("adaptive", AcceptanceModel(accept=1.0), devices=devices, wires=AT_ONCE, tokens=1000))

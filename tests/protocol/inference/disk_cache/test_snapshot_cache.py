@@ -136,6 +136,7 @@ def test_another_conversation_with_the_same_beginning_takes_an_earlier_state():
     assert found == Resumed(400)
 
 
+@pytest.mark.thorough
 def test_the_next_turn_writes_only_what_is_new():
     kept("qwen3_next", TOKENS[:620])
     before = {file: file.read_bytes() for file in files(".rows")}

@@ -81,6 +81,7 @@ def test_every_kind_has_a_row_a_width_and_one_share_of_undoing():
     assert to_json([figures], order)["results"][0]["missed"] == []
 
 
+@pytest.mark.thorough
 def test_a_process_that_fails_is_an_error_with_its_last_line():
     with pytest.raises(PipelineError, match="that compares forwards failed: ValueError"):
         measured(ComparisonOrder(size="tiny", kinds=("attention",), context=0))
