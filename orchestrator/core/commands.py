@@ -104,6 +104,13 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where the workers compute from now on: draft and target on one device, in turns, or apart, at the same time."""
+
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TrialDecided:
     """Two drafts were compared, and it is decided which one is active. Both go on; the runtime may end the loser."""
 
@@ -117,5 +124,16 @@ class TrialDecided:
 
 
 Command: TypeAlias = (
-    SendMessage | Emit | TellReading | Finish | Reject | Replace | Dismiss | Release | Keep | Recall | TrialDecided
+    SendMessage
+    | Emit
+    | TellReading
+    | Finish
+    | Reject
+    | Replace
+    | Dismiss
+    | Release
+    | Keep
+    | Recall
+    | Place
+    | TrialDecided
 )

@@ -61,6 +61,8 @@ class WorkerUp:
     hello: Hello
     remote: bool = False
     """The worker runs on another machine."""
+    shares_device: bool = False
+    """Of a draft: by the hardware, it computes on the target's device."""
 
 
 @dataclass(frozen=True, slots=True)

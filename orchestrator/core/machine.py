@@ -7,7 +7,7 @@ guarantees that a request's tokens are the target's own, whatever workers do.
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from orchestrator.core.commands import Command, Dismiss, Emit, SendMessage, TellReading
+from orchestrator.core.commands import Command, Dismiss, Emit, Place, SendMessage, TellReading
 from orchestrator.core.drafts.election import MAX_DRAFTS
 from orchestrator.core.drafts.feature_relay import FeatureRelay
 from orchestrator.core.drafts.pool import DraftPool
@@ -50,7 +50,9 @@ class Machine:
         self.scheduler = Scheduler(self.strategy, options.concurrent, options.turn)
         self._timeouts = ResponseTimeouts(self.sequences, self._workers)
         self.prefills = PrefillRouter(options)
-        self.drafts = DraftPool(self.strategy, self.sequences, self._workers, self.prefills.written)
+        self.drafts = DraftPool(self.strategy, self.sequences, self._workers, self.prefills.written, options.placement)
+        self._shared: bool | None = None
+        """Whether the workers compute on one device; None until a draft is active."""
         self._features = FeatureRelay(self.sequences, self._workers)
         self._requests = RequestLifecycle(
             self.strategy, self.sequences, self._workers, self.scheduler, self.drafts, self.prefills, profile
@@ -138,7 +140,7 @@ class Machine:
         if text is not None:
             return [Dismiss("draft", event.incarnation, text)]
         self._workers.add(event, now)
-        return [*self._features.tap(), *self.drafts.draft_up(event, now)]
+        return [*self._features.tap(), *self.drafts.draft_up(event, now), *self._place()]
 
     def _on_worker_down(self, event: WorkerDown, now: float) -> list[Command]:
         if not self._workers.remove(event):
@@ -264,6 +266,7 @@ class Machine:
         sequence.settle(verified, verdict, tokens)
         if sequence.phase is not Phase.WAITING:
             yield from self.drafts.follow(sequence, tokens, len(verified.tokens), waited, hit, now)
+        yield from self._place()
         told = hit if self.strategy.caches and sequence.level != "plain" else None
         yield Emit(sequence.id, tuple(tokens), told, verdict.likelihoods)
 
@@ -287,6 +290,14 @@ class Machine:
         if fault.kind == "refused":
             return [*self._requests.reject(sequence, fault.text, now), *self._schedule(now)]
         return [*self._requests.start(sequence, now), *self._schedule(now)]
+
+    def _place(self) -> list[Command]:
+        """Let the workers' places follow the active draft's mode."""
+        before, self._shared = self._shared, self.drafts.in_turns
+        if self._shared is None or before is None:
+            self._shared = self._shared if before is None else before
+            return []
+        return [] if self._shared == before else [Place(self._shared)]
 
     def _drop(self) -> list[Command]:
         self.stale += 1

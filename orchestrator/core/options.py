@@ -17,6 +17,7 @@ StrategyName: TypeAlias = str
 PrefillMode = Literal["auto", "always"]
 Fallback = Literal["neural", "fast", "adaptive"]
 LookupUse = Literal["on", "off"]
+PlacementChoice = Literal["auto", "shared", "apart"]
 MemoryCheck = Literal["on", "off"]
 Context: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | Literal["auto"]
 
@@ -35,6 +36,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lookup: Annotated[
         LookupUse, Meta(description="Guesses by prompt lookup beside the draft's (adaptive, and ssd on a miss).")
     ] = "on"
+    placement: Annotated[
+        PlacementChoice,
+        Meta(
+            description="shared: the draft computes on the target's device, in turns; apart: both at once (adaptive)."
+        ),
+    ] = "auto"
+    """auto: as the hardware suggests, until a measurement shows that the other one is faster."""
     fallback: Annotated[Fallback, Meta(description="What ssd does on a miss.")] = "adaptive"
     saguaro: Annotated[
         float, Meta(ge=0.0, le=1.0, description="C in [0, 1]: Saguaro sampling of ssd with rejection verification.")

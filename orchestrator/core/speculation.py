@@ -73,9 +73,10 @@ class Speculation:
         self._prefill = (tokens, now)
 
     def follow(self, plan: GrowthPlan | None) -> GrowthPlan | None:
-        """The plan that the draft is sent. While it prefills it does not rest, since nobody knows when to ask it."""
-        if isinstance(plan, BestFirst) and self._prefill is not None:
-            plan = structs.replace(plan, steps=None)
+        """The plan that the draft is sent. While it prefills nobody knows when to ask it: if it takes turns, it takes
+        one step then, and rests."""
+        if isinstance(plan, BestFirst) and plan.steps is not None and self._prefill is not None:
+            plan = structs.replace(plan, steps=1)
         self._plan = plan
         return plan
 
@@ -132,7 +133,9 @@ class Speculation:
             if self._round is None or growth.round == self._round:
                 self.steps += 1
                 if self.in_turns and self.steps == self._asked:
-                    self.estimates.response.observe(now - self.asked_at)
+                    estimates = self.estimates
+                    response = estimates.first_response if self.steps == 1 else estimates.next_response
+                    response.observe(now - self.asked_at)
             # A draft may claim any time, but its step began after the growth before: that bounds the time.
             seconds = min(growth.seconds, now - self.grown_at)
             self.estimates.step.observe(seconds)
@@ -158,7 +161,9 @@ class Speculation:
             children = node.children
             self._chosen.append((node, len(children), token))
             if children:
-                self.estimates.acceptance.observe(float(next(iter(children)) == token))
+                rank = next((rank for rank, guess in enumerate(children) if guess == token), None)
+                self.estimates.acceptance.observe(float(rank == 0))
+                self.estimates.ranks.observe(len(children), rank)
             node = children.get(token)
 
     def advance(self, tokens: Sequence[int], round: int, now: float) -> bool:

@@ -19,6 +19,7 @@ from orchestrator.core.commands import (
     Emit,
     Finish,
     Keep,
+    Place,
     Recall,
     Reject,
     Release,
@@ -195,6 +196,8 @@ class Orchestrator:
             case Recall() as recall:
                 if self._disk is not None:
                     self._disk.recall(recall)
+            case Place(shared):
+                self._workers.local.place(shared)
             case TrialDecided() as decided:
                 if self._draft_engine is not None:
                     self._draft_engine.trial_decided(decided)

@@ -297,6 +297,12 @@ class Ping(Message, frozen=True):
     sent: Moment
 
 
+class Cores(Message, frozen=True):
+    """Compute on these processor cores from now on."""
+
+    cores: Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 16)], ...], Meta(min_length=1, max_length=4096)]
+
+
 class Shutdown(Message, frozen=True):
     """End the worker process."""
 
@@ -305,5 +311,5 @@ FromWorker: TypeAlias = (
     Hello | CacheOff | Prefilling | PromptLikelihoods | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
 )
 ToWorker: TypeAlias = (
-    Start | Prefill | Reroot | Extend | Features | Verify | Forest | Tap | KvRelease | Stop | Ping | Shutdown
+    Start | Prefill | Reroot | Extend | Features | Verify | Forest | Tap | KvRelease | Stop | Ping | Cores | Shutdown
 )

@@ -20,10 +20,11 @@ from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role, plain
 from protocol.messages.features import FeatureBlock
-from protocol.messages.worker import Fault, Ping, Pong, Shutdown, ToWorker
+from protocol.messages.worker import Cores, Fault, Ping, Pong, Shutdown, ToWorker
 from protocol.security.keys import own_keys
 from protocol.transport.codec import Stamp
 from protocol.transport.link import Link
+from protocol.worker.cores import take_cores
 from protocol.worker.interface import Worker
 from protocol.worker.pacing import DevicePace
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
@@ -94,8 +95,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
     if setup.life is not None:
         die_with_parent(setup.life)
     raise_descriptor_limit()
-    if setup.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, setup.cores)
+    take_cores(setup.cores)
     set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     if setup.replay:
         replay(build, Path(setup.replay), Path(setup.trace))
@@ -152,6 +152,9 @@ def run(worker: Worker, link: Link, patience: float | None = None) -> None:
         for message in messages:
             if isinstance(message, Shutdown):
                 return
+            if isinstance(message, Cores):
+                take_cores(message.cores)
+                continue
             if isinstance(message, Ping):
                 link.send(Pong(message.sent, time.perf_counter_ns()))
                 # Trees are reference cycles, and a worker may never be idle. Collecting takes a millisecond.

@@ -99,8 +99,9 @@ class DraftDispatch:
 
     def _plan(self, speculation: Speculation, sequence: Sequence) -> GrowthPlan | None:
         plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
-        if self._election.alone and speculation is not sequence.speculation and isinstance(plan, BestFirst):
-            plan = structs.replace(plan, steps=0)
+        if speculation is not sequence.speculation and isinstance(plan, BestFirst):
+            # Only the active draft is asked for steps: one on trial grows by itself, or rests.
+            plan = structs.replace(plan, steps=0 if self._election.alone else None)
         return speculation.follow(plan)
 
     @property

@@ -15,11 +15,12 @@ _MAX_ABSENT = 16
 class DraftHistory:
     """The measurements and arenas of one draft. Greedy and sampled requests are measured apart."""
 
-    def __init__(self, base: "DraftHistory | None" = None) -> None:
+    def __init__(self, base: "DraftHistory | None" = None, turns: TurnTaking | None = None) -> None:
         """`base`: the history whose measurements of the target are shared."""
         self.arenas = DraftArenas()
+        self.turns = turns or TurnTaking()
         kinds = {"greedy": Estimates(), "sampled": Estimates()} if base is None else base._kinds
-        self._kinds = {kind: estimates.with_another_draft() for kind, estimates in kinds.items()}
+        self._kinds = {kind: estimates.with_another_draft(self.turns) for kind, estimates in kinds.items()}
 
     def estimates(self, request: Request) -> Estimates:
         return self._kinds["greedy" if request.sampling.temperature == 0 else "sampled"]
@@ -27,7 +28,7 @@ class DraftHistory:
     def expect_target(self, hello: Hello) -> None:
         """The costs that a target measured replace those of an earlier target, for all drafts."""
         for estimates in self._kinds.values():
-            estimates.beside_draft.expect(hello.costs)
+            estimates.expect_target(hello.costs)
 
     def expect_draft(self, hello: Hello) -> None:
         """The costs that a new life of this draft measured replace those of the earlier one."""
@@ -35,11 +36,6 @@ class DraftHistory:
             estimates.growth.expect(hello.costs)
             if hello.features is not None:
                 estimates.freshness = estimates.freshness or Freshness()
-
-    def forget_turns(self) -> None:
-        """The draft goes on trial: only an active draft is asked for steps, so it must grow by itself."""
-        for estimates in self._kinds.values():
-            estimates.turns = TurnTaking()
 
 
 class DraftHistories:
@@ -59,9 +55,9 @@ class DraftHistories:
         """Arenas that drafts, present or absent, could not adopt."""
         return sum(history.arenas.warnings for history in (*self._present, *self._absent.values()))
 
-    def take(self, hello: Hello) -> DraftHistory:
-        """The history of a draft that came up."""
-        history = self._absent.pop(_identity(hello), None) or DraftHistory(self.without_draft)
+    def take(self, hello: Hello, turns: TurnTaking) -> DraftHistory:
+        """The history of a draft that came up; `turns` is the mode that a new one begins in."""
+        history = self._absent.pop(_identity(hello), None) or DraftHistory(self.without_draft, turns)
         history.expect_draft(hello)
         self._present.append(history)
         return history

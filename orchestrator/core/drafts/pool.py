@@ -12,9 +12,11 @@ from orchestrator.core.drafts.election import DraftStatus, Election
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
 from orchestrator.core.drafts.trial import Trial, TrialSequence
 from orchestrator.core.events import Request, WorkerUp
+from orchestrator.core.options import PlacementChoice
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.decision import Strategy
 from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.turn_taking import TurnTaking
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.worker_registry import WorkerRegistry
@@ -33,6 +35,7 @@ class DraftPool:
         sequences: Mapping[SequenceId, Sequence],
         workers: WorkerRegistry,
         written: Callable[[Sequence], KvReference | None],
+        placement: PlacementChoice = "auto",
     ) -> None:
         """`written`: the arena with the target's KV of a sequence."""
         self._strategy = strategy
@@ -41,6 +44,7 @@ class DraftPool:
         self._election = Election()
         self._comparison = Comparison(self._election)
         self._histories = DraftHistories()
+        self._placement = placement
         self._dispatch = DraftDispatch(strategy, sequences, workers, self._election, written)
         self._drafts = self._dispatch.drafts
         self._trial: Trial | None = None
@@ -60,6 +64,11 @@ class DraftPool:
     def comparing(self) -> bool:
         """A draft on trial grows beside the active one."""
         return self._trial is not None and not self._trial.resting
+
+    @property
+    def in_turns(self) -> bool | None:
+        """The active draft rests while the target computes; None without a draft."""
+        return None if self._active is None else self._history(self._active).turns.in_turns
 
     def statuses(self) -> dict[int, DraftStatus]:
         return self._election.statuses()
@@ -83,7 +92,9 @@ class DraftPool:
 
     def draft_up(self, event: WorkerUp, now: float) -> list[Command]:
         commands = self.draft_down(event.incarnation, now)
-        self._drafts[event.incarnation] = Draft(event.hello, self._histories.take(event.hello))
+        auto = self._placement == "auto"
+        turns = TurnTaking(event.shares_device if auto else self._placement == "shared", fixed=not auto)
+        self._drafts[event.incarnation] = Draft(event.hello, self._histories.take(event.hello, turns))
         self._election.draft_up(event.incarnation)
         return [*commands, *self._apply_election(now)]
 
@@ -255,8 +266,6 @@ class DraftPool:
         if on_trial is None:
             self._trial = None
         elif changed or self._trial is None or self._trial.incarnation != on_trial:
-            if not self._election.alone:
-                self._drafts[on_trial].history.forget_turns()
             self._trial = Trial(on_trial, self._strategy, grown.get(on_trial), resting=self._election.alone)
         commands = [command for sequence in self._sequences.values() for command in self.begin(sequence, now)]
         unused = [id for id in self._drafts if id not in self._in_use()]

@@ -25,6 +25,8 @@ _PREPARED = 0.2
 """Share of the path probability worth a verification that is still worth a growth step: measured, docs/log.md."""
 _MAX_ACCEPTANCE = 0.9
 """Highest acceptance that is believed: trees are finite, and E below is at most 10."""
+_MOST_STEPS = 4
+"""Growth steps that are looked ahead where the draft takes turns."""
 _MAX_LEAST = 0.1
 """Whatever a token costs the target, the draft prepares nodes that are as probable as this."""
 
@@ -95,8 +97,7 @@ class Adaptive:
         if view.in_turns and (view.steps >= MAX_STEPS or view.now - view.ready_since > growth_timeout(estimates)):
             return None  # a draft may answer each request with nothing that helps
         if view.in_turns:
-            # Steps that were measured beside the target took longer: hope, ask, and measure.
-            due = (view.now if view.resting else view.asked_at) + estimates.response.get(0.5 * step)
+            due = (view.now if view.resting else view.asked_at) + self._response(view)
         elif missed:
             # The step in flight grows the old root: its rest passes before the new root's step begins.
             due = view.ready_since + max(estimates.recovery.get(1.5 * step), view.lag)
@@ -109,8 +110,14 @@ class Adaptive:
             return None
         if not guesses.open or guesses.open[0] < self._least(estimates):
             return None  # the draft pauses
-        gains = guesses.gains_after_growth(self._width(estimates), estimates.acceptance.get(0.0))
-        return _ExpectedGrowth(due, give_up, gains, view.steps + 1 if view.resting else None)
+        return _ExpectedGrowth(due, give_up, guesses, view.steps + 1 if view.resting else None)
+
+    def _response(self, view: SequenceView) -> float:
+        """Seconds until the next step's growth, of a draft that drafts in turns."""
+        estimates = view.estimates
+        # Steps that were measured beside the target took longer: hope, ask, and measure.
+        usual = estimates.first_response.get(0.5 * estimates.step.get(0.0))
+        return estimates.next_response.get(usual) if view.steps else usual
 
     def _wait_until(
         self,
@@ -122,6 +129,7 @@ class Adaptive:
         """When to stop waiting for the next growth, if the expected rate after the wait is above `rate`; else None.
 
         One growth step serves several trees: growth that is due within half a step of the first is awaited together.
+        Where the draft takes turns, a step may pay only with those behind it: it is worth a wait if any number is.
         """
         growths = [growth for growth in expected if growth is not None]
         if not growths:
@@ -130,13 +138,17 @@ class Adaptive:
         first = max(now, min(growth.due for growth in growths))
         horizon = first + 0.5 * estimates.step.get(0.0)
         awaited = [growth for growth in growths if growth.due <= horizon]
-        later = [
-            present if growth is None or growth.due > horizon else growth.gains
-            for present, growth in zip(gains, expected, strict=True)
-        ]
-        wait = max(0.0, max(growth.due for growth in awaited) - now)
-        best = best_counts(later, estimates.target, estimates.hop.get(0.0) + wait)
-        return max(growth.give_up for growth in awaited) if best.rate > rate * self._MARGIN else None
+        shares, width = estimates.ranks.shares(self._options.draft_fan), self._width(estimates)
+        wait = estimates.hop.get(0.0) + max(0.0, max(growth.due for growth in awaited) - now)
+        for steps in range(1, 1 + (_MOST_STEPS if views[0].in_turns else 1)):
+            later = [
+                present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
+                for present, growth in zip(gains, expected, strict=True)
+            ]
+            if best_counts(later, estimates.target, wait).rate > rate * self._MARGIN:
+                return max(growth.give_up for growth in awaited)
+            wait += estimates.next_response.get(estimates.step.get(0.0))
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +159,7 @@ class _ExpectedGrowth:
     """When it should arrive."""
     give_up: float
     """When to stop waiting for it."""
-    gains: list[float]
-    """Expected tokens that each further node should add then."""
+    guesses: Candidates
+    """What it grows from."""
     steps: int | None
     """What to ask a resting draft for; None if the growth comes by itself."""

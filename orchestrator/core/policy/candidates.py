@@ -28,9 +28,9 @@ class Candidates(Protocol):
         """The best `count` nodes, parents first."""
         ...
 
-    def gains_after_growth(self, width: int, acceptance: float) -> list[float]:
-        """`gains` of the draft's guesses after a step that gives the `width` most probable open nodes one child each,
-        which is accepted with probability `acceptance`."""
+    def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
+        """`gains` of the draft's guesses after `steps` steps, each of which gives the `width` most probable open nodes
+        children that are accepted with the probabilities `shares`."""
         ...
 
 
@@ -57,8 +57,12 @@ class TreeCandidates:
     def nodes(self, count: int) -> list[Node]:
         return self._nodes[:count]
 
-    def gains_after_growth(self, width: int, acceptance: float) -> list[float]:
-        return with_growth(self._drafted, self.open[:width], acceptance)[: self._limit]
+    def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
+        found, open = self._drafted, self.open
+        for _ in range(steps):
+            found = with_growth(found, open[:width], shares)[: self._limit]
+            open = with_growth(open[width:], open[:width], shares)
+        return found
 
     def _guesses(self, view: SequenceView) -> list[Node]:
         """Guesses by prompt lookup behind the most probable leaf."""
@@ -93,17 +97,19 @@ class PathCandidates:
     def nodes(self, count: int) -> list[Node]:
         return self._paths.nodes(count)
 
-    def gains_after_growth(self, width: int, acceptance: float) -> list[float]:
+    def gains_after_growth(self, width: int, shares: Sequence[float], steps: int = 1) -> list[float]:
         totals = list(self._drafted)
         for node, path in self._open[:width]:
             length, total = self._paths.reached.get(node, (self._limit, 0.0))
-            if length == self._limit:
-                continue
-            grown = total + path * acceptance
-            if length + 1 == len(totals):
-                totals.append(grown)
-            else:
-                totals[length + 1] = max(totals[length + 1], grown)
+            for _ in range(steps):
+                if length == self._limit:
+                    break
+                path *= shares[0]
+                length, total = length + 1, total + path
+                if length == len(totals):
+                    totals.append(total)
+                else:
+                    totals[length] = max(totals[length], total)
         return _differences(totals)
 
 

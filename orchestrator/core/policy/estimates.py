@@ -1,12 +1,15 @@
 """Running estimates of step times and of how often guesses are right. Pure; updated by events."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import ClassVar
 
 from orchestrator.core.policy.freshness import Freshness
 from orchestrator.core.policy.mean import Mean
 from orchestrator.core.policy.turn_taking import TurnTaking
-from orchestrator.core.policy.width_cost import ScaledCost, WidthCost
+from orchestrator.core.policy.width_cost import MeasuredCost, WidthCost
 from protocol.speculation.calibration import Calibration
 
 
@@ -48,6 +51,26 @@ class HitModel:
 
 
 @dataclass(slots=True)
+class GuessRanks:
+    """How often the target chooses a draft's guess behind an accepted node, by the rank of the guess."""
+
+    _PRIOR: ClassVar[tuple[float, ...]] = (0.5, 0.12, 0.06, 0.04, 0.025, 0.02, 0.015, 0.01)
+    """Of small drafts of one family, as eight observations."""
+    _means: list[Mean] = field(
+        default_factory=lambda: [Mean(window=128, value=share, count=8) for share in GuessRanks._PRIOR]
+    )
+
+    def observe(self, guesses: int, chosen: int | None) -> None:
+        """A node had so many guesses; the target chose the one of this rank, or none of them."""
+        for rank, mean in enumerate(self._means[:guesses]):
+            mean.observe(float(rank == chosen))
+
+    def shares(self, guesses: int) -> list[float]:
+        """Of each of so many guesses, the best first; none is believed to be better than the one before it."""
+        return list(accumulate((mean.get(0.0) for mean in self._means[:guesses]), min))
+
+
+@dataclass(slots=True)
 class Usefulness:
     """Pauses a draft that never guesses right: its work only takes memory bandwidth from the target."""
 
@@ -83,8 +106,9 @@ class Estimates:
 
     beside_draft: WidthCost = field(default_factory=WidthCost)
     """Of the target's forwards while the draft grows."""
-    beside_resting_draft: ScaledCost = field(init=False)
+    beside_resting_draft: WidthCost = field(default_factory=WidthCost)
     turns: TurnTaking = field(default_factory=TurnTaking)
+    """Shared by greedy and sampled requests."""
     hop: Mean = field(default_factory=Mean)
     """Seconds of a round that are neither the target's forward nor deliberate waiting."""
     step: Mean = field(default_factory=Mean)
@@ -96,30 +120,42 @@ class Estimates:
     recovery: Mean = field(default_factory=Mean)
     """Seconds from a miss to the first growth of the draft below the new root: the rest of the step in progress, one
     more step, and a round trip."""
-    response: Mean = field(default_factory=Mean)
-    """Seconds from the request for a growth step to its growth, of a draft that drafts in turns."""
+    first_response: Mean = field(default_factory=Mean)
+    """Seconds from the request for the first growth step below a root to its growth, of a draft that drafts in turns:
+    it reads what was accepted, and follows a forward of the target."""
+    next_response: Mean = field(default_factory=Mean)
+    """The same for the steps behind it."""
     calibration: Calibration = field(default_factory=Calibration)
     """Of the draft's claims."""
     lookup: Calibration = field(default_factory=Calibration)
     """Of the claims of prompt lookup."""
     acceptance: Mean = field(default_factory=lambda: Mean(window=128, value=0.6, count=8))
     """a: the draft's main child of an accepted node is the target's choice. Begins as eight observations of 0.6."""
+    ranks: GuessRanks = field(default_factory=GuessRanks)
     hits: HitModel = field(default_factory=HitModel)
     usefulness: Usefulness = field(default_factory=Usefulness)
     freshness: Freshness | None = None
     """None for a draft that reads tokens alone."""
 
-    def __post_init__(self) -> None:
-        self.beside_resting_draft = ScaledCost(self.beside_draft)
-
     @property
-    def target(self) -> WidthCost | ScaledCost:
+    def target(self) -> WidthCost:
         """Of the target's forwards in the present mode."""
         return self.beside_resting_draft if self.turns.in_turns else self.beside_draft
 
-    def with_another_draft(self) -> "Estimates":
+    def with_another_draft(self, turns: TurnTaking) -> "Estimates":
         """Estimates of another draft with the same target: the target's part is shared, the draft's is empty."""
-        return Estimates(beside_draft=self.beside_draft, hop=self.hop, lookup=self.lookup)
+        return Estimates(
+            turns=turns,
+            beside_draft=self.beside_draft,
+            beside_resting_draft=self.beside_resting_draft,
+            hop=self.hop,
+            lookup=self.lookup,
+        )
+
+    def expect_target(self, costs: Sequence[MeasuredCost]) -> None:
+        """A target with these measured costs has come up."""
+        for cost in (self.beside_draft, self.beside_resting_draft):
+            cost.expect(costs)
 
 
 def _likelihood_slope(fan: int, exponent: float, hits: float, misses: float) -> float:

@@ -68,10 +68,10 @@ def _falling(gains: Sequence[float]) -> Sequence[float]:
     return [total / count for total, count in runs for _ in range(count)]
 
 
-def with_growth(probabilities: Sequence[float], open_paths: Sequence[float], acceptance: float) -> list[float]:
-    """Path probabilities expected after one growth step.
+def with_growth(probabilities: Sequence[float], open_paths: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """Path probabilities expected after one growth step, falling.
 
-    `open_paths` are the path probabilities of the nodes that the step expands. The estimate gives each of them one
-    child, which is accepted with probability `acceptance`.
+    `open_paths` are the path probabilities of the nodes that the step expands. The estimate gives each of them
+    children that are accepted with the probabilities `shares`.
     """
-    return sorted([*probabilities, *(path * acceptance for path in open_paths)], reverse=True)
+    return sorted([*probabilities, *(path * share for path in open_paths for share in shares)], reverse=True)

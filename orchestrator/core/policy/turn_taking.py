@@ -1,7 +1,7 @@
-"""Whether the draft rests while the target computes: the mode with the higher measured rate. Pure.
+"""Where draft and target compute: apart, at the same time, or on one device, in turns. Pure.
 
-On one GPU, or on cores that share their memory's bandwidth, a draft that grows the tree during a forward slows the
-target down. In turns it grows only while the target waits for it.
+On one GPU, or on few cores, a draft that grows the tree during a forward slows the target down. In turns it grows only
+while the target waits for it. The hardware decides first; measurement may overrule it.
 """
 
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from orchestrator.core.policy.mean import Mean
 from orchestrator.core.policy.width_cost import WidthCost
 
-_FIRST_ROUNDS = 24
-"""Rounds before the first try of the other mode."""
+_FIRST_ROUNDS = 256
+"""Rounds before the first try of the other mode: a short request never pays for one."""
 _TRY_ROUNDS = 24
 _SETTLING_ROUNDS = 2
 """After a change of the mode the draft follows the old plan for so long."""
@@ -71,7 +71,9 @@ class TurnTaking:
     """
 
     in_turns: bool = False
-    """The present mode: the draft rests until it is asked for a step."""
+    """The present mode: the draft rests until it is asked for a step. It begins as what the hardware suggests."""
+    fixed: bool = False
+    """The user chose the mode, so the other one is never tried."""
     _rate: _Rate = field(default_factory=_Rate)
     """Of the mode that was chosen."""
     _try: _Rate | None = None
@@ -82,16 +84,16 @@ class TurnTaking:
     _next_try: int = _FIRST_ROUNDS
     """Rounds until the other mode is tried."""
     _patience: int = _PATIENCE
-    _tried: bool = False
-    """A try of the other mode has ended."""
 
     @property
     def settled(self) -> bool:
-        """The present mode was chosen by measurement, and none is tried."""
-        return self._tried and self._try is None and not self._settling
+        """No other mode is tried."""
+        return self._try is None and not self._settling
 
     def observe(self, round: MeasuredRound, beside_draft: WidthCost, step: float) -> None:
         """`beside_draft`: costs of the target's forwards while the draft grows. `step`: seconds of a growth step."""
+        if self.fixed:
+            return
         if self._settling:
             self._settling -= 1
         elif self._try is not None:
@@ -114,7 +116,7 @@ class TurnTaking:
         if trial.rounds < _TRY_ROUNDS and not hopeless:
             return
         gain = 0.0 if hopeless else trial.per_second / max(1e-9, self._rate.per_second)
-        self._try, self._tried = None, True
+        self._try = None
         if gain > _GAIN:
             self._rate, self._patience = trial, _PATIENCE
         else:

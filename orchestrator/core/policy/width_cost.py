@@ -2,8 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
 
 from orchestrator.core.policy.mean import Mean
 
@@ -131,25 +129,3 @@ class WidthCost:
     def _line(self, width: int) -> float:
         line = self._mean_seconds + self._slope * (self._prior_of(width) - self._mean_prior)
         return max(0.2 * self._mean_seconds, line)
-
-
-@dataclass(slots=True)
-class ScaledCost:
-    """Costs in a measured ratio to other ones, the same at every width."""
-
-    _MOST: ClassVar[float] = 3.0
-    """A stall says nothing about the ratio."""
-    base: WidthCost
-    ratio: Mean = field(default_factory=Mean)
-
-    @property
-    def known(self) -> bool:
-        return self.base.known
-
-    def observe(self, width: int, seconds: float) -> None:
-        """A forward of `width` tokens took `seconds`."""
-        self.ratio.observe(min(self._MOST, max(_LEAST_SECONDS, seconds) / max(1e-9, self.base(width))))
-
-    def __call__(self, width: int) -> float:
-        """Expected seconds for `width` tokens."""
-        return self.ratio.get(1.0) * self.base(width)

@@ -19,7 +19,7 @@ from orchestrator.runtime.workers.supervisor import Child, Death, Seat, Supervis
 from protocol.errors import InputError, PipelineError
 from protocol.messages.base import Message, Role
 from protocol.messages.remote import WorkerEntry
-from protocol.messages.worker import Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
+from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
 from protocol.transport.codec import Stamp
 from protocol.transport.hub import Arrival, Hub
 
@@ -119,6 +119,11 @@ class LocalWorkers:
                 self.supervisor.forget(seat)
             yield InputError(text)
 
+    def place(self, shared: bool) -> None:
+        """Draft and target compute on one device or apart from now on."""
+        for incarnation, cores in self.supervisor.place(shared).items():
+            self._send(incarnation, Cores(cores))
+
     def ping(self) -> None:
         """Send a Ping to all workers."""
         for incarnation in self._peers:
@@ -201,7 +206,7 @@ class LocalWorkers:
                 self._peers[incarnation] = arrival.peer
                 self._hellos[incarnation] = hello
                 log.info("worker up", role=hello.role, model=hello.model, device=hello.device)
-                yield WorkerUp(incarnation, hello)
+                yield WorkerUp(incarnation, hello, shares_device=self.supervisor.begins_shared(child.seat))
                 self._probe(incarnation)
             case Pong() as pong:
                 yield Arrived(child.role, incarnation, pong)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from orchestrator.core.restarts import RestartPolicy
-from orchestrator.machine.hardware import partition_cores, worker_environment
+from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -31,6 +32,8 @@ _WAIT_SECONDS = 0.1
 """How long the exit code of an ended process is awaited, which blocks the main loop."""
 
 
+_OWN_DEVICE = frozenset({"coreml", "stateful"})
+"""Draft engines that do not compute on MLX's device."""
 Seat: TypeAlias = Role | Literal["second draft"]
 """The place of a local worker. The second draft runs another engine beside the draft's, or after it."""
 
@@ -86,7 +89,7 @@ class Supervisor:
         self._setup = setup
         self._session = session
         self._epoch = epoch
-        self._cores = _shares(setup) if cores is None else cores
+        self._cores = self._first_cores() if cores is None else cores
         self._gpu_shares = gpu_shares(weights_on_gpu(setup))
         self._incarnations = 0
         self._policies: defaultdict[Seat, RestartPolicy] = defaultdict(RestartPolicy)
@@ -104,6 +107,20 @@ class Supervisor:
         )
         self.children[seat] = Child(seat, incarnation, process, life, log)
         return self.children[seat]
+
+    def begins_shared(self, seat: Seat) -> bool:
+        """Whether the draft of this seat begins on the target's device."""
+        setup = self._setup
+        own_device = self._engine(seat) in _OWN_DEVICE or bool(setup.draft_command) or setup.pace is not None
+        return begins_shared(setup.options, own_device)
+
+    def place(self, shared: bool) -> dict[int, tuple[int, ...]]:
+        """Workers compute on one device or apart from now on. Returns the cores of those whose cores change."""
+        if not self._cores:
+            return {}
+        before, self._cores = self._cores, worker_cores(shared)
+        changed = {} if self._cores == before else self.children
+        return {child.incarnation: self._cores_of(child.role) for child in changed.values()}
 
     def next_incarnation(self) -> int:
         """A number that no worker had before."""
@@ -237,6 +254,11 @@ class Supervisor:
         folders = {"draft": self._setup.draft, "prefill": self._setup.prefill}
         return self._setup.second_draft[1] if seat == "second draft" else folders.get(seat, "") or self._setup.target
 
+    def _first_cores(self) -> Mapping[Role, tuple[int, ...]]:
+        """Local ranks get no cores of their own: on one core, each collective would cost a time slice."""
+        hosts = self._setup.target_hosts
+        return {} if hosts is not None and hosts.local else worker_cores(self.begins_shared("draft"))
+
     def _cores_of(self, role: Role) -> tuple[int, ...]:
         """A prefill worker shares the draft's cores: during prefill there is little to draft."""
         return self._cores.get("draft" if role == "prefill" else role, ())
@@ -252,12 +274,6 @@ class Supervisor:
 
     def _last_words(self, child: Child) -> str:
         return self._session.last_words(child.log) or "none."
-
-
-def _shares(setup: OrchestratorSetup) -> Mapping[Role, tuple[int, ...]]:
-    """Local ranks get no cores of their own: on one core, each collective would cost a time slice."""
-    hosts = setup.target_hosts
-    return {} if hosts is not None and hosts.local else partition_cores()
 
 
 def _role(seat: Seat) -> Role:

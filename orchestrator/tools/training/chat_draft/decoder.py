@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 # torch is an optional package: see the extra `training`.
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from orchestrator.tools.training.network import Layer, Network, rotate
 
-ROOM = 128
+ROOM = 64
 """Slots by which the cache grows. Its products need whole arrays: a slice would be copied at each step."""
 
 
@@ -21,9 +22,10 @@ class Decoder:
     A row may begin a new text at any slot.
     """
 
-    def __init__(self, network: Network, rows: int, precision: torch.dtype) -> None:
+    def __init__(self, network: Network, rows: int, precision: torch.dtype, outputs: Sequence[int] = ()) -> None:
+        """`outputs`: layers whose output each step returns, counted from 0."""
         shape = network.shape
-        self._network = network
+        self._network, self._outputs = network, outputs
         self._layers = [joined(layer, precision) for layer in network.layers if isinstance(layer, Layer)]
         self._heads = (shape.kv_heads, shape.heads // shape.kv_heads, shape.head_size)
         empty = torch.zeros(2, rows, shape.kv_heads, 0, shape.head_size, dtype=precision)
@@ -31,7 +33,10 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, slot: int, starts: Tensor) -> Tensor:
-        """Hidden states (rows, size) behind the final norm; `starts` are the slots in which the rows' texts begin."""
+        """States (rows, outputs + 1, size): those of `outputs`, and the last one, behind the final norm.
+
+        `starts` are the slots in which the rows' texts begin.
+        """
         positions = slot - starts
         angles = self._network.cosine[positions][:, None, None], self._network.sine[positions][:, None, None]
         if slot == self._caches[0].shape[3]:
@@ -39,11 +44,14 @@ class Decoder:
         slots = torch.arange(self._caches[0].shape[3])
         hidden = ((slots < starts[:, None]) | (slots > slot))[:, None, None]
         rows = self._network.embed_tokens(tokens)
-        for layer, cache in zip(self._layers, self._caches, strict=True):
+        found = []
+        for number, (layer, cache) in enumerate(zip(self._layers, self._caches, strict=True)):
             rows = rows + self._attend(layer, rows, cache, slot, angles, hidden)
             gate, up = linear(layer.after_norm(rows), layer.gate_up).chunk(2, -1)
             rows = rows + linear(functional.silu(gate) * up, layer.down).float()
-        return self._network.norm(rows)
+            if number in self._outputs:
+                found.append(rows)
+        return torch.stack([*found, self._network.norm(rows)], 1)
 
     def _attend(
         self, layer: "Joined", rows: Tensor, cache: Tensor, slot: int, angles: tuple[Tensor, Tensor], hidden: Tensor

@@ -42,7 +42,7 @@ def main() -> None:
     target = load(folder)
     embedding = target.embed_tokens.weight.detach()
     answers, held_out = Answers(options.data), Answers(options.held_out)
-    options.length = answers.length
+    options.length = answers.rows(np.array([0])).tokens.shape[1]
     options.out.mkdir(parents=True, exist_ok=True)
     if options.start:
         draft = load(options.start)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-FIELDS = ("tokens", "own", "starts", "hidden", "temperatures")
-EXPECTED_PLACES = 6000
-"""Places whose expected next tokens count in the choice of the head's tokens."""
-PLACES_AT_ONCE = 500
+from draft_worker.training.corpus.rows import Shards
+
+EXPECTED_ROWS = 64
+"""Rows whose expected next tokens count in the choice of the head's tokens."""
 
 
 class Rows(NamedTuple):
-    """Rows of a shard: see `write.Shard`."""
+    """Rows of a shard: see `draft_worker.training.corpus.rows.Row`."""
 
     tokens: Tensor
     wanted: Tensor
@@ -27,74 +27,58 @@ class Rows(NamedTuple):
     mask: Tensor
     """(rows, 1, slots, slots): a token attends to its own text up to itself."""
     hidden: Tensor
+    """(rows, slots, size): the target's states behind its final norm."""
     temperatures: Tensor
     """(rows,)"""
 
 
 class Answers:
-    """All rows of a folder of shards, in memory."""
+    """All rows of a work folder. Files are mapped, not loaded."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: list[Path] = []
-        self._read()
-        self.length = self._fields["tokens"].shape[1]
+        self._shards = Shards(folder)
+        self._known = self._shards.refresh()
+        if not self._known:
+            raise SystemExit(f"{folder} holds no shards: run `write` first")
 
     @property
     def own(self) -> int:
-        """Tokens that the target wrote."""
-        return int(self._fields["own"].sum())
-
-    def _read(self) -> None:
-        files = sorted(self._folder.glob("shard-????.npz"))
-        if not files:
-            raise SystemExit(f"{self._folder} holds no shards: run `write` first")
-        if files != self._files:
-            shards = [np.load(file) for file in files]
-            self._fields = {name: np.concatenate([shard[name] for shard in shards]) for name in FIELDS}
-            self._files = files
+        """Tokens of answers."""
+        return self._shards.own
 
     def __len__(self) -> int:
-        return len(self._fields["tokens"])
+        return self._shards.count(self._known)
 
     def rows(self, chosen: np.ndarray) -> Rows:
-        fields = {name: values[chosen] for name, values in self._fields.items()}
-        starts = torch.from_numpy(fields["starts"].astype(np.int64))
-        slots = torch.arange(self.length)
-        mask = (slots[None, :] <= slots[:, None]) & (slots >= starts[:, :, None])
+        found = [self._shards.row(int(number)) for number in chosen]
+        tokens, starts, wanted = (
+            np.stack([getattr(row, name) for row in found]) for name in ("tokens", "starts", "wanted")
+        )
+        slots = torch.arange(tokens.shape[1])
+        mask = (slots[None, :] <= slots[:, None]) & (slots >= torch.from_numpy(starts.astype(np.int64))[:, :, None])
         return Rows(
-            torch.from_numpy(fields["tokens"].astype(np.int64)),
-            torch.from_numpy(next_is_own(fields["own"], fields["starts"])),
+            torch.from_numpy(tokens.astype(np.int64)),
+            torch.from_numpy(wanted),
             mask[:, None],
-            torch.from_numpy(fields["hidden"]).float(),
-            torch.from_numpy(fields["temperatures"]),
+            torch.from_numpy(np.stack([row.states[:, -1] for row in found])),
+            torch.tensor([row.temperature for row in found]),
         )
 
     def batches(self, count: int, seed: int) -> Iterator[Rows]:
         """Endless; every row once an epoch. An epoch begins with the shards that are there by then."""
         rng = np.random.default_rng(seed)
         while True:
-            self._read()
+            self._known = self._shards.refresh()
             order = rng.permutation(len(self))
             for at in range(0, len(order) - count + 1, count):
                 yield self.rows(order[at : at + count])
 
     def head_tokens(self, embedding: Tensor, count: int, seed: int = 0) -> Tensor:
         """The `count` tokens that the target writes most, ascending; half by count, half by probability."""
-        own = self._fields["own"]
-        places = np.argwhere(next_is_own(own, self._fields["starts"]))
-        places = np.random.default_rng(seed).permutation(places)[:EXPECTED_PLACES]
-        written = torch.from_numpy(np.bincount(self._fields["tokens"][own], minlength=len(embedding))).float()
+        written = torch.from_numpy(self._shards.written(len(embedding))).float()
         expected = torch.zeros(len(embedding))
-        for at in range(0, len(places), PLACES_AT_ONCE):
-            row, slot = places[at : at + PLACES_AT_ONCE].T
-            hidden = torch.from_numpy(self._fields["hidden"][row, slot]).float()
-            expected += functional.linear(hidden, embedding).softmax(-1).sum(0)
+        for number in np.random.default_rng(seed).permutation(len(self))[:EXPECTED_ROWS]:
+            rows = self.rows(np.array([number]))
+            expected += functional.linear(rows.hidden[rows.wanted], embedding).softmax(-1).sum(0)
         share = written / written.sum() + expected / expected.sum()
         return share.topk(count).indices.sort().values
-
-
-def next_is_own(own: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """At the end of a text, the last token's own flag stands for the next one, which was never written."""
-    same_text = starts[:, 1:] == starts[:, :-1]
-    return np.concatenate((np.where(same_text, own[:, 1:], own[:, :-1]), own[:, -1:]), 1)

@@ -129,7 +129,7 @@ def test_joint_counts_are_the_best_whether_gains_fall_or_rise(gains, token, over
 
 
 @given(grown=GROWN, acceptance=PROBABILITIES, limit=st.integers(1, 7), width=st.integers(1, 16))
-def test_growth_is_expected_to_give_each_open_node_one_child(grown, acceptance, limit, width):
+def test_growth_is_expected_to_give_each_open_node_its_best_child(grown, acceptance, limit, width):
     made = tree(grown)
     expected = list(itertools.accumulate(_gains_after_growth(made, limit, width, acceptance), initial=0.0))
 
@@ -144,7 +144,7 @@ def test_growth_is_expected_to_give_each_open_node_one_child(grown, acceptance, 
 
 def _gains_after_growth(made: TokenTree, limit: int, width: int, acceptance: float) -> list[float]:
     found = PathCandidates(view(made, [0.1]), limit, lookup=False, searched=100)
-    return found.gains_after_growth(width, acceptance)
+    return found.gains_after_growth(width, [acceptance, 0.5 * acceptance])
 
 
 def test_another_path_may_be_best_at_another_length():

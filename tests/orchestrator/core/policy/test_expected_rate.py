@@ -67,7 +67,7 @@ def test_overhead_makes_wider_rounds_worth_it():
 
 
 def test_growth_adds_children_in_order_of_probability():
-    assert with_growth([0.6, 0.3], [0.6, 0.3], 0.5) == [0.6, 0.3, 0.3, 0.15]
+    assert with_growth([0.6, 0.3], [0.6, 0.3], [0.5, 0.25]) == [0.6, 0.3, 0.3, 0.15, 0.15, 0.075]
 
 
 def test_width_cost_learns_a_line_and_its_steps():

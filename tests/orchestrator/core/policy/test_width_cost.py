@@ -11,7 +11,7 @@ from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.expected_rate import best_count
-from orchestrator.core.policy.width_cost import ScaledCost, WidthCost
+from orchestrator.core.policy.width_cost import WidthCost
 from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.messages.sampling import Sampling
 from protocol.worker.pacing import DevicePace
@@ -37,10 +37,10 @@ def test_measured_costs_are_believed_before_anything_is_observed():
 
 
 def test_a_worker_that_claims_to_take_no_time_makes_no_cost_zero():
-    for cost in (WidthCost(), ScaledCost(WidthCost())):
-        cost.observe(3, 0.0)
+    cost = WidthCost()
+    cost.observe(3, 0.0)
 
-        assert min(cost(width) for width in WIDTHS) > 0.0
+    assert min(cost(width) for width in WIDTHS) > 0.0
 
 
 @pytest.mark.parametrize("observed", [(1,), (4,), (1, 5)])
@@ -149,13 +149,3 @@ def bring_up(machine: Machine, target: DevicePace, draft: DevicePace) -> None:
     incarnation = len(machine.workers())
     machine.step(WorkerUp(incarnation, modelled_hello("target", pace=target)), 0.0)
     machine.step(WorkerUp(incarnation + 1, modelled_hello("draft", pace=draft)), 0.0)
-
-
-def test_a_stall_says_little_about_a_ratio():
-    base = WidthCost()
-    base.observe(4, 0.02)
-    scaled = ScaledCost(base)
-    scaled.observe(4, 0.5 * base(4))
-    scaled.observe(4, 500.0 * base(4))
-
-    assert scaled(4) <= 2.0 * base(4)

@@ -2,8 +2,9 @@
 
 import itertools
 import json
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 from orchestrator.tools.training import network, training_loop  # noqa: E402
-from orchestrator.tools.training.chat_draft import distil, measure, write  # noqa: E402
+from orchestrator.tools.training.chat_draft import conversation, distil, measure, write  # noqa: E402
 from orchestrator.tools.training.chat_draft.decoder import Decoder  # noqa: E402
 from orchestrator.tools.training.chat_draft.shards import Answers  # noqa: E402
 
@@ -49,15 +50,16 @@ def shards(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """Two shards of answers."""
     lines = [json.dumps({"turns": [f"ABC{number}"[: 2 + number % 3], "why"]}) for number in range(20)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
-    monkeypatch.setattr(write, "SYSTEM", "")
-    monkeypatch.setattr(write, "TURN", "{}")
+    for name in ("SYSTEM", "USER", "ASSISTANT"):
+        monkeypatch.setattr(write, name, name[0])
+    monkeypatch.setattr(write, "OUTPUTS", (1,))
     run_write(monkeypatch, tmp_path, target)
-    return tmp_path / "answers"
+    return tmp_path / "work"
 
 
 def run_write(monkeypatch: pytest.MonkeyPatch, folder: Path, target: Path) -> None:
-    options = {"prompts": folder / "prompts.jsonl", "out": folder / "answers", "target": target}
-    numbers = ["--shards", "2", "--rows", "6", "--length", "24", "--float32"]
+    options = {"prompts": folder / "prompts.jsonl", "out": folder / "work", "target": target}
+    numbers = ["--shards", "2", "--rows", "8", "--length", "40", "--float32", "--share", "1"]
     given = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     monkeypatch.setattr(sys, "argv", ["write", *given, *numbers])
     write.main()
@@ -71,7 +73,7 @@ def test_a_step_of_the_decoder_gives_the_hidden_states_of_the_whole_text(target:
     starts[1] = 4
 
     steps = [decoder.step(tokens[:, slot], slot, starts * (slot >= 4)) for slot in range(10)]
-    found = steps[-1]
+    found = steps[-1][:, -1]
 
     with torch.no_grad():
         whole, late = model.hidden(tokens)[:, -1], model.hidden(tokens[1:2, 4:])[:, -1]
@@ -95,43 +97,69 @@ def test_greedy_rows_hold_the_targets_best_tokens(shards: Path, target: Path):
 
 
 def test_what_is_written_already_is_kept(shards: Path, target: Path, tmp_path: Path, monkeypatch):
-    (shards / "shard-0001.npz").unlink()
-    before = (shards / "shard-0000.npz").stat().st_mtime_ns
+    states = shards / "states"
+    (states / "shard-0001.npy").unlink()
+    before = (states / "shard-0000.npy").stat().st_mtime_ns
 
     run_write(monkeypatch, tmp_path, target)
 
-    assert (shards / "shard-0000.npz").stat().st_mtime_ns == before
-    assert (shards / "shard-0001.npz").is_file()
+    assert (states / "shard-0000.npy").stat().st_mtime_ns == before
+    assert (states / "shard-0001.npy").is_file()
 
 
-def test_a_chat_ends_where_its_answer_loops():
-    chat = write.Chat([[7]], END)
-    taken = [chat.take(0)]
-    while (token := chat.take(len(taken) % 2 + 2)) is not None:
-        taken.append(token)
-
-    assert taken[0] == (7, False)
-    assert write.LOOP < len(taken) < 20
+FRAME = conversation.Frame(system=[2, 3], user=[4], assistant=[5], again=[6, 4], end=END)
+GIVEN, MESSAGE, ANSWER = conversation.Writer
 
 
-def test_a_chat_goes_on_with_the_next_turn_and_ends_after_the_last():
-    chat = write.Chat([[7], [8, 9]], END)
+def taken(text: conversation.Writing, sampled: Iterator[int]) -> list[tuple[int, int]]:
+    """Each token of the text with its writer; the model samples these tokens."""
+    found, step = [], next(text)
+    while True:
+        found.append((step.token, step.writer))
+        try:
+            step = text.send(0 if step.temperature is None else next(sampled))
+        except StopIteration:
+            return found
 
-    taken = [chat.take(token) for token in (0, 5, END, 0, 0, 6, END, 0)]
 
-    assert taken == [(7, False), (5, True), (END, True), (8, False), (9, False), (6, True), (END, True), None]
+def test_a_text_ends_where_its_answer_loops():
+    found = taken(conversation.answered([[7]], FRAME, 0.0), itertools.cycle([8, 9]))
+
+    assert found[:6] == [(2, GIVEN), (3, GIVEN), (4, GIVEN), (7, GIVEN), (END, GIVEN), (5, GIVEN)]
+    assert conversation.LOOP < len(found) < 30
+    assert {writer for _, writer in found[6:]} == {ANSWER}
 
 
-def test_samples_follow_the_softmax_and_the_coldest_is_the_best():
+def test_an_answered_conversation_goes_on_with_the_next_turn_and_ends_after_the_last():
+    found = taken(conversation.answered([[7], [8, 9]], FRAME, 0.7), iter((20, END, 21, END)))
+
+    given = [(token, GIVEN) for token in (2, 3, 4, 7, END, 5)]
+    again = [(token, GIVEN) for token in (6, 4, 8, 9, END, 5)]
+    assert found == [*given, (20, ANSWER), (END, ANSWER), *again, (21, ANSWER), (END, ANSWER)]
+
+
+def test_the_target_writes_a_message_behind_its_opening_and_answers_it():
+    rng = random.Random(1)
+    found = taken(conversation.both_sides([7], FRAME, 0.0, rng), itertools.cycle([20, END]))
+
+    assert found[:4] == [(2, GIVEN), (3, GIVEN), (4, GIVEN), (7, GIVEN)]
+    assert found[4:7] == [(20, MESSAGE), (END, MESSAGE), (5, GIVEN)]
+    assert found[7:9] == [(20, ANSWER), (END, ANSWER)]
+
+
+def test_a_message_that_says_nothing_is_not_answered():
+    found = taken(conversation.both_sides([], FRAME, 0.0, random.Random(1)), itertools.repeat(END))
+
+    assert [writer for _, writer in found] == [GIVEN, GIVEN, GIVEN, MESSAGE]
+
+
+def test_samples_follow_the_softmax():
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(2)).expand(4000, -1)
-    generator = torch.Generator().manual_seed(3)
 
-    warm = write.sample(logits, torch.full((4000,), 0.5), generator)
-    cold = write.sample(logits, torch.zeros(4000), generator)
+    found = write.sample(logits / 0.5, torch.Generator().manual_seed(3))
 
-    shares = torch.bincount(warm, minlength=300) / 4000
+    shares = torch.bincount(found, minlength=300) / 4000
     assert (shares - (logits[0] / 0.5).softmax(-1)).abs().max() < 0.03
-    assert (cold == logits[0].argmax()).all()
 
 
 def test_a_draft_is_trained_for_the_heads_tokens_and_keeps_the_embedding(
@@ -162,5 +190,5 @@ def test_the_target_agrees_with_itself(shards: Path, target: Path):
 
     found = measure.agreement(model, everything, model.embed_tokens.weight.detach(), Answers(shards), 100)
 
-    assert set(found) == {0.0, 0.7, 1.0}
+    assert set(found) == {0.0, 0.3, 0.7, 1.0}
     assert all(each.covered == 1 and each.first > 0.98 and each.overlap > 0.99 for each in found.values())
