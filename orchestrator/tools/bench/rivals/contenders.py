@@ -169,11 +169,10 @@ def _running(
                 running.await_ready()
                 yield running
             finally:
-                end(process)
+                _end(process)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL."""
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(_TERMINATION_SECONDS)

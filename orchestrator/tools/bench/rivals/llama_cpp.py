@@ -4,7 +4,9 @@ The user brings the program. It reads the GGUF file that the target was made fro
 """
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -21,7 +23,7 @@ from orchestrator.machine.hardware import usable_cores
 from orchestrator.machine.models.checkpoints import gguf_file
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.tools.bench.names import LLAMA_CPP
-from orchestrator.tools.bench.rivals.contenders import JOB_SECONDS, LOADING_SECONDS, OnRivalAbsent, end
+from orchestrator.tools.bench.rivals.contenders import JOB_SECONDS, LOADING_SECONDS, OnRivalAbsent
 from protocol.errors import InputError, PipelineError
 
 _PROGRAM = "llama-server"
@@ -38,6 +40,9 @@ its requests. So are drafts: ours is in no form that the program reads."""
 _SAMPLERS = {"samplers": ["temperature"], "repeat_penalty": 1.0}
 """Nothing but the temperature, like everyone."""
 _LOOK_SECONDS = 0.1
+_END_SECONDS = 5.0
+_UNTIL_EOF = 'exec 3<&0; "$@" </dev/null 3<&- & server=$!; (cat <&3 >/dev/null; kill $server) & wait $server'
+"""Runs a program until the standard input ends: the server ends with a bench that is killed."""
 
 
 def open_llama_cpp(
@@ -138,7 +143,11 @@ def _running(name: str, command: list[str]) -> Iterator[int]:
     command += ["--threads", str(len(usable_cores()))]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+            ["/bin/sh", "-c", _UNTIL_EOF, "sh", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
         )
         with process:
             try:
@@ -151,7 +160,16 @@ def _running(name: str, command: list[str]) -> Iterator[int]:
                     time.sleep(_LOOK_SECONDS)
                 yield port
             finally:
-                end(process)
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _healthy(port: int) -> bool:

@@ -1,8 +1,11 @@
 """Laws of llama.cpp as a rival: its own server and clock, the target's own file, and no process that stays."""
 
 import shutil
+import signal
 import socket
+import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -71,6 +74,28 @@ def test_no_server_is_left_and_one_that_ended_is_an_error(file: Path):
             pass
     with pytest.raises(PipelineError, match=r"llama\.cpp gave no answer"):
         contenders[0].generate(_TASK)
+
+
+def test_a_bench_that_is_killed_leaves_no_server(file: Path):
+    program = f"""
+import os, signal, sys
+from contextlib import ExitStack
+from pathlib import Path
+from orchestrator.tools.bench.rivals.llama_cpp import open_llama_cpp
+
+with ExitStack() as stack:
+    found = open_llama_cpp({str(file)!r}, Path({str(DEMO_TARGET)!r}), stack, lambda _: None, lambda *_: None)
+    print(*(each._port for each in found), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    ports = ended.stdout.split()
+    assert (ended.returncode, len(ports)) == (-signal.SIGKILL, len(llama_cpp._DECODINGS))
+    deadline = time.monotonic() + 20
+    while any(llama_cpp._healthy(int(port)) for port in ports):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_without_the_program_or_the_file_it_is_named_with_the_reason(file: Path, monkeypatch: pytest.MonkeyPatch):
