@@ -15,7 +15,6 @@ from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
 from orchestrator.tools.bench.residents import IN_TURNS, bench_lines, groups, resident
 from orchestrator.tools.bench.rivals.contenders import OnRivalAbsent
-from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 
 WARM_UP_TOKENS = 16
@@ -101,8 +100,9 @@ def requests_of(
     ]
     if not count_answers(prompts):
         return found
-    target = str(plan.models().target)
-    with Pipeline(target, draft_engine=NO_DRAFT) as pipeline:
+    models = plan.models()
+    target = str(models.target)
+    with Pipeline(**models.pipeline("adaptive")) as pipeline:
         for first in tuple(found):
             prompt, tokens = prompts[first.prompt], first.tokens
             conversation = [{"role": "user", "content": prompt.text}]
