@@ -79,7 +79,7 @@ _PIPELINE = (
 )
 _COMPARISON = (
     "verification",
-    "random_draft",
+    "controls",
     "rivals",
     "drafters",
     "link_delay",
@@ -221,7 +221,6 @@ RULES: tuple[Rule, ...] = (
     Rule(("strategies", "draft_tokens", *_COMPARISON), _bench("reuse"), "the bench of prefix reuse does not use it"),
     Rule(("draft_tokens", *_COMPARISON), _bench("growth"), "the bench of prompt lengths does not use it"),
     Rule(_COMPARISON, _bench("requests"), "the bench of several requests does not use it"),
-    Rule(("random_draft",), _bench("compare"), "the bench always measures a random draft"),
     Rule(("draft",), _all(_is("command", "bench"), _is("same_model", True)), "the target is its own draft"),
     Rule(("target_hosts",), _replaying, "a replayed target has no model to divide"),
     Rule(("replay",), _all(_bench("compare"), _is("pace", None)), "without a pace the target takes its own time"),

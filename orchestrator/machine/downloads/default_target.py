@@ -56,6 +56,21 @@ def default_target(on_progress: OnProgress = silent) -> DefaultTarget:
     return DefaultTarget(place)
 
 
+def default_gguf(on_progress: OnProgress = silent) -> Path:
+    """The default target's GGUF file, for other programs. It is fetched on first use and kept.
+
+    Raises Unavailable if no source has it, InputError for a file with another hash and a full disk.
+    """
+    source = _source()
+
+    def fill(folder: Path) -> None:
+        fetched = folder / "fetched"
+        shutil.copyfile(_file(fetched, source, on_progress), folder / _FILE)
+        shutil.rmtree(fetched)
+
+    return made_once(cache_folder() / "gguf-files" / _GGUF_SHA256[:12], fill) / _FILE
+
+
 class DefaultPairState(NamedTuple):
     """What a start without --target and --pair will use. Nothing is fetched to find out."""
 

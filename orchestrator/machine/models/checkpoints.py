@@ -91,6 +91,20 @@ def gguf_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*.gguf") if "mmproj" not in file.name)
 
 
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that `name` means, for other programs; None if it means none.
+
+    Raises InputError if it can't be had.
+    """
+    path = Path(name).expanduser()
+    if _HUB_FILE.fullmatch(name) and not path.exists():
+        return hub_file(*name.split(":", 1))
+    if path.is_file():
+        return path.resolve()
+    files = gguf_files(path) if name and path.is_dir() else []
+    return files[0].resolve() if len(files) == 1 else None
+
+
 def hub_file(id: str, name: str, revision: str | None = None) -> Path:
     """The file `name` of a Hugging Face id, downloaded once; the newest, or that of a commit. Raises InputError if it
     can't be had."""

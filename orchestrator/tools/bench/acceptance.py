@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.reporting_process import reports
-from orchestrator.tools.bench.measurement import Measurement, is_checked
+from orchestrator.tools.bench.measurement import BenchRequest, Measurement, is_checked
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.names import LOOKUP
 from protocol.contracts.acceptance import (
@@ -88,18 +88,19 @@ def _engine(folder: Path) -> str:
     return "mlx" if drafter is None else drafter.engine
 
 
-def written_texts(measurements: Sequence[Measurement], prompts: Sequence[tuple[int, ...]]) -> list[TargetText]:
+def written_texts(measurements: Sequence[Measurement], requests: Sequence[BenchRequest]) -> list[TargetText]:
     """What the target wrote in each setting of the first repeat, from the first contender with its tokens."""
-    found: dict[tuple[int, float], TargetText] = {}
+    prompts = {(each.prompt, each.turn): each.tokens for each in requests}
+    found: dict[tuple[int, int, float], TargetText] = {}
     for measurement in measurements:
         setting, tokens = measurement.setting, measurement.generation.tokens
         own = is_checked(measurement) and measurement.family != "rival" and len(tokens) >= _FEWEST_TOKENS
         # mlx-lm's own sampling draws other noise.
         shared = setting.temperature == 0 or measurement.family == "coupled"
         if setting.repeat == 0 and own and shared:
-            prompt = prompts[setting.prompt]
+            prompt = prompts[setting.prompt, setting.turn]
             text = TargetText(
                 tokens=(*prompt, *tokens), prompt=len(prompt), temperature=setting.temperature, seed=setting.seed
             )
-            found.setdefault((setting.prompt, setting.temperature), text)
+            found.setdefault((setting.prompt, setting.turn, setting.temperature), text)
     return list(found.values())

@@ -44,7 +44,7 @@ class PipelineEntry(NamedTuple):
 
 
 def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
-    """The plan's strategies, then the lines that every comparison of drafts has."""
+    """The plan's strategies, then the controls of a comparison of drafts."""
     for strategy in plan.strategies:
         counts = _chain_lengths(plan, strategy)
         yield PipelineEntry(strategy, strategy, draft_tokens=counts)
@@ -58,7 +58,7 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
         yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
     for draft in plan.drafters:
         yield from _with_drafter(plan, draft)
-    if set(plan.strategies) != {AUTOREGRESSIVE}:
+    if plan.controls and set(plan.strategies) != {AUTOREGRESSIVE}:
         yield from _controls(plan)
 
 
@@ -77,8 +77,7 @@ def _controls(plan: BenchPlan) -> Iterator[PipelineEntry]:
     yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
     if LOOKUP not in plan.strategies:
         yield PipelineEntry(LOOKUP, LOOKUP)
-    if plan.random_draft:
-        yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
+    yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
 
 
 def _chain_lengths(plan: BenchPlan, strategy: str) -> tuple[int | None, ...]:

@@ -8,7 +8,22 @@ from typing import NamedTuple, TypeVar
 
 from orchestrator.tools.bench.contender import Family, TimedGeneration
 
+RIVALS: tuple[Family, ...] = ("rival", "rival with other numerics")
+"""Families of other software."""
 C = TypeVar("C")
+S = TypeVar("S")
+
+
+class BenchRequest(NamedTuple):
+    """One turn of a prompt: what every contender continues."""
+
+    tokens: tuple[int, ...]
+    prompt: int
+    """Index of the prompt."""
+    turn: int = 0
+    """Index of the user's message in its conversation."""
+    category: str = ""
+    """Of the prompt; empty if it has none."""
 
 
 class Setting(NamedTuple):
@@ -20,6 +35,8 @@ class Setting(NamedTuple):
     temperature: float
     category: str = ""
     """Of the prompt; empty if it has none."""
+    turn: int = 0
+    """Index of the user's message in its conversation."""
 
     @property
     def seed(self) -> int:
@@ -38,17 +55,14 @@ class Measurement:
 
 
 def settings(
-    repeats: int, prompts: int, temperatures: Sequence[float], categories: Sequence[str] = ()
-) -> Iterator[Setting]:
-    """Every prompt at every temperature, `repeats` times over; the temperature changes fastest.
-
-    `categories`: one for each prompt, or none at all.
-    """
-    for repeat, prompt, temperature in product(range(repeats), range(prompts), temperatures):
-        yield Setting(repeat, prompt, temperature, categories[prompt] if categories else "")
+    repeats: int, requests: Sequence[BenchRequest], temperatures: Sequence[float]
+) -> Iterator[tuple[Setting, tuple[int, ...]]]:
+    """Every request at every temperature, `repeats` times over, with its tokens; the temperature changes fastest."""
+    for repeat, each, temperature in product(range(repeats), requests, temperatures):
+        yield Setting(repeat, each.prompt, temperature, each.category, each.turn), each.tokens
 
 
-def schedule(contenders: Sequence[C], order: Sequence[Setting]) -> Iterator[tuple[Setting, C]]:
+def schedule(contenders: Sequence[C], order: Iterable[S]) -> Iterator[tuple[S, C]]:
     """Each contender once in every setting, so that a machine that slows down slows all contenders alike.
 
     Each setting starts with the contender after the one that started the setting before.
@@ -75,6 +89,8 @@ def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list
 
 def is_checked(measurement: Measurement) -> bool:
     """Whether there is a reference for its tokens."""
+    if measurement.family == "rival with other numerics":
+        return False
     return measurement.setting.temperature == 0 or measurement.family == "coupled"
 
 

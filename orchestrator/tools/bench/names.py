@@ -17,6 +17,7 @@ CORE_ML_DRAFT = "adaptive, Core ML draft"
 WITHOUT_LOOKUP = "adaptive, no lookup"
 RANDOM_DRAFT = "random draft"
 """`adaptive` with a draft that costs as much as the real one and guesses at random."""
+LLAMA_CPP = "llama.cpp"
 _NAME = re.compile(r"(?P<line>.*) K=(?P<draft_tokens>\d+)")
 
 

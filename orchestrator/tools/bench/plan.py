@@ -44,8 +44,8 @@ class BenchPlan:
     temperatures: tuple[float, ...]
     repeats: int
     max_tokens: int
-    random_draft: bool = True
-    """Also a pipeline with a random draft."""
+    controls: bool = True
+    """Also `adaptive` without prompt lookup, prompt lookup alone, a random draft, and mlx-lm on the target's cores."""
     core_ml_draft: bool = False
     """Also a pipeline whose draft runs in Core ML, converted on its first use."""
     same_model: bool = False

@@ -16,13 +16,15 @@ _Text = Annotated[str, Meta(min_length=1)]
 
 
 class BenchPrompt(NamedTuple):
-    """Text to continue, or a message to answer."""
+    """Text to continue, or the messages of a user to answer."""
 
     text: str
     category: str = ""
     """Empty if it has none."""
     chat: bool = False
     """The text is a user's message, which gets the target's chat template."""
+    later: tuple[str, ...] = ()
+    """The user's further messages, each sent after an answer to the one before."""
 
 
 class _Line(msgspec.Struct):
@@ -36,9 +38,8 @@ class _Line(msgspec.Struct):
 def read_prompts(path: Path | None, limit: int | None, *, chat: bool = False) -> list[BenchPrompt]:
     """At most `limit` prompts, one category after the other in turn, so that any number of them is spread evenly.
 
-    A line is {"prompt": ...}, or {"turns": [...]}: of a conversation only the first turn is taken, since the later ones
-    answer what the target has not said. Without a path the prompts are shipped ones: messages of users where `chat`,
-    else Python. Raises InputError naming the wrong line.
+    A line is {"prompt": ...}, or {"turns": [...]} with the messages of a user. Without a path the prompts are shipped
+    ones: messages of users where `chat`, else Python. Raises InputError naming the wrong line.
     """
     shipped = resources.files("orchestrator.tools.bench") / (_CHAT if chat else _PYTHON)
     content = shipped.read_bytes() if path is None else _bytes(path)
@@ -50,8 +51,9 @@ def read_prompts(path: Path | None, limit: int | None, *, chat: bool = False) ->
 
 
 def shipped_prompts() -> list[str]:
-    """The texts of all shipped prompts."""
-    return [prompt.text for chat in (False, True) for prompt in read_prompts(None, None, chat=chat)]
+    """The texts of all shipped prompts, a text a turn."""
+    prompts = (prompt for chat in (False, True) for prompt in read_prompts(None, None, chat=chat))
+    return [text for prompt in prompts for text in (prompt.text, *prompt.later)]
 
 
 def _in_turn(prompts: Sequence[BenchPrompt]) -> Iterator[BenchPrompt]:
@@ -78,6 +80,7 @@ def _prompt(path: Path | None, number: int, content: bytes) -> BenchPrompt:
     if (line.prompt is None) == (line.turns is None):
         raise InputError(f"{path}, line {number} needs either a prompt or turns. {wanted}")
     if line.turns is not None:
-        return BenchPrompt(line.turns[0], line.category, chat=True)
+        first, *later = line.turns
+        return BenchPrompt(first, line.category, chat=True, later=tuple(later))
     assert line.prompt is not None
     return BenchPrompt(line.prompt, line.category)

@@ -10,10 +10,8 @@ import msgspec
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.tools.bench.contender import GenerationTask
-from orchestrator.tools.bench.measurement import settings
+from orchestrator.tools.bench.measurement import BenchRequest, settings
 from orchestrator.tools.bench.plan import BenchPlan
-from orchestrator.tools.bench.prompts import BenchPrompt
-from orchestrator.tools.bench.trials import encoded
 from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import PipelineError
@@ -25,14 +23,14 @@ from protocol.worker.recorded_texts import RecordedTarget, RecordedText, Recorde
 _FILE = "texts.jsonl"
 
 
-def recorded(plan: BenchPlan, prompts: Sequence[BenchPrompt], on_text: Callable[[str], None]) -> Path:
+def recorded(plan: BenchPlan, requests: Sequence[BenchRequest], on_text: Callable[[str], None]) -> Path:
     """The file with the text of every request of the plan. It is recorded by target-only decoding if it is absent.
 
     `on_text` is called after each text. The recording is complete or absent: a stopped one leaves nothing. Raises
     InputError for a recording that does not fit, PipelineError if the target fails.
     """
     target = plan.models().target
-    fingerprint, tasks = model_fingerprint(target), distinct_tasks(plan, encoded(prompts, plan))
+    fingerprint, tasks = model_fingerprint(target), distinct_tasks(plan, requests)
     folder = cache_folder() / "recorded-texts" / _name(fingerprint, tasks)
     path = made_once(folder, lambda unfinished: _record(target, fingerprint, tasks, on_text).write(unfinished / _FILE))
     RecordedTexts.read(path / _FILE, fingerprint)
@@ -42,16 +40,11 @@ def recorded(plan: BenchPlan, prompts: Sequence[BenchPrompt], on_text: Callable[
     return path / _FILE
 
 
-def count(plan: BenchPlan, prompts: int) -> int:
-    """Number of texts to record."""
-    return len(distinct_tasks(plan, [(number,) for number in range(prompts)]))
-
-
-def distinct_tasks(plan: BenchPlan, prompts: Sequence[tuple[int, ...]]) -> list[GenerationTask]:
+def distinct_tasks(plan: BenchPlan, requests: Sequence[BenchRequest]) -> list[GenerationTask]:
     """The tasks of the plan, each text once: the seed has no effect at temperature 0."""
     tasks = (
-        GenerationTask(prompts[each.prompt], plan.max_tokens, each.temperature, each.seed if each.temperature else 0)
-        for each in settings(plan.repeats, len(prompts), plan.temperatures)
+        GenerationTask(tokens, plan.max_tokens, each.temperature, each.seed if each.temperature else 0)
+        for each, tokens in settings(plan.repeats, requests, plan.temperatures)
     )
     return list(dict.fromkeys(tasks))
 

@@ -21,9 +21,10 @@ from orchestrator.tools.bench.baseline.contender import MlxLmContender, running
 from orchestrator.tools.bench.contender import Contender, PipelineContender
 from orchestrator.tools.bench.line_up import PipelineEntry, entries
 from orchestrator.tools.bench.models import BenchModels
-from orchestrator.tools.bench.names import PLAIN, TARGET_CORES, contender_name
+from orchestrator.tools.bench.names import LLAMA_CPP, PLAIN, TARGET_CORES, contender_name
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.rivals.contenders import PACED, OnRivalAbsent, open_rivals
+from orchestrator.tools.bench.rivals.llama_cpp import open_llama_cpp
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
@@ -84,7 +85,7 @@ def bench_lines(
                 target + (draft if plan.draft_tokens else 0),
                 partial(_baseline, name, cores, plan, models, profile, on_start, recorded),
             )
-            for name, cores in baseline_cores(paced=profile is not None).items()
+            for name, cores in baseline_cores(once=profile is not None or not plan.controls).items()
         ),
         *(
             BenchLine(
@@ -100,13 +101,13 @@ def bench_lines(
     ]
 
 
-def baseline_cores(paced: bool) -> dict[str, tuple[int, ...]]:
+def baseline_cores(once: bool) -> dict[str, tuple[int, ...]]:
     """The cores of mlx-lm's process on each of its lines.
 
-    There is one line where the target has every core, and where a profile tells the times.
+    There is one line, on all cores, if it runs `once`, and where the target has every core.
     """
     every, target = usable_cores(), partition_cores().get("target", ())
-    return {PLAIN: every} if paced or len(target) in (0, len(every)) else {PLAIN: every, TARGET_CORES: target}
+    return {PLAIN: every} if once or len(target) in (0, len(every)) else {PLAIN: every, TARGET_CORES: target}
 
 
 @contextmanager
@@ -165,7 +166,11 @@ def _rival(
 ) -> Iterator[AwaitContenders]:
     with ExitStack() as stack:
         contenders: list[Contender] = []
-        if plan.pace is None:
+        if plan.pace is not None:
+            on_absent(name, PACED)
+        elif name == LLAMA_CPP:
+            contenders += open_llama_cpp(plan.target, models.target, stack, on_start, on_absent)
+        else:
             ends = sorted(TextCodec(models.target).eos)
             drafters: dict[str, Path] = {}
             for folder in plan.drafters:
@@ -173,8 +178,6 @@ def _rival(
                 if drafter is not None and drafters.setdefault(drafter.kind, folder) != folder:
                     on_absent(f"{name} {folder.name}", "it is run with the first drafter of a kind")
             contenders += open_rivals([name], str(models.target), ends, stack, on_start, on_absent, drafters)
-        else:
-            on_absent(name, PACED)
         yield lambda: contenders
 
 

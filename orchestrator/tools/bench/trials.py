@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.api.chat_prompts import chat_prompt
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.machine.hardware import gpu_working_set
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.tools.bench.contender import Contender, GenerationTask, InDeviceTime, takes_part
-from orchestrator.tools.bench.measurement import Measurement, schedule, settings
+from orchestrator.tools.bench.measurement import BenchRequest, Measurement, schedule, settings
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
 from orchestrator.tools.bench.residents import IN_TURNS, bench_lines, groups, resident
@@ -24,7 +26,7 @@ OnBenchProgress = Callable[[str], None]
 
 def run(
     plan: BenchPlan,
-    prompts: Sequence[BenchPrompt],
+    requests: Sequence[BenchRequest],
     on_start: OnBenchProgress,
     on_count: Callable[[int], None],
     on_generation: OnBenchProgress,
@@ -38,9 +40,8 @@ def run(
     is called with a sentence if the contenders can't be measured alternately. `recorded`: file of the target's texts,
     which every contender replays.
     """
-    tokens = encoded(prompts, plan)
-    categories = [prompt.category for prompt in prompts]
-    lines = bench_lines(plan, max(map(len, tokens)), on_start, on_absent, recorded)
+    longest = max(len(request.tokens) for request in requests)
+    lines = bench_lines(plan, longest, on_start, on_absent, recorded)
     slow_motion = 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
     measurements: list[Measurement] = []
     names: list[str] = []
@@ -52,23 +53,23 @@ def run(
         with resident(group) as contenders:
             if slow_motion != 1.0:
                 contenders = [InDeviceTime(contender, slow_motion) for contender in contenders]
-            count += generations(contenders, plan, len(prompts))
+            count += generations(contenders, plan, len(requests))
             on_count(count)
             names += [contender.name for contender in contenders]
             # A rival that can't run has no contenders.
             if contenders:
-                measurements += measured(contenders, tokens, plan, on_generation, categories)
+                measurements += measured(contenders, requests, plan, on_generation)
     return measurements, names
 
 
-def generations(contenders: Sequence[Contender], plan: BenchPlan, prompts: int) -> int:
+def generations(contenders: Sequence[Contender], plan: BenchPlan, requests: int) -> int:
     """Number of generations that are measured."""
     parts = sum(takes_part(contender, temperature) for contender in contenders for temperature in plan.temperatures)
-    return parts * plan.repeats * prompts
+    return parts * plan.repeats * requests
 
 
 def encoded(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[tuple[int, ...]]:
-    """The prompts as the target's tokens. Raises InputError for one without any."""
+    """The first turns of the prompts as the target's tokens. Raises InputError for one without any."""
     target = plan.models().target
     codec = TextCodec(target)
     tokens = [
@@ -79,6 +80,41 @@ def encoded(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[tuple[int, 
     return tokens
 
 
+def count_answers(prompts: Sequence[BenchPrompt]) -> int:
+    """Number of answers that `requests_of` lets the target give."""
+    return sum(len(prompt.later) for prompt in prompts)
+
+
+def requests_of(
+    prompts: Sequence[BenchPrompt], plan: BenchPlan, on_answer: Callable[[], None] = lambda: None
+) -> list[BenchRequest]:
+    """A request for every turn of the prompts.
+
+    Before a later turn stands the target's own answer to the turn before it, at temperature 0 and of at most
+    `max_tokens`. So every contender and every temperature has the same requests. `on_answer` is called after each
+    answer. Raises InputError for a prompt without tokens.
+    """
+    found = [
+        BenchRequest(tokens, index, 0, prompt.category)
+        for index, (prompt, tokens) in enumerate(zip(prompts, encoded(prompts, plan), strict=True))
+    ]
+    if not count_answers(prompts):
+        return found
+    models = plan.models()
+    target = str(models.target)
+    with Pipeline(**models.pipeline("adaptive")) as pipeline:
+        for first in tuple(found):
+            prompt, tokens = prompts[first.prompt], first.tokens
+            conversation = [{"role": "user", "content": prompt.text}]
+            for turn, message in enumerate(prompt.later, start=1):
+                answer = pipeline.generate(tokens, SamplingParams(temperature=0, max_tokens=plan.max_tokens)).text
+                conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": message}]
+                tokens = tuple(chat_prompt(target, conversation))
+                found.append(BenchRequest(tokens, first.prompt, turn, prompt.category))
+                on_answer()
+    return sorted(found, key=lambda request: (request.prompt, request.turn))
+
+
 def joined_tokens(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[int]:
     """All prompts behind one another as the target's tokens. Raises InputError for a prompt without any."""
     return [token for tokens in encoded(prompts, plan) for token in tokens]
@@ -86,24 +122,19 @@ def joined_tokens(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[int]:
 
 def measured(
     contenders: Sequence[Contender],
-    prompts: Sequence[tuple[int, ...]],
+    requests: Sequence[BenchRequest],
     plan: BenchPlan,
     on_generation: OnBenchProgress,
-    categories: Sequence[str] = (),
 ) -> list[Measurement]:
-    """Warm up every contender, then measure one generation at a time: the other contenders are idle.
-
-    `categories`: of the prompts, or none at all.
-    """
+    """Warm up every contender, then measure one generation at a time: the other contenders are idle."""
     for temperature in plan.temperatures:
         for contender in filter(lambda one: takes_part(one, temperature), contenders):
-            contender.generate(GenerationTask(prompts[0], min(WARM_UP_TOKENS, plan.max_tokens), temperature, 0))
+            contender.generate(GenerationTask(requests[0].tokens, min(WARM_UP_TOKENS, plan.max_tokens), temperature, 0))
     measurements = []
-    order = list(settings(plan.repeats, len(prompts), plan.temperatures, categories))
-    for setting, contender in schedule(contenders, order):
+    for (setting, tokens), contender in schedule(contenders, settings(plan.repeats, requests, plan.temperatures)):
         if not takes_part(contender, setting.temperature):
             continue
-        task = GenerationTask(prompts[setting.prompt], plan.max_tokens, setting.temperature, setting.seed)
+        task = GenerationTask(tokens, plan.max_tokens, setting.temperature, setting.seed)
         generation = contender.generate(task)
         measurements.append(Measurement(setting, contender.name, contender.family, generation))
         on_generation(contender.name)

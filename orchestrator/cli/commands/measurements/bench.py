@@ -25,13 +25,13 @@ from protocol.errors import PipelineError
 
 if TYPE_CHECKING:
     from orchestrator.tools.bench.acceptance import ExaminedDrafter
-    from orchestrator.tools.bench.measurement import Measurement
+    from orchestrator.tools.bench.measurement import BenchRequest, Measurement
     from orchestrator.tools.bench.plan import BenchPlan
     from orchestrator.tools.bench.prompts import BenchPrompt
 
 _COMPARED = "ar,sd,ssd,adaptive"
-_LIMIT = 12
-"""Shipped messages of a comparison without --limit: two of each category."""
+_LIMIT = 11
+"""Shipped messages of a comparison without --limit: one of each category."""
 
 
 @click.command()
@@ -42,8 +42,8 @@ _LIMIT = 12
     "--prompts",
     "path",
     type=click.Path(path_type=Path),
-    help='Lines of {"prompt": "..."} or {"turns": ["..."], "category": "..."}, of which the first turn is asked. '
-    "Default: held-out messages of users; Python for a target without a chat template.",
+    help='Lines of {"prompt": "..."} or {"turns": ["..."], "category": "..."}: the messages of a conversation. '
+    "Default: messages of users; Python for a target without a chat template.",
 )
 @click.option(
     "--limit",
@@ -75,7 +75,14 @@ _LIMIT = 12
     f"--growth or --requests {GROWING}]",
 )
 @click.option("--same-model", is_flag=True, help="The target is its own draft.")
-@click.option("--random-draft", is_flag=True, hidden=True, expose_value=False)
+@click.option(
+    "--no-controls",
+    "controls",
+    flag_value=False,
+    default=True,
+    help="Leave out adaptive without prompt lookup, prompt lookup alone, a draft that guesses blindly, and mlx-lm on "
+    "the cores of our target.",
+)
 @click.option(
     "--verification",
     type=click.Choice(["coupled", "rejection"]),
@@ -86,7 +93,8 @@ _LIMIT = 12
 @click.option(
     "--rivals",
     metavar="NAME[,NAME...]",
-    help="Also other software: mlx-dspark. The first use installs it, about 1 GB, in an environment of its own.",
+    help="Also other software: mlx-dspark, whose first use installs about 1 GB in an environment of its own; "
+    "llama.cpp, if llama-server is on the PATH.",
 )
 @click.option(
     "--drafters",
@@ -126,8 +134,9 @@ def bench(
 ) -> None:
     """Compare our strategies with mlx-lm's own decoding, and every token with the target's own.
 
-    Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Beside the
-    strategies there are always adaptive without prompt lookup, prompt lookup alone, and a draft that guesses blindly.
+    Contenders take turns, one generation at a time. Ends with exit code 1 if a token is wrong. Ratios are to mlx-lm at
+    its best: on all cores, plain or with the best K. Few contenders save time: --strategies, --draft-tokens,
+    --no-controls.
 
     \b
     launch-pipeline bench
@@ -136,7 +145,8 @@ def bench(
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --verification rejection --plot m4.png
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
     launch-pipeline bench --prompts prompts.jsonl --json > figures.json
-    launch-pipeline bench --rivals mlx-dspark --temperature 0
+    launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2 --no-controls --temperature 0
+    launch-pipeline bench --rivals mlx-dspark,llama.cpp --temperature 0
     launch-pipeline bench --growth --max-tokens 32
     launch-pipeline bench --requests 1,4 --draft-tokens 2 --temperature 0
     launch-pipeline bench --reuse --turns 50 --repeats 1
@@ -168,18 +178,19 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
     plan = plan_of(options, _COMPARED, repeats=1, temperature=())
     texts = prompts_of(plan, path, limit or (_LIMIT if path is None else None))
-    recorded = _recorded(plan, texts) if plan.replays else None
+    requests = _requests(plan, texts)
+    recorded = _recorded(plan, requests) if plan.replays else None
     absent: dict[str, str] = {}
     notes: list[str] = []
     with report.BenchProgress(1) as turns:
         progress = turns.starting, turns.set_total, turns.finished
-        measurements, names = run(plan, texts, *progress, absent.__setitem__, notes.append, recorded)
+        measurements, names = run(plan, requests, *progress, absent.__setitem__, notes.append, recorded)
     print_notes(notes)
     figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
     console = report.wide_console()
     if not as_json:
         console.print(report.tables(figures, plan, len(texts), by_category, absent))
-    drafters = _examined(plan, texts, measurements) if plan.drafters else []
+    drafters = _examined(plan, requests, measurements) if plan.drafters else []
     if as_json:
         found = report.to_json(figures, plan, len(texts), by_category, absent)
         click.echo(json.dumps(found | {"drafters": acceptance_report.to_json(drafters)}))
@@ -196,14 +207,13 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
 
 def _examined(
-    plan: "BenchPlan", texts: "Sequence[BenchPrompt]", measurements: "Sequence[Measurement]"
+    plan: "BenchPlan", requests: "Sequence[BenchRequest]", measurements: "Sequence[Measurement]"
 ) -> "list[ExaminedDrafter]":
     """What the drafts guess of the texts that were measured, each alone, under a progress bar. None if that fails: the
     speeds are measured by then and must not be lost."""
     from orchestrator.machine.hardware import usable_cores
     from orchestrator.tools.bench.acceptance import examined, written_texts
     from orchestrator.tools.bench.results.report import BenchProgress
-    from orchestrator.tools.bench.trials import encoded
 
     with BenchProgress(1) as progress:
 
@@ -212,7 +222,7 @@ def _examined(
             progress.finished(f"{name} alone")
 
         try:
-            written = written_texts(measurements, encoded(texts, plan))
+            written = written_texts(measurements, requests)
             return examined(plan.models(), plan.drafters, written, show, len(usable_cores()))
         except PipelineError as error:
             complain([f"There is no table of guesses: {error}"])
@@ -226,11 +236,23 @@ def _refuse_slow_motion(pace: str | None) -> None:
         raise click.UsageError(f"Only a comparison without links counts in the time of {pace}: leave the @ out.")
 
 
-def _recorded(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> Path:
+def _requests(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> "list[BenchRequest]":
+    """Every turn of the prompts; under a progress bar the target answers those before others."""
+    from orchestrator.tools.bench.results.report import BenchProgress
+    from orchestrator.tools.bench.trials import count_answers, requests_of
+
+    if not count_answers(prompts):
+        return requests_of(prompts, plan)
+    with BenchProgress(count_answers(prompts)) as progress:
+        progress.starting("the target, to answer the first turns")
+        return requests_of(prompts, plan, lambda: progress.finished("Answering the first turns"))
+
+
+def _recorded(plan: "BenchPlan", requests: "Sequence[BenchRequest]") -> Path:
     """The recorded texts of the plan, made under a progress bar if they are absent."""
-    from orchestrator.tools.bench.recording import count, recorded
+    from orchestrator.tools.bench.recording import distinct_tasks, recorded
     from orchestrator.tools.bench.results.report import BenchProgress
 
-    with BenchProgress(count(plan, len(prompts))) as progress:
+    with BenchProgress(len(distinct_tasks(plan, requests))) as progress:
         progress.starting("the target, to record its texts")
-        return recorded(plan, prompts, progress.finished)
+        return recorded(plan, requests, progress.finished)

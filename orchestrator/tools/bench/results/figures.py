@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.tools.bench.contender import TimedGeneration
-from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, is_checked
+from orchestrator.tools.bench.measurement import RIVALS, Measurement, Setting, deviating, is_checked
 from orchestrator.tools.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
 from orchestrator.tools.bench.results.intervals import (
     Interval,
@@ -38,8 +38,8 @@ _FIGURES: dict[str, Callable[[TimedGeneration], float | None]] = {
 class BenchRow:
     """One contender at one temperature. None: no such figure.
 
-    Speeds and ratios are medians over prompts of each prompt's median over repeats; other figures are medians over
-    prompts and repeats.
+    Speeds and ratios are medians over prompts of each prompt's median over turns and repeats; other figures are medians
+    over prompts, turns and repeats.
     """
 
     contender: str
@@ -53,7 +53,7 @@ class BenchRow:
     slowest: float
     fastest: float
     best_baseline: str | None
-    """mlx-lm's fastest contender at this temperature over all prompts, plain or speculative."""
+    """mlx-lm's fastest contender on all cores at this temperature over all prompts, plain or speculative."""
     over_plain: float | None
     """Tokens/s divided by those of mlx-lm's plain decoding on all cores in the same setting."""
     over_speculative: float | None
@@ -164,7 +164,7 @@ class _Baselines(NamedTuple):
         for measurement in measurements:
             if measurement.family == "mlx-lm":
                 lines.setdefault(_line(measurement.contender), []).append(measurement)
-        best = _fastest(measurement for line in lines.values() for measurement in line)
+        best = _fastest(one for one in measurements if _line(one.contender)[0] == PLAIN)
         return cls(best, best_speculative(measurements), tuple(filter(None, map(_fastest, lines.values()))))
 
 
@@ -209,7 +209,7 @@ def _row(
         checked=sum(map(is_checked, own)),
         deviating=wrong,
         rejection=own[0].family == "rejection",
-        rival=own[0].family == "rival",
+        rival=own[0].family in RIVALS,
         overruns=_overruns(generations),
         **{figure: _median(map(read, generations)) for figure, read in _FIGURES.items()},
     )

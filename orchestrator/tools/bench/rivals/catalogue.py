@@ -1,11 +1,11 @@
-"""The rivals that the bench knows: their packages, their program, and the settings that compete. Installs nothing."""
+"""The rivals that the bench knows, and of those that it installs: packages, program and the settings that compete."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.machine.hardware import installed_version
-from orchestrator.tools.bench.names import contender_name
+from orchestrator.tools.bench.names import LLAMA_CPP, contender_name
 from protocol.errors import InputError
 
 _LOOKUP_DRAFT_TOKENS = (3, 6, 12)
@@ -53,9 +53,10 @@ class Rival:
 def parse_rivals(text: str | None) -> tuple[str, ...]:
     """Names separated by commas; None for none. Raises InputError naming the unknown ones."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    unknown = [name for name in names if name not in RIVALS]
+    known = (*RIVALS, LLAMA_CPP)
+    unknown = [name for name in names if name not in known]
     if unknown or (text is not None and not names):
-        raise InputError(f"There is no rival {', '.join(unknown) or repr(text)}: choose from {', '.join(RIVALS)}.")
+        raise InputError(f"There is no rival {', '.join(unknown) or repr(text)}: choose from {', '.join(known)}.")
     return tuple(dict.fromkeys(names))
 
 
@@ -82,3 +83,4 @@ _MLX_DSPARK = Rival(
     drafter_loops=_mlx_dspark_drafter_loops,
 )
 RIVALS: dict[str, Rival] = {_MLX_DSPARK.name: _MLX_DSPARK}
+"""Those with a program of ours, which runs in an environment of theirs."""

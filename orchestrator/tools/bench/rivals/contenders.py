@@ -26,9 +26,9 @@ from protocol.errors import InputError, PipelineError
 
 M = TypeVar("M")
 _TERMINATION_SECONDS = 5.0
-_LOADING_SECONDS = 20 * 60.0
+LOADING_SECONDS = 20 * 60.0
 """Of a large target from a slow disk, several times over: a rival that takes longer hangs."""
-_JOB_SECONDS = 10 * 60.0
+JOB_SECONDS = 10 * 60.0
 """Of one generation, which takes seconds to a few minutes."""
 _MIB = 1 << 20
 PACED = "a paced run holds every forward to a device's time, and its loops compute forwards of their own"
@@ -102,7 +102,7 @@ class RivalProcess:
 
     def await_ready(self) -> None:
         """Wait until the model is loaded. Raises PipelineError if the process ends or hangs instead."""
-        self._received(RivalReady, _LOADING_SECONDS)
+        self._received(RivalReady, LOADING_SECONDS)
 
     def run(self, job: RivalJob) -> RivalResult:
         """Raises PipelineError if the process ends or hangs instead."""
@@ -113,7 +113,7 @@ class RivalProcess:
             pipe.flush()
         except BrokenPipeError as error:
             raise self._ended() from error
-        return self._received(RivalResult, _JOB_SECONDS)
+        return self._received(RivalResult, JOB_SECONDS)
 
     def _received(self, kind: type[M], seconds: float) -> M:
         try:

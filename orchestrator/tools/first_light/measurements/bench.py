@@ -8,7 +8,7 @@ from orchestrator.machine.drafts.converted_draft import conversion_of, is_conver
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.results.figures import BenchRow, best_of_each_line, rows
-from orchestrator.tools.bench.trials import run
+from orchestrator.tools.bench.trials import requests_of, run
 from orchestrator.tools.first_light.asked import Asked, OnNotice
 from orchestrator.tools.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.tools.first_light.needs import computes_on_gpu, has_neural_engine
@@ -17,12 +17,12 @@ from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
 from protocol.errors import PipelineError
 
 _COLUMNS = (
-    *("contender", "temperature", "tokens/s", "ratio to mlx-lm plain", "ratio to mlx-lm speculative", "tokens a round"),
+    *("contender", "temperature", "tokens/s", "ratio to mlx-lm's best", "tokens a round"),
     *("acceptance, %", "first token, ms", "texts", "differing"),
 )
 _NOTE = (
-    "Medians over prompts; one contender computes at a time. mlx-lm speculative: its best number of draft tokens. "
-    "differing: texts that are not the reference's, see `launch-pipeline bench --help`."
+    "Medians over prompts; one contender computes at a time. mlx-lm's best: on all cores, plain or with its best "
+    "number of draft tokens. differing: texts that are not the reference's, see `launch-pipeline bench --help`."
 )
 
 
@@ -43,7 +43,7 @@ def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
     notice("loading models")
     measurements, order = run(
         ours,
-        prompts(models, texts),
+        requests_of(prompts(models, texts), ours),
         lambda name: notice(f"{name}, loading"),
         lambda _: None,
         notice,
@@ -87,8 +87,7 @@ def _row(row: BenchRow) -> tuple[Cell, ...]:
         row.contender,
         row.temperature,
         row.tokens_per_second,
-        row.over_plain,
-        row.over_speculative,
+        row.over_best and row.over_best.median,
         row.tokens_per_round,
         None if row.acceptance_rate is None else 100 * row.acceptance_rate,
         None if row.time_to_first_token is None else 1e3 * row.time_to_first_token,

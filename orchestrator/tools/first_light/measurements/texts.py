@@ -20,7 +20,6 @@ def plan(**changes: Any) -> BenchPlan:
         "temperature": (0.0,),
         "repeats": 1,
         "max_tokens": 48,
-        "random_draft": False,
     }
     return BenchPlan.of(**(options | changes))
 

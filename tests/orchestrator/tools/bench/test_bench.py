@@ -2,8 +2,11 @@
 
 import io
 import json
+import re
 from collections import Counter
+from itertools import chain
 from pathlib import Path
+from shutil import copytree
 from time import perf_counter
 from types import SimpleNamespace
 
@@ -13,22 +16,27 @@ from click.testing import CliRunner
 from mlx_lm.models.cache import BatchKVCache
 from rich.console import Console
 
+from orchestrator import Pipeline, SamplingParams
+from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.cli.app import cli
 from orchestrator.tools.bench import residents
 from orchestrator.tools.bench.baseline.contender import rounds_of
 from orchestrator.tools.bench.baseline.paced_network import PacedDevice
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
-from orchestrator.tools.bench.measurement import Measurement, Setting, deviating, schedule, settings
+from orchestrator.tools.bench.measurement import BenchRequest, Measurement, Setting, deviating, schedule, settings
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.tools.bench.residents import baseline_cores
 from orchestrator.tools.bench.results import report
 from orchestrator.tools.bench.results.figures import best_speculative, rows
 from orchestrator.tools.bench.results.plot import draw
-from orchestrator.tools.bench.trials import generations, measured
+from orchestrator.tools.bench.trials import encoded, generations, measured, requests_of
+from orchestrator.tools.training.chat_draft import prompts as generator
+from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 from protocol.messages.client import Pace
 from protocol.worker.pacing import DevicePace
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 _ORDER = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "adaptive"]
 
@@ -54,7 +62,7 @@ class _Contender:
 
 def _plan(**changes) -> BenchPlan:
     words = {"draft_tokens": "1-2", "strategies": "ar,adaptive", "temperature": ()}
-    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "random_draft": False}
+    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "controls": False}
     return BenchPlan.of(**(words | others | changes))
 
 
@@ -64,12 +72,21 @@ def _measurement(contender: str, speed: float, setting: Setting, tokens: tuple[i
     return Measurement(setting, contender, family, generation)
 
 
+def _requests(*tokens: tuple[int, ...], categories: tuple[str, ...] = ()) -> list[BenchRequest]:
+    """A prompt of one turn for each."""
+    named = categories or ("",) * len(tokens)
+    return [
+        BenchRequest(each, prompt, category=category)
+        for prompt, (each, category) in enumerate(zip(tokens, named, strict=True))
+    ]
+
+
 def _at(prompt: int, temperature: float = 0.0) -> Setting:
     return Setting(repeat=0, prompt=prompt, temperature=temperature)
 
 
 def test_every_contender_runs_once_in_every_setting():
-    order = list(settings(repeats=2, prompts=3, temperatures=(0.0, 1.0)))
+    order = [setting for setting, _ in settings(2, _requests((1,), (2,), (3,)), (0.0, 1.0))]
 
     turns = list(schedule("abc", order))
 
@@ -78,21 +95,21 @@ def test_every_contender_runs_once_in_every_setting():
 
 
 def test_each_setting_starts_with_the_next_contender():
-    turns = [contender for _, contender in schedule("abc", list(settings(1, 4, (0.0,))))]
+    turns = [contender for _, contender in schedule("abc", settings(1, _requests(*[(1,)] * 4), (0.0,)))]
 
     assert "".join(turns) == "abcbcacababc"
 
 
 def test_a_setting_is_finished_before_the_next_begins():
-    seen = [setting for setting, _ in schedule("abc", list(settings(2, 2, (0.0, 1.0))))]
+    order = list(settings(2, _requests((1,), (2,)), (0.0, 1.0)))
 
-    assert seen == [setting for setting in settings(2, 2, (0.0, 1.0)) for _ in "abc"]
+    assert [setting for setting, _ in schedule("abc", order)] == [setting for setting in order for _ in "abc"]
 
 
 def test_all_contenders_get_the_same_task_in_a_setting():
     contenders = [_Contender("mlx-lm", "mlx-lm"), _Contender("ar")]
 
-    measured(contenders, [(5, 6), (7, 8)], _plan(), lambda _: None)
+    measured(contenders, _requests((5, 6), (7, 8)), _plan(), lambda _: None)
 
     assert sorted(contenders[0].tasks) == sorted(contenders[1].tasks)
 
@@ -100,7 +117,7 @@ def test_all_contenders_get_the_same_task_in_a_setting():
 def test_sampled_generations_of_other_prompts_and_repeats_use_other_seeds():
     one = _Contender("ar")
 
-    measured([one], [(5, 6), (7, 8)], _plan(temperature=(1.0,)), lambda _: None)
+    measured([one], _requests((5, 6), (7, 8)), _plan(temperature=(1.0,)), lambda _: None)
 
     warm_up, *tasks = one.tasks
     assert warm_up.max_tokens == 8
@@ -108,9 +125,9 @@ def test_sampled_generations_of_other_prompts_and_repeats_use_other_seeds():
 
 
 def test_a_measurement_knows_its_prompts_category():
-    found = measured(
-        [_Contender("ar")], [(5, 6), (7, 8)], _plan(repeats=1), lambda _: None, categories=["chat", "maths"]
-    )
+    requests = _requests((5, 6), (7, 8), categories=("chat", "maths"))
+
+    found = measured([_Contender("ar")], requests, _plan(repeats=1), lambda _: None)
 
     assert {(one.setting.prompt, one.setting.category) for one in found} == {(0, "chat"), (1, "maths")}
 
@@ -120,7 +137,7 @@ def test_every_contender_warms_up_before_the_first_measurement():
     progress: list[str] = []
     contenders = [_Contender(name, log=log) for name in ("ar", "sd")]
 
-    found = measured(contenders, [(5, 6)], _plan(temperature=(0.0,), repeats=1), progress.append)
+    found = measured(contenders, _requests((5, 6)), _plan(temperature=(0.0,), repeats=1), progress.append)
 
     assert log == ["ar", "sd", "ar", "sd"]
     assert progress == ["ar", "sd"]
@@ -188,10 +205,10 @@ def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyP
     def cores(target: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         monkeypatch.setattr(residents, "usable_cores", lambda: (0, 1, 2, 3))
         monkeypatch.setattr(residents, "partition_cores", lambda: {"target": target} if target else {})
-        return baseline_cores(paced=False)
+        return baseline_cores(once=False)
 
     assert cores((0, 1, 2)) == {"mlx-lm": (0, 1, 2, 3), "mlx-lm, target's cores": (0, 1, 2)}
-    assert [*cores(())] == [*cores((0, 1, 2, 3))] == [*baseline_cores(paced=True)] == ["mlx-lm"]
+    assert [*cores(())] == [*cores((0, 1, 2, 3))] == [*baseline_cores(once=True)] == ["mlx-lm"]
 
 
 def test_a_figure_without_measurements_is_none():
@@ -236,7 +253,7 @@ def test_tokens_of_different_prompts_are_never_compared():
 def test_rejection_sampling_competes_only_where_it_differs_and_is_never_compared_token_for_token():
     contenders = [_Contender("ar"), _Contender("sd rejection", "rejection", tokens=(9, 9))]
 
-    found = measured(contenders, [(5, 6)], _plan(temperature=(0.0, 1.0), repeats=1), lambda _: None)
+    found = measured(contenders, _requests((5, 6)), _plan(temperature=(0.0, 1.0), repeats=1), lambda _: None)
 
     names = [contender.name for contender in contenders]
     assert [(one.contender, one.setting.temperature) for one in found if one.family == "rejection"] == [(names[1], 1.0)]
@@ -250,7 +267,7 @@ def test_a_plan_with_rejection_counts_its_generations_above_temperature_0_only()
 
     contenders = [*map(_Contender, ("ar", "sd", "ssd")), _Contender("sd rejection", "rejection")]
     assert plan.rejecting == ("sd", "ssd")
-    assert generations(contenders, plan, prompts=2) == 2 * (3 * 3 + 2)
+    assert generations(contenders, plan, requests=2) == 2 * (3 * 3 + 2)
     assert _plan(strategies="ar,sd,ssd").rejecting == ()
 
 
@@ -390,11 +407,11 @@ def test_a_limit_takes_prompts_evenly_over_the_categories(tmp_path: Path):
     assert "".join(prompt.text for prompt in read_prompts(path, limit=None)) == "adebfc"
 
 
-def test_of_a_conversation_the_first_turn_is_asked(tmp_path: Path):
+def test_a_conversation_has_all_turns_of_its_user(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"turns": ["Hello", "And then?"], "category": "chat"}')
 
-    assert read_prompts(path, limit=None) == [BenchPrompt("Hello", "chat", chat=True)]
+    assert read_prompts(path, limit=None) == [BenchPrompt("Hello", "chat", chat=True, later=("And then?",))]
 
 
 @pytest.mark.parametrize(
@@ -429,10 +446,71 @@ def test_the_shipped_prompts_are_python():
     assert all("def " in prompt.text and not prompt.chat for prompt in prompts)
 
 
-def test_the_shipped_messages_have_as_many_of_each_category():
-    categories = Counter(prompt.category for prompt in read_prompts(None, limit=12, chat=True) if prompt.chat)
+@pytest.fixture
+def chat_target(tmp_path: Path) -> Path:
+    """The demo target with a chat template."""
+    folder = Path(copytree(DEMO_TARGET, tmp_path / "target"))
+    template = "{% for each in messages %}# {{ each.role }}: {{ each.content }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
 
-    assert dict.fromkeys(("chat", "code", "summary", "extraction", "translation", "maths"), 2) == categories
+
+def test_a_later_turn_stands_behind_the_targets_own_answer(chat_target: Path):
+    plan = _plan(target=str(chat_target), draft=str(DEMO_DRAFT), max_tokens=5)
+    prompts = [BenchPrompt("One", "a", chat=True), BenchPrompt("Two", "b", chat=True, later=("Why?", "Sure?"))]
+    answered: list[None] = []
+
+    one, two, why, sure = requests_of(prompts, plan, lambda: answered.append(None))
+
+    assert [(each.prompt, each.turn, each.category) for each in (one, two, why, sure)] == [
+        (0, 0, "a"),
+        *((1, turn, "b") for turn in range(3)),
+    ]
+    assert [one.tokens, two.tokens] == encoded(prompts, plan)
+    assert len(answered) == 2
+    with Pipeline(str(chat_target), draft_engine=NO_DRAFT) as pipeline:
+        answer = pipeline.generate(two.tokens, SamplingParams(temperature=0, max_tokens=5)).text
+    conversation = [("user", "Two"), ("assistant", answer), ("user", "Why?")]
+    messages = [{"role": role, "content": content} for role, content in conversation]
+    assert why.tokens == tuple(chat_prompt(str(chat_target), messages))
+    assert len(sure.tokens) > len(why.tokens)
+
+
+def test_the_turns_of_a_prompt_count_as_one_prompt():
+    speeds = {(0, 0): 10.0, (0, 1): 30.0, (1, 0): 50.0}
+    found = [_measurement("ar", speed, Setting(0, prompt, 0.0, turn=turn)) for (prompt, turn), speed in speeds.items()]
+
+    (row,) = rows(found, ["ar"])
+
+    assert (row.tokens_per_second, row.generations) == (35.0, 3)
+
+
+def test_generations_of_other_turns_are_never_compared():
+    found = [_measurement("ar", 1.0, Setting(0, 0, 0.0, turn=turn), (turn, 2)) for turn in (0, 1)]
+
+    assert deviating(found, _ORDER) == []
+
+
+def test_the_shipped_messages_are_of_every_category_and_a_quarter_goes_on():
+    prompts = read_prompts(None, limit=None, chat=True)
+    counts = Counter(prompt.category for prompt in prompts)
+
+    assert (len(prompts), sum(bool(prompt.later) for prompt in prompts)) == (80, 20)
+    assert counts.keys() == {
+        *("writing", "roleplay", "reasoning", "maths", "coding", "extraction", "science", "humanities"),
+        *("translation", "summary", "question answering"),
+    }
+    assert set(counts.values()) == {7, 8}
+    assert {prompt.category for prompt in read_prompts(None, limit=11, chat=True)} == counts.keys()
+
+
+def test_no_shipped_message_is_of_the_form_of_those_that_the_draft_was_trained_on():
+    templates = (*generator.ABOUT, *generator.TASKS, *chain.from_iterable(generator.FOLLOW_UPS.values()))
+    forms = [re.compile(".*".join(map(re.escape, template.split("{}"))), re.DOTALL) for template in templates]
+    starts = (*generator.CODE, *generator.SUMMARIES, *generator.EXTRACTIONS)
+    messages = [text for prompt in read_prompts(None, None, chat=True) for text in (prompt.text, *prompt.later)]
+
+    assert [text for text in messages if text.startswith(starts) or any(form.fullmatch(text) for form in forms)] == []
 
 
 def test_a_bench_can_be_drawn(tmp_path: Path):
@@ -470,14 +548,14 @@ def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
 
 @pytest.mark.thorough
 def test_a_real_run_is_exact_and_reports_it():
-    words = "bench --limit 1 --max-tokens 8 --draft-tokens 1,2 --mode speculative --same-model --random-draft --json"
+    words = "bench --limit 1 --max-tokens 8 --draft-tokens 1,2 --mode speculative --same-model --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 
     assert result.exit_code == 0
     report = json.loads(result.stdout)
     assert report["exact"] is True
-    baselines = [f"{line}{count}" for line in baseline_cores(paced=False) for count in ("", " K=1", " K=2")]
+    baselines = [f"{line}{count}" for line in baseline_cores(once=False) for count in ("", " K=1", " K=2")]
     controls = ["adaptive, no lookup", "lookup", "random draft"]
     assert [(row["temperature"], row["contender"]) for row in report["results"]] == [
         (0.8, name) for name in [*baselines, "sd K=1", "sd K=2", *controls]

@@ -48,6 +48,10 @@ def test_a_comparison_of_drafts_has_a_blind_one_and_prompt_lookup(pace: str | No
     assert names(plan("ar", pace=pace)) == ["ar"]
 
 
+def test_without_controls_there_are_the_named_strategies_alone():
+    assert names(plan("ar,adaptive", controls=False)) == ["ar", "adaptive"]
+
+
 def test_a_line_is_measured_once():
     assert names(plan("prompt-lookup")) == ["lookup", "adaptive, no lookup", "random draft"]
 

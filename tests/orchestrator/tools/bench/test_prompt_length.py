@@ -95,7 +95,7 @@ def test_figures_by_length_are_shown_and_drawn_with_the_lengths_left_out(tmp_pat
         draft=None,
         repeats=1,
         max_tokens=64,
-        random_draft=False,
+        controls=False,
         draft_tokens="0",
         strategies="ar,adaptive",
         temperature=(),

@@ -7,9 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
+from orchestrator.tools.bench.measurement import BenchRequest
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt
-from orchestrator.tools.bench.recording import count, distinct_tasks, recorded
+from orchestrator.tools.bench.recording import distinct_tasks, recorded
+from orchestrator.tools.bench.trials import requests_of
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
@@ -27,12 +29,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _plan(**changes) -> BenchPlan:
     words = {"draft_tokens": "2", "strategies": "ar,sd", "temperature": (0.0, 1.0)}
-    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 6, "random_draft": False}
+    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 6, "controls": False}
     return BenchPlan.of(**(words | others | {"pace": "h100-qwen3-32b", "replay": True} | changes))
 
 
+def _requests() -> list[BenchRequest]:
+    return requests_of(_PROMPTS, _plan())
+
+
 def test_a_text_at_temperature_0_is_recorded_once_for_all_repeats():
-    tasks = distinct_tasks(_plan(), [(1, 2), (3, 4)])
+    tasks = distinct_tasks(_plan(), [BenchRequest((1, 2), 0), BenchRequest((3, 4), 1)])
 
     assert sorted((task.tokens, task.temperature, task.seed) for task in tasks) == [
         ((1, 2), 0.0, 0),
@@ -42,7 +48,6 @@ def test_a_text_at_temperature_0_is_recorded_once_for_all_repeats():
         ((3, 4), 1.0, 1),
         ((3, 4), 1.0, 1001),
     ]
-    assert count(_plan(), prompts=2) == 6
 
 
 def test_only_a_paced_plan_replays_and_no_replay_rejects():
@@ -56,12 +61,12 @@ def test_only_a_paced_plan_replays_and_no_replay_rejects():
 def test_texts_are_recorded_once_and_kept_by_target_and_requests():
     made: list[str] = []
 
-    first = recorded(_plan(), _PROMPTS, made.append)
-    again = recorded(_plan(strategies="adaptive"), _PROMPTS, made.append)
-    longer = recorded(_plan(max_tokens=7), _PROMPTS, made.append)
+    first = recorded(_plan(), _requests(), made.append)
+    again = recorded(_plan(strategies="adaptive"), _requests(), made.append)
+    longer = recorded(_plan(max_tokens=7), _requests(), made.append)
 
     assert first == again != longer
-    assert len(made) == 2 * count(_plan(), len(_PROMPTS))
+    assert len(made) == 2 * len(distinct_tasks(_plan(), _requests()))
     texts = RecordedTexts.read(first, model_fingerprint(DEMO_TARGET)).texts
     assert {len(text.tokens) for text in texts} == {6}
 
@@ -72,18 +77,18 @@ def test_a_recording_that_stops_leaves_no_texts():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        recorded(_plan(), _PROMPTS, stop)
+        recorded(_plan(), _requests(), stop)
 
     assert [path for path in (cache_folder() / "recorded-texts").iterdir() if path.suffix != ".lock"] == []
 
 
 @pytest.mark.thorough
 def test_damaged_texts_are_refused_with_their_path():
-    path = recorded(_plan(repeats=1), _PROMPTS[:1], lambda _: None)
+    path = recorded(_plan(repeats=1), _requests()[:1], lambda _: None)
     path.write_bytes(path.read_bytes()[:-20])
 
     with pytest.raises(InputError, match=r"texts\.jsonl can't be replayed .*: delete the file and record again"):
-        recorded(_plan(repeats=1), _PROMPTS[:1], lambda _: None)
+        recorded(_plan(repeats=1), _requests()[:1], lambda _: None)
 
 
 @pytest.mark.thorough

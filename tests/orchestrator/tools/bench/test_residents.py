@@ -14,8 +14,8 @@ from orchestrator.machine.hardware import MlxDevice, gpu_working_set
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.tools.bench import trials
 from orchestrator.tools.bench.contender import Family, GenerationTask, TimedGeneration
+from orchestrator.tools.bench.measurement import BenchRequest
 from orchestrator.tools.bench.plan import BenchPlan
-from orchestrator.tools.bench.prompts import BenchPrompt
 from orchestrator.tools.bench.residents import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups, resident
 from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -96,10 +96,10 @@ def test_every_generation_is_measured_however_little_fits(
     monkeypatch.setattr(trials, "gpu_working_set", lambda: working_set * _GIB)
     told: list[str] = []
     counts: list[int] = []
-    prompts = [BenchPrompt("one"), BenchPrompt("two")]
+    requests = [BenchRequest((1,), 0), BenchRequest((2,), 1)]
 
     found, names = trials.run(
-        plan(), prompts, lambda _: None, counts.append, lambda _: None, lambda *_: None, told.append
+        plan(), requests, lambda _: None, counts.append, lambda _: None, lambda *_: None, told.append
     )
 
     assert (stage.most, told, names, counts[-1]) == (most, notes, ["a0", "b0", "b1"], 6)

@@ -21,7 +21,7 @@ _CATEGORIES = ("chat", "code", "translation")
 
 
 def _plan() -> BenchPlan:
-    options = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "random_draft": False}
+    options = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "controls": False}
     return BenchPlan.of(draft_tokens="1-2", strategies="ar,adaptive", temperature=(), **options)
 
 
@@ -82,6 +82,15 @@ def test_a_ratio_is_the_median_over_prompts_with_its_interval():
 
 def test_each_line_of_the_baseline_is_compared_with_its_best_number_of_draft_tokens():
     assert set(_row(rows(_run(), _NAMES), "ar").ratios) == {"mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar"}
+
+
+def test_the_baseline_is_mlx_lm_on_all_cores_at_its_best_and_no_other_line():
+    speeds = {"mlx-lm": 20.0, "mlx-lm K=2": 10.0, "mlx-lm, target's cores": 90.0, "ar": 30.0}
+    found = [measurement(name, speed, prompt) for name, speed in speeds.items() for prompt in range(2)]
+    ar = _row(rows(found, list(speeds)), "ar")
+
+    assert ar.best_baseline == "mlx-lm"
+    assert ar.over_best == (1.5, None)
 
 
 def test_a_contender_compared_with_itself_has_the_ratio_1():
@@ -197,10 +206,35 @@ def test_the_second_table_has_the_ratio_of_each_category():
     by_category = rows_by_category(found, _NAMES)
     text = _shown(rows(found, _NAMES), by_category)
 
-    _, _, second = text.partition("/best by category")
-    (line,) = (line.split() for line in second.splitlines() if line.startswith("adaptive"))
-    ratios = [_row(group, "adaptive").over_best for group in by_category.values()]
-    assert line[1:4] == [f"{ratio.median:.2f}" for ratio in ratios if ratio]
+    _, _, second = text.partition("/mlx-lm by category")
+    lines = {line.split()[0]: line.split() for line in second.splitlines() if line.startswith((*_CATEGORIES, "all"))}
+    for category, group in {**by_category, "all": rows(found, _NAMES)}.items():
+        ratio = _row(group, "adaptive").over_best
+        assert ratio is not None
+        assert lines[category][-1] == f"{ratio.median:.2f}"
+
+
+def test_many_categories_with_long_names_fit_into_128_columns():
+    names = [*_NAMES, "adaptive, no lookup", "lookup", "random draft", "llama.cpp ngram-simple, trigrams"]
+    categories = [f"question answering {number}" for number in range(13)]
+    found = [
+        measurement(name, 30.0, prompt, category=category)
+        for name in names
+        for prompt, category in enumerate(categories)
+    ]
+
+    lines = _shown(rows(found, names), rows_by_category(found, names)).splitlines()
+
+    assert max(map(len, lines)) <= 128
+    table = [line for line in lines if line.startswith("question answering")]
+    assert [line.split()[3:] for line in table] == [["1.00"] * (len(names) - 2)] * 13
+
+
+def test_every_column_is_explained_below_the_table():
+    shown = _shown(rows(_run(), _NAMES))
+    header = next(line.split() for line in shown.splitlines() if line.startswith("contender"))
+
+    assert all(f"{title}: " in shown.replace("\n", " ") for title in header[1:])
 
 
 def test_json_has_every_contender_and_category_with_intervals_by_name():
@@ -216,6 +250,7 @@ def test_json_has_every_contender_and_category_with_intervals_by_name():
     adaptive = values["results"][-1]
     assert adaptive["quartiles"]["low"] <= adaptive["tokens_per_second"] <= adaptive["quartiles"]["high"]
     ratio = adaptive["ratios"]["mlx-lm K=2"]
+    assert (adaptive["best_baseline"], adaptive["over_best"]) == ("mlx-lm K=2", ratio)
     assert ratio["interval"]["low"] <= ratio["median"] <= ratio["interval"]["high"]
 
 

@@ -30,7 +30,7 @@ _ORDER = ["mlx-lm", "ar", "mlx-dspark greedy"]
 
 def _plan(**changes) -> BenchPlan:
     words = {"draft_tokens": "0", "strategies": "ar", "temperature": (0.0,), "rivals": _NAME}
-    others = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "random_draft": False}
+    others = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "controls": False}
     return BenchPlan.of(**(words | others | changes))
 
 

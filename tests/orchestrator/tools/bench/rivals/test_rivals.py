@@ -107,7 +107,7 @@ def test_a_rival_that_ends_in_a_job_is_an_error_with_its_last_line(
 
 
 def test_a_rival_that_hangs_is_given_up(fake: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(module, "_JOB_SECONDS", 0.3)
+    monkeypatch.setattr(module, "JOB_SECONDS", 0.3)
     monkeypatch.setenv("FAKE_RIVAL", "hang in job")
     absent: dict[str, str] = {}
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def test_a_rival_that_hangs_is_given_up(fake: None, monkeypatch: pytest.MonkeyPa
         with pytest.raises(PipelineError, match="the process of mlx-dspark gave no answer"):
             greedy.generate(_TASK)
 
-    monkeypatch.setattr(module, "_LOADING_SECONDS", 0.3)
+    monkeypatch.setattr(module, "LOADING_SECONDS", 0.3)
     monkeypatch.setenv("FAKE_RIVAL", "hang")
     with ExitStack() as stack:
         assert _opened(stack, absent, tmp_path) == []
@@ -132,7 +132,7 @@ def test_no_process_is_left(fake: None, tmp_path: Path):
 
 @pytest.mark.parametrize("words", ["", " , ", "vllm", "mlx-dspark,vllm"])
 def test_an_unknown_rival_is_refused_with_the_list(words: str):
-    with pytest.raises(InputError, match=r"There is no rival .*: choose from mlx-dspark\."):
+    with pytest.raises(InputError, match=r"There is no rival .*: choose from mlx-dspark, llama.cpp\."):
         parse_rivals(words)
 
 
