@@ -117,6 +117,11 @@ class Estimates:
         """Of the target's forwards in the present mode."""
         return self.beside_resting_draft if self.turns.in_turns else self.beside_draft
 
+    @property
+    def slowdown(self) -> float:
+        """By how much of its time a growing draft prolongs a forward, as measured in turns; 0 before."""
+        return max(0.0, 1.0 / max(1e-9, self.beside_resting_draft.ratio.get(1.0)) - 1.0)
+
     def with_another_draft(self) -> "Estimates":
         """Estimates of another draft with the same target: the target's part is shared, the draft's is empty."""
         return Estimates(beside_draft=self.beside_draft, hop=self.hop, lookup=self.lookup)
