@@ -56,7 +56,7 @@ def generate(
     cat README.md | launch-pipeline generate "Summarise this." --max-tokens 64
     launch-pipeline generate "import os" --strategy ar --json
     """
-    text = _prompt(prompt, prompt_file)
+    text = prompt_text(prompt, prompt_file)
     notes = without_effect(options)
     params = sampling(options)
     if address is not None:
@@ -70,7 +70,7 @@ def generate(
         _run(pipeline, text, params, as_json, quiet, stats, raw)
 
 
-def _prompt(prompt: str | None, file: Any) -> str:
+def prompt_text(prompt: str | None, file: Any) -> str:
     """The prompt, or the file's text; what a pipe brings is the prompt, or a document behind it."""
     if prompt is not None and file is not None:
         raise click.UsageError('Give either a prompt or --prompt-file: launch-pipeline generate "import os"')
