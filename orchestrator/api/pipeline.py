@@ -142,11 +142,6 @@ class Pipeline(Client):
         return self._setup.options.strategy
 
     @property
-    def target(self) -> str:
-        """The target's folder."""
-        return self._setup.target
-
-    @property
     def owner(self) -> Owner:
         """Invites, lists and revokes workers of other machines. Raises InputError if the pipeline does not listen."""
         if self._session is None or self._setup.listening is None:

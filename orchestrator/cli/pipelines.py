@@ -13,7 +13,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import given_only
-from orchestrator.machine.downloads.default_target import default_target, demo_note
+from orchestrator.machine.downloads.default_target import default_target
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.models.levels import level_note
 from orchestrator.runtime.notices import Notice
@@ -52,7 +52,7 @@ def opened(
     """A pipeline that is not started yet; models may be fetched for it. `notes` are printed once it is valid."""
     with ConversionBar(quiet) as bar:
         pipeline = Pipeline(on_progress=bar, on_notice=on_notice, **given_only(options))
-    print_notes([pipeline.note, "" if quiet else demo_note(pipeline.target), *notes])
+    print_notes([pipeline.note, *notes])
     return pipeline
 
 

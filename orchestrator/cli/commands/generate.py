@@ -60,9 +60,8 @@ def generate(
     notes = without_effect(options)
     params = sampling(options)
     if address is not None:
-        client = Client(address)
-        print_notes([*notes, "" if quiet or as_json else demo_note(client.state().target)])
-        _run(client, text, params, as_json, quiet, stats, raw)
+        print_notes(notes)
+        _run(Client(address), text, params, as_json, quiet, stats, raw)
         return
     if options["draft_engine"] != NO_DRAFT:
         require_compatible(params.verification, options["strategy"])
@@ -98,8 +97,9 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
     state = client.state()
     template = own_template(state.target)
     chat = template is not None and not raw
-    if template is not None and not quiet and not as_json:
-        print_notes([_ANSWERED if chat else _CONTINUED])
+    if not quiet and not as_json:
+        how = "" if template is None else _ANSWERED if chat else _CONTINUED
+        print_notes([demo_note(state.target), how])
     with client.stream(client.chat_prompt(text) if chat else text, params) as stream:
         for piece in stream:
             if not as_json:

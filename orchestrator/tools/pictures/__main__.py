@@ -32,8 +32,14 @@ from protocol.own_modules import module_command
 
 _LAUNCH = [*module_command("orchestrator.cli.app")]
 _COLUMNS, _SIZE = 96, {"width": 1440, "height": 900}
-_ANSWERED, _SHOWN = 300, 12
-"""Characters of the conversation, and words in the tree, on the page when the tree is held."""
+_BIG_TREE = """() => {
+  const answered = document.querySelector("#log").innerText.length > 300;
+  const ended = document.querySelector(".turn > .after");
+  const big = document.querySelectorAll("#tree .node").length > 12 && document.querySelector("#tree .node.accepted");
+  if (answered && big || ended) document.querySelector("input[name=pace][value=hold]").click();
+  return answered && big || ended;
+}"""
+"""Hold the tree in the middle of the answer when it is big, or at the end of the answer."""
 _TEMPERATURE, _SEED = "0.2", "1"
 _START_SECONDS, _ANSWER_SECONDS = 300, 300
 _CITY = {"city": {"type": "string", "maxLength": 20}}
@@ -111,12 +117,7 @@ def _page(browser: Browser, address: str, question: str, folder: Path) -> None:
     _set(page, temperature=_TEMPERATURE, seed=_SEED)
     page.locator("#question").fill(question)
     page.locator("#send").click()
-    page.wait_for_function(
-        f"document.querySelector('#log').innerText.length > {_ANSWERED} && "
-        f"document.querySelectorAll('#tree text').length > {_SHOWN} || document.querySelector('.turn > .after')",
-        timeout=1000 * _ANSWER_SECONDS,
-    )
-    page.locator("input[name=pace][value=hold]").evaluate("choice => choice.click()")
+    page.wait_for_function(_BIG_TREE, timeout=1000 * _ANSWER_SECONDS)
     page.locator(".turn > .after").wait_for(timeout=1000 * _ANSWER_SECONDS)
     page.wait_for_function("document.querySelector('#words').innerText.includes('has ended')")
     for scheme in ("light", "dark"):
