@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.api.result import Result
-from orchestrator.api.summary import figures, speed
+from orchestrator.api.summary import conclusion, counts, figures, speed
 
 _WIDEST = 1000
 """Characters; no table is wider."""
@@ -29,15 +29,19 @@ class Finding(Protocol):
     def next_step(self) -> str | None: ...
 
 
-def summary(result: Result, sampled: bool) -> Panel:
-    """One screen of figures about a generation."""
+def summary(result: Result, sampled: bool, every: bool = False) -> Panel:
+    """What came of a generation; with `every`, all figures about it."""
+    statistics, reason = result.statistics, result.finish_reason
+    rows = [("seed", str(result.seed))] if sampled else []
+    if every:
+        rows += figures(statistics, reason)
+    else:
+        rows += [("tokens", counts(statistics, reason)), *conclusion(statistics)]
     grid = Table.grid(padding=(0, 2))
-    for name, value in figures(result.statistics, result.finish_reason):
+    for name, value in rows:
         words = Text(value)
         words.highlight_words(["Invalid"], "red")
         grid.add_row(Text(name, style="dim"), words)
-    if sampled:
-        grid.add_row(Text("seed", style="dim"), str(result.seed))
     return Panel(grid, title=speed(result.statistics), title_align="left", expand=False)
 
 

@@ -4,13 +4,14 @@ from orchestrator.core.events import Request
 from protocol.contracts.engines import DraftModel, offered_engines
 from protocol.messages.features import FeatureForm
 from protocol.messages.worker import Hello
+from protocol.shown_names import model_name
 
 
 def mismatch(one: Hello, other: Hello) -> str | None:
     """Why this draft and this target can't be a pair, or None. Vocabulary sizes and added tokens may differ."""
     target, draft = (one, other) if one.role == "target" else (other, one)
     if draft.tokenizer_fingerprint and draft.tokenizer_fingerprint != target.tokenizer_fingerprint:
-        return foreign_tokenizer(draft.model, target.model)
+        return foreign_tokenizer(model_name(draft.model), model_name(target.model))
     return None if draft.features is None else _unreadable(draft, draft.features, target)
 
 
@@ -37,12 +38,12 @@ def refusal(request: Request, target: Hello) -> str | None:
     length = len(request.tokens)
     if length >= target.context:
         return (
-            f"The prompt has {length:,} tokens, but {target.model} has a context of {target.context:,}. "
+            f"The prompt has {length:,} tokens, but {model_name(target.model)} has a context of {target.context:,}. "
             "Shorten the prompt or choose a target with a longer context."
         )
     if max(request.tokens) >= target.vocabulary:
         return (
-            f"The prompt holds token {max(request.tokens)}, but {target.model} knows only ids below "
+            f"The prompt holds token {max(request.tokens)}, but {model_name(target.model)} knows only ids below "
             f"{target.vocabulary:,}. Encode the prompt with the target's own tokenizer."
         )
     return None
@@ -53,8 +54,9 @@ def _unreadable(draft: Hello, form: FeatureForm, target: Hello) -> str | None:
     reason = "it reads hidden states, and this target offers none" if target.taps is None else target.taps.lack(form)
     if not reason:
         return None
+    name = model_name(draft.model) or draft.engine
     return (
-        f"The draft {draft.model or draft.engine} can't draft for the target {target.model}: {reason}. "
+        f"The draft {name} can't draft for the target {model_name(target.model)}: {reason}. "
         "Choose a draft that was trained for this target."
     )
 

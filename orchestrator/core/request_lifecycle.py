@@ -70,7 +70,8 @@ class RequestLifecycle:
         return [*stops, *releases, *self._drafts.sequence_ended(sequence.id)]
 
     def finish(self, sequence: Sequence, reason: Literal["stop", "length", "cancelled"], now: float) -> list[Command]:
-        statistics = sequence.stats.statistics(now, self._strategy.drafts, self._strategy.caches, self._profile)
+        strategy, plain = self._strategy, sequence.plain_tokens_per_second()
+        statistics = sequence.stats.statistics(now, strategy.drafts, strategy.caches, self._profile, plain)
         return [*self._forget(sequence, now), Finish(sequence.id, reason, statistics)]
 
     def reject(self, sequence: Sequence, reason: str, now: float) -> list[Command]:

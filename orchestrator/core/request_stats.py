@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from orchestrator.core.plain_decoding import ForwardSums
 from protocol.messages.client import Pace, Statistics
 from protocol.messages.worker import Paced
 
@@ -40,6 +41,10 @@ class RequestStats:
     paced: Paced = field(default_factory=Paced)
     """What both workers report of keeping to a device's pace."""
     overheads: list[float] = field(default_factory=list)
+    forwards: dict[int, ForwardSums] = field(default_factory=dict)
+    """By width: the target's forwards for this request alone, without the first one, which is slower."""
+    _drafted: float = 0.0
+    """`draft_seconds` at the last verdict."""
 
     def begin_decoding(self, now: float) -> None:
         """The target is ready for the first round: later waits of the target count as decoding."""
@@ -52,6 +57,14 @@ class RequestStats:
         self.target_seconds += seconds
         self.accepted.update(range(1, accepted + 1))
         self.tried.update(range(1, tried + 1))
+
+    def add_forward(self, width: int, seconds: float, waited: float, counts: bool) -> None:
+        """Note a forward for this request alone, after `waited` seconds in which the draft grew. `counts`: it stands
+        for the request's conditions."""
+        drafted, self._drafted = self.draft_seconds - self._drafted, self.draft_seconds
+        if counts and self.rounds:
+            share = min(1.0, max(0.0, drafted - waited) / max(1e-9, seconds))
+            self.forwards.setdefault(width, ForwardSums()).add(seconds, share)
 
     def add_growth(self, evaluated: int, seconds: float) -> None:
         """Count nodes that the draft evaluated for this request. Its time counts only while the request is decoded."""
@@ -75,10 +88,13 @@ class RequestStats:
         if self.first_token_at is None:
             self.first_token_at = now
 
-    def statistics(self, now: float, drafting: bool, caching: bool, profile: str = "") -> Statistics:
+    def statistics(
+        self, now: float, drafting: bool, caching: bool, profile: str = "", plain: float | None = None
+    ) -> Statistics:
         """The figures so far. `drafting`: the strategy has an acceptance rate; `caching`: it has a hit rate.
 
-        `profile`: name of the device profile that paces the workers, if there is one.
+        `profile`: name of the device profile that paces the workers, if there is one. `plain`: the estimated tokens a
+        second of plain decoding.
         """
         end = self.last_token_at or now
         first = self.first_token_at or now
@@ -102,6 +118,7 @@ class RequestStats:
             adopted_tokens=self.adopted,
             prefill_seconds=self.prefill_seconds,
             pace=pace_of(profile, self.paced) if profile else None,
+            plain_tokens_per_second=plain,
         )
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from orchestrator.core.events import Request
 from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
+from orchestrator.core.plain_decoding import plain_tokens_per_second
 from orchestrator.core.policy.decision import SequenceView
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.turn_taking import MeasuredRound
@@ -252,9 +253,10 @@ class Sequence:
 
         `undisturbed`: no draft but the active one grows.
         """
+        width = 1 + len(self._verified_nodes)
+        self.stats.add_forward(width, verdict.seconds, self.waited, counts=not self.speculation.prefilling)
         if undisturbed and self.speculation.drafting and self.speculation.takes_turns:
             estimates = self.estimates
-            width = 1 + len(self._verified_nodes)
             measured = MeasuredRound(self._expected_tokens, now - self.ready_since, width, verdict.seconds)
             estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0))
         if self._began_with_hit and self.estimates.freshness is not None:
@@ -263,6 +265,16 @@ class Sequence:
         seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
         self.stats.add_overhead(seconds)
         self.estimates.hop.observe(seconds)
+
+    def plain_tokens_per_second(self) -> float | None:
+        """Estimated for plain decoding. None where nothing can be guessed, and if most forwards had other requests."""
+        alone = sum(one.count for one in self.stats.forwards.values())
+        if not self.speculation.wanted or self.level == "plain" or 2 * alone < self.stats.rounds - 1:
+            return None
+        estimates, cost = self.estimates, self.estimates.target
+        if not cost.known:
+            return None
+        return plain_tokens_per_second(self.stats.forwards, cost, estimates.slowdown, estimates.hop.get(0.0))
 
     def settle(self, verified: Verify, verdict: Verdict, chosen: list[int]) -> None:
         """Count a round: what was verified, its verdict, and the tokens that `observe` gave.

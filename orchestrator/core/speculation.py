@@ -104,6 +104,11 @@ class Speculation:
         """The draft was asked to grow up to `steps` steps below the root."""
         self._asked, self.asked_at = steps, now
 
+    @property
+    def prefilling(self) -> bool:
+        """The draft was started and has not grown yet."""
+        return self._prefill is not None
+
     def shorten_prefill(self, tokens: int) -> None:
         """The draft prefills only `tokens` tokens, because it has the KV of the others."""
         if self._prefill is not None:

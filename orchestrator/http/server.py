@@ -228,7 +228,7 @@ class Server:
         """The model that a request names, or the default. Raises ApiError 404: a name is never a path or a download."""
         if name is None:
             return self._settings.names[0]
-        if name not in self._settings.names:
+        if name not in (*self._settings.names, *self._settings.old_names):
             known = ", ".join(self._settings.names)
             raise ApiError(
                 404, f"This server has no such model: ask for {known}.", code="model_not_found", param="model"

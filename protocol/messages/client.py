@@ -130,6 +130,15 @@ class Statistics(MessagePart, frozen=True, kw_only=True):
     """Seconds of the target's prefills: of the prompt and, after restarts, of later tokens."""
     pace: Pace | None = None
     """Of a paced run."""
+    plain_tokens_per_second: float | None = None
+    """Of plain decoding in this request's conditions, estimated. None where nothing was guessed, and where the request
+    shared most forwards with other ones."""
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than plain decoding, estimated."""
+        plain = self.plain_tokens_per_second
+        return self.tokens_per_second / plain if plain else None
 
 
 class Done(Message, frozen=True):

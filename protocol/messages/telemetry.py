@@ -157,8 +157,8 @@ class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
     """Nodes that the draft evaluated."""
     target_seconds: Seconds
     draft_seconds: Seconds
-    plain_step_seconds: Seconds | None
-    """Estimated time of the target's forward over one token; None before the first measurement."""
+    plain_tokens_per_second: float | None
+    """As in `Statistics`, so far."""
     growth_step_seconds: Seconds | None
     """Running mean of a growth step."""
     round_overhead_seconds: Seconds | None

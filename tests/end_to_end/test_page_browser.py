@@ -99,6 +99,9 @@ def browser(chromium: Browser, serving: Serving) -> Browser:
     chromium.size(1360, 900)
     chromium.prefers(color_scheme="light")
     opened(chromium, serving)
+    # The chat of the test before.
+    chromium.value("conversation.reset(); $('question').value = ''")
+    opened(chromium, serving)
     return chromium
 
 
@@ -231,6 +234,43 @@ def test_a_conversation_is_shown_as_text_whatever_is_in_it(browser: Browser):
         "<p><strong>T</strong></p><p>a <strong>b</strong> <code>c&lt;i&gt;</code><br>d</p><ul><li>x</li><li>y</li></ul>"
         '<ol start="3"><li>z</li></ol><pre tabindex="0"><code>&lt;p&gt;\n\nq</code></pre><p>end</p>'
     )
+
+
+def test_a_reload_finds_the_chat_again_until_a_new_one_begins(browser: Browser, serving: Serving):
+    browser.value("conversation.choose('chat'); $('max-tokens').value = 8")
+    browser.value("$('question').focus()")
+    browser.type("import os")
+    browser.press("Enter")
+    browser.until("document.querySelector('.turn .after')")
+    messages = browser.value("JSON.stringify(conversation.messages)")
+
+    opened(browser, serving)
+    assert browser.value("JSON.stringify(conversation.messages)") == messages
+    assert browser.value("document.querySelector('.turn.user .content').textContent") == "import os"
+    assert browser.value("document.querySelectorAll('.turn').length") == 2
+
+    browser.value("$('new-chat').click()")
+    opened(browser, serving)
+    assert browser.value("conversation.messages.length + document.querySelectorAll('.turn').length") == 0
+
+
+def test_a_message_whose_answer_a_reload_cut_off_can_be_sent_again(browser: Browser, serving: Serving):
+    browser.value("conversation.messages.push({ role: 'user', content: 'import os' }); conversation.keep()")
+
+    opened(browser, serving)
+
+    assert browser.value("$('question').value") == "import os"
+
+
+def test_a_tab_keeps_the_last_texts_of_a_long_chat(browser: Browser):
+    browser.value(
+        "conversation.messages = Array.from({ length: 9 }, (_, at) => ({ role: 'user', content: `${at}`.repeat(5e4) }))"
+    )
+    browser.value("conversation.messages.push({ role: 'tool', content: 'x', tool_call_id: '1' })")
+    browser.value("conversation.keep()")
+
+    kept = "JSON.parse(sessionStorage.getItem('chat')).map((message) => message.content[0]).join('')"
+    assert browser.value(kept) == "678"
 
 
 def test_everything_is_reached_by_keys_alone_in_a_sensible_order(browser: Browser, serving: Serving):

@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 
 import click
 from rich.table import Table
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from orchestrator.cli.report import print_whole
 from orchestrator.machine.disk_cache.store import CachedModel, cached_models, clear_disk_cache, disk_cache_folder
+from protocol.shown_names import model_name
 
 
 @click.group()
@@ -47,7 +47,7 @@ def cache_table(models: list[CachedModel], now: float) -> Table:
     for title in ("model", "GB", "files", "last used"):
         table.add_column(title, justify="left" if title == "model" else "right")
     for model in models:
-        name = Path(model.model).name or model.folder.name
+        name = model_name(model.model) or model.folder.name
         used = _age(now - model.used) if model.chunks else ""
         table.add_row(Text(name), f"{model.bytes / 1e9:.2f}", str(model.chunks), used)
     return table

@@ -13,6 +13,7 @@ from orchestrator.cli.chat.session import Answerer, converse
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
 from orchestrator.cli.sampling_options import sampling, sampling_options
+from orchestrator.machine.downloads.default_target import demo_note
 from orchestrator.runtime.request_state import require_compatible
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.contracts.engines import NO_DRAFT
@@ -56,6 +57,7 @@ def chat(system: str, no_history: bool, address: str | None, **options: Any) -> 
             client = Client(address)
         template = ChatTemplate(tokenizer_folder(client, options["target"]))
         if shown.lasting:
+            print_notes([demo_note(client.state().target)])
             shown.note(_welcome(template))
         # Ctrl-C is one of the ways to end a chat.
         with suppress(KeyboardInterrupt) if shown.lasting else ExitStack():

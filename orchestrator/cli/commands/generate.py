@@ -1,6 +1,8 @@
 """`launch-pipeline generate`: a prompt to text and figures."""
 
 import json
+import os
+import stat
 import sys
 from typing import Any
 
@@ -15,6 +17,7 @@ from orchestrator.cli import report
 from orchestrator.cli.options import address_option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.sampling_options import sampling, sampling_options
+from orchestrator.machine.downloads.default_target import demo_note
 from orchestrator.runtime.request_state import require_compatible
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
@@ -29,48 +32,74 @@ _CONTINUED = "The prompt is continued as text (--raw), although the target has a
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text and summary.")
 @click.option("--quiet", is_flag=True, help="Only the text.")
+@click.option("--stats", is_flag=True, help="Show every figure: rounds, hit rate, acceptance, who was busy.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, even if the target has a chat template.")
 @sampling_options(max_tokens=256)
 @pipeline_options
 def generate(
-    prompt: str | None, prompt_file: Any, as_json: bool, quiet: bool, raw: bool, address: str | None, **options: Any
+    prompt: str | None,
+    prompt_file: Any,
+    as_json: bool,
+    quiet: bool,
+    stats: bool,
+    raw: bool,
+    address: str | None,
+    **options: Any,
 ) -> None:
-    """Answer PROMPT, or continue it if the target has no chat template; then show how the speculation went.
+    """Answer PROMPT, or continue it if the target has no chat template; then show what speculation gained.
+
+    Text from a pipe is the prompt, or follows PROMPT as a document.
 
     \b
     launch-pipeline generate "Why is the sky blue?"
     launch-pipeline generate "def quicksort(items):" --temperature 0.7 --seed 1
-    cat README.md | launch-pipeline generate --prompt-file - --max-tokens 64
+    cat README.md | launch-pipeline generate "Summarise this." --max-tokens 64
     launch-pipeline generate "import os" --strategy ar --json
     """
-    text = _prompt(prompt, prompt_file)
+    text = prompt_text(prompt, prompt_file)
     notes = without_effect(options)
     params = sampling(options)
     if address is not None:
         print_notes(notes)
-        _run(Client(address), text, params, as_json, quiet, raw)
+        _run(Client(address), text, params, as_json, quiet, stats, raw)
         return
     if options["draft_engine"] != NO_DRAFT:
         require_compatible(params.verification, options["strategy"])
     with started(options, notes, quiet=quiet or as_json) as pipeline:
-        _run(pipeline, text, params, as_json, quiet, raw)
+        _run(pipeline, text, params, as_json, quiet, stats, raw)
 
 
-def _prompt(prompt: str | None, file: Any) -> str:
-    if (prompt is None) == (file is None):
+def prompt_text(prompt: str | None, file: Any) -> str:
+    """The prompt, or the file's text; what a pipe brings is the prompt, or a document behind it."""
+    if prompt is not None and file is not None:
         raise click.UsageError('Give either a prompt or --prompt-file: launch-pipeline generate "import os"')
     try:
-        return prompt if prompt is not None else file.read()
+        if file is not None:
+            return file.read()
+        document = _piped().removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"The prompt file is not UTF-8 text ({error}): convert it first.") from error
+        raise InputError(f"The prompt file or pipe is not UTF-8 text ({error}): convert it first.") from error
+    if prompt is None and not document.strip():
+        raise click.UsageError('Give a prompt, --prompt-file or a pipe: launch-pipeline generate "import os"')
+    return "\n\n".join(part for part in (prompt, document) if part)
 
 
-def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool, raw: bool) -> None:
+def _piped() -> str:
+    """The text of a pipe or a file on standard input. Anything else is not read: it might never end."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return ""  # closed
+    return sys.stdin.buffer.read().decode() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+
+
+def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool, stats: bool, raw: bool) -> None:
     state = client.state()
     template = own_template(state.target)
     chat = template is not None and not raw
-    if template is not None and not quiet and not as_json:
-        print_notes([_ANSWERED if chat else _CONTINUED])
+    if not quiet and not as_json:
+        how = "" if template is None else _ANSWERED if chat else _CONTINUED
+        print_notes([demo_note(state.target), how])
     with client.stream(client.chat_prompt(text) if chat else text, params) as stream:
         for piece in stream:
             if not as_json:
@@ -83,4 +112,4 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
         return
     click.echo()
     if not quiet:
-        Console(stderr=True).print(report.summary(result, sampled=params.temperature > 0))
+        Console(stderr=True).print(report.summary(result, sampled=params.temperature > 0, every=stats))

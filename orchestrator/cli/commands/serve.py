@@ -21,8 +21,8 @@ from orchestrator.cli.serving.server_key import server_key
 from orchestrator.cli.serving.serving_models import serve_models
 from orchestrator.cli.starter import follow_starter
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
-from orchestrator.machine.downloads.default_target import model_name
 from protocol.messages.client import PipelineState
+from protocol.shown_names import model_name
 
 _OF_ONE_MODEL = ("model_name", "record", "listen", "announce", "target_engine")
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
@@ -99,7 +99,9 @@ def serve(for_starter: bool, **options: Any) -> None:
     client = None if address is None else Client(address)
     target = options["target"]
     folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client, target)
-    settings = dataclasses.replace(settings, names=settings.names or (model_name(folder),))
+    if not settings.names:
+        old_names = (folder.name, model_name(folder).lower())
+        settings = dataclasses.replace(settings, names=(model_name(folder),), old_names=old_names)
     # What was fetched for the name is not looked for again; a name of the user's is what notes speak of.
     options["target"] = target or str(folder)
     # The libraries of the server take a while, which other commands need not wait for.

@@ -18,6 +18,7 @@ from orchestrator.cli.pipelines import started
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.serving.remote_workers import announcement, invited, listening_options
 from protocol.messages.remote import WorkerEntry
+from protocol.shown_names import device_name, model_name
 
 _address_option = click.option(
     "--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect, on this machine."
@@ -132,7 +133,7 @@ def workers_table(entries: Iterable[WorkerEntry]) -> Table:
         ahead = ""
         if entry.clock_offset is not None and entry.round_trip is not None:
             ahead = f"{entry.clock_offset:.6f} s ± {entry.round_trip * 500:.2f} ms"
-        name = entry.model.rstrip("/").rpartition("/")[2]
+        name, device = model_name(entry.model), device_name(entry.device)
         model = f"{name} ({entry.engine})" if entry.engine else name
-        table.add_row(*map(Text, (entry.name, entry.role or "", entry.status, model, entry.device, away, ahead)))
+        table.add_row(*map(Text, (entry.name, entry.role or "", entry.status, model, device, away, ahead)))
     return table

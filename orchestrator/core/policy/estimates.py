@@ -142,6 +142,12 @@ class Estimates:
         """Of the target's forwards in the present mode."""
         return self.beside_resting_draft if self.turns.in_turns else self.beside_draft
 
+    @property
+    def slowdown(self) -> float:
+        """By how much of its time a growing draft prolongs a forward; 0 until both modes were measured."""
+        beside, resting = self.beside_draft, self.beside_resting_draft
+        return max(0.0, beside(1) / resting(1) - 1.0) if beside.observed and resting.observed else 0.0
+
     def with_another_draft(self, turns: TurnTaking) -> "Estimates":
         """Estimates of another draft with the same target: the target's part is shared, the draft's is empty."""
         return Estimates(

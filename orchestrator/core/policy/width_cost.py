@@ -57,7 +57,11 @@ class WidthCost:
 
     @property
     def known(self) -> bool:
-        return bool(self._measured) or self._weight > 0.0
+        return bool(self._measured) or self.observed
+
+    @property
+    def observed(self) -> bool:
+        return self._weight > 0.0
 
     def expect(self, measured: Sequence[MeasuredCost]) -> None:
         """A worker with these measurements has come up: they replace all that was observed of its predecessor.

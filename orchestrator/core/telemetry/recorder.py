@@ -27,6 +27,7 @@ from protocol.messages.telemetry import (
     WorkSpan,
 )
 from protocol.messages.worker import Forest, Grow, Prefilled, Verdict, Verify
+from protocol.shown_names import device_name, model_name
 from protocol.speculation.token_tree import node_id
 
 T = TypeVar("T")
@@ -173,8 +174,8 @@ class TelemetryRecorder:
                 role=hello.role,
                 incarnation=incarnation,
                 engine=hello.engine,
-                model=hello.model.rsplit("/", 1)[-1],
-                device=hello.device,
+                model=model_name(hello.model),
+                device=device_name(hello.device),
                 remote=remote,
                 status=statuses.get(incarnation) if hello.role == "draft" else None,
             )

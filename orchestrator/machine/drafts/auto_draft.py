@@ -19,6 +19,7 @@ from protocol.contracts.coreml.neural_engine import (
     recorded,
 )
 from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.shown_names import model_name
 
 
 class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +74,7 @@ class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def _record(
         self, place: ExaminedSystem, choice: EngineChoice, reason: str, rates: EngineRates | None = None
     ) -> None:
-        names = f"{Path(self.checkpoint).name} beside {Path(self.target).name}" if place.target else self.checkpoint
+        names = f"{model_name(self.checkpoint)} beside {model_name(self.target)}" if place.target else self.checkpoint
         record(EngineVerdict(place=place, choice=choice, reason=reason, rates=rates, model=names))
 
 

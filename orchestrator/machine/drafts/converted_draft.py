@@ -17,6 +17,7 @@ from protocol.contracts.drafters.detection import is_drafter
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
+from protocol.shown_names import model_name
 
 _CACHE_ELEMENT = 4
 """Bytes of a number that the host keeps. A cache that is a state has half of it."""
@@ -53,7 +54,7 @@ def conversion_of(source: Path) -> Path:
     """The folder in this user's cache where a conversion of the model in `source` is kept, once it is made."""
     version = importlib.metadata.version("launch-pipeline")
     key = sha256(f"{FORMAT} {version} {model_fingerprint(source)}".encode()).hexdigest()[:32]
-    return cache_folder() / "converted" / key
+    return cache_folder() / "converted" / f"{model_name(source)}-{key}"
 
 
 def loaded_bytes(folder: Path) -> int:

@@ -31,7 +31,13 @@ def gguf_folder(file: Path, on_progress: OnProgress = silent) -> Path:
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): check the file.") from error
     key = sha256(f"{_FORMAT} {file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:32]
-    return made_once(cache_folder() / "gguf" / key, lambda folder: convert_gguf(file, folder, on_progress))
+    return made_once(_place(file, key), lambda folder: convert_gguf(file, folder, on_progress))
+
+
+def _place(file: Path, key: str) -> Path:
+    """The folder has the file's name, except for Ollama's files, which are named by their hash."""
+    name = file.stem if file.suffix == ".gguf" else "model"
+    return cache_folder() / "gguf" / f"{name}-{key}"
 
 
 def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> None:

@@ -13,6 +13,7 @@ from protocol.contracts.drafters.detection import has_own_head, read_drafter
 from protocol.contracts.drafters.target_shape import TargetShape, target_shape
 from protocol.contracts.engines import AUTO
 from protocol.errors import InputError
+from protocol.shown_names import model_name
 
 _NAME = "draft"
 
@@ -37,12 +38,15 @@ def _described(folder: Path, target: TargetShape | None, *, own_head: bool = Fal
     if is_converted(folder):
         reads = "a trained drafter, which reads its target's states" if holds_drafter(folder) else "a language model"
         return Finding(
-            _NAME, "ok", f"{folder.name} is a Core ML package of {reads}: it was compared with MLX when it was made."
+            _NAME,
+            "ok",
+            f"{model_name(folder)} is a Core ML package of {reads}: it was compared with MLX when it was made.",
         )
     drafter = read_drafter(folder, with_own_head=own_head)
     if drafter is not None:
         return Finding(_NAME, "ok", told(folder, drafter, target))
-    text = f"{folder.name} is a language model: it reads tokens alone, and any target with its tokenizer can have it."
+    name = model_name(folder)
+    text = f"{name} is a language model: it reads tokens alone, and any target with its tokenizer can have it."
     if has_own_head(folder):
         text += " It has an MTP head too, which drafts for the model itself."
     return Finding(_NAME, "ok", text)
@@ -50,7 +54,9 @@ def _described(folder: Path, target: TargetShape | None, *, own_head: bool = Fal
 
 def told(folder: Path, drafter: Drafter, target: TargetShape | None) -> str:
     """What the drafter is, in sentences. `target`: the one that it fits, if it is known."""
-    parts = [f"{folder.name} holds {drafter.name} ({drafter.format} format) for the draft engine {drafter.engine}."]
+    parts = [
+        f"{model_name(folder)} holds {drafter.name} ({drafter.format} format) for the draft engine {drafter.engine}."
+    ]
     if drafter.kind == "exit":
         parts.append(f"It is the target's first {drafter.layers} layers, and reads none of its states.")
     else:

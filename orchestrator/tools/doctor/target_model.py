@@ -14,6 +14,7 @@ from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.model_report import ModelRefusal, ModelReport
 from protocol.errors import InputError
 from protocol.own_modules import module_command
+from protocol.shown_names import model_name
 
 _PATIENCE = 1800.0
 """Seconds for loading a model of hundreds of GB."""
@@ -44,7 +45,7 @@ def described(folder: Path, report: ModelReport | ModelRefusal) -> Finding:
     higher = f" It is no higher level: {report.reason.rstrip('.')}." if report.reason else ""
     joint = "share a forward" if report.joins else "are evaluated in turns"
     text = (
-        f"{folder.name} ({report.architecture}) is a {report.level} model: {MEANINGS[report.level]}.{higher} "
+        f"{model_name(folder)} ({report.architecture}) is a {report.level} model: {MEANINGS[report.level]}.{higher} "
         f"Several requests {joint}; the context is {report.context:,} tokens. {_recording(report.recorded_layers)}"
     )
     return Finding("target", "ok", text)

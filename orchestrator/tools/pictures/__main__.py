@@ -1,9 +1,11 @@
-"""Makes the pictures of the documentation: `generate` in a terminal, the live page while the server answers a chat
-message, and the page after a thought and a call (`thinking_pair`).
+"""Makes the pictures of the documentation: `generate` in a terminal, the live page after an answer, with the token tree
+of a round in its middle, and the page after a thought and a call (`thinking_pair`).
 
     python -m orchestrator.tools.pictures --out docs/page
+    python -m orchestrator.tools.pictures --out docs/page --only page --question "How do I cook rice?"
 
-Needs Chromium and `pip install playwright`. What follows `--` goes to `generate` and `serve`.
+Needs Chromium (apt-get install chromium) and `pip install playwright`. What follows `--pipeline` goes to `generate` and
+`serve`.
 """
 
 # pyright: reportMissingImports=false
@@ -30,9 +32,16 @@ from protocol.own_modules import module_command
 
 _LAUNCH = [*module_command("orchestrator.cli.app")]
 _COLUMNS, _SIZE = 96, {"width": 1440, "height": 900}
-_ANSWERED, _SHOWN = 300, 12
-"""Characters of the conversation, and words in the tree, on the page when its picture is taken."""
-_START_SECONDS = 300
+_BIG_TREE = """() => {
+  const answered = document.querySelector("#log").innerText.length > 300;
+  const ended = document.querySelector(".turn > .after");
+  const big = document.querySelectorAll("#tree .node").length > 12 && document.querySelector("#tree .node.accepted");
+  if (answered && big || ended) document.querySelector("input[name=pace][value=hold]").click();
+  return answered && big || ended;
+}"""
+"""Hold the tree in the middle of the answer when it is big, or at the end of the answer."""
+_TEMPERATURE, _SEED = "0.2", "1"
+_START_SECONDS, _ANSWER_SECONDS = 300, 300
 _CITY = {"city": {"type": "string", "maxLength": 20}}
 _WEATHER = {"type": "object", "properties": _CITY, "required": ["city"], "additionalProperties": False}
 _TOOLS = [{"name": "weather", "description": "Today's weather in a city.", "parameters": _WEATHER}]
@@ -43,26 +52,35 @@ _BUDGET = 24
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, required=True, help="the folder of the pictures")
+    options.add_argument("--only", choices=("terminal", "page", "tools"), help="one of the pictures; the page in two")
     options.add_argument("--question", default="Why is the sky blue?")
     options.add_argument("--pipeline", nargs=argparse.REMAINDER, default=[], help="options of the pipeline, at the end")
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    _terminal(given.question, given.pipeline, given.out / "generate.svg")
+    if given.only in (None, "terminal"):
+        _terminal(given.question, given.pipeline, given.out / "generate.svg")
+    if given.only != "terminal":
+        _pages(given.only, given.question, given.pipeline, given.out)
+
+
+def _pages(only: str | None, question: str, options: list[str], out: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
-        with _server(given.pipeline) as address:
-            _page(browser, address, given.question, given.out)
-        with tempfile.TemporaryDirectory() as folder:
-            target, draft = thinking_pair(Path(folder))
-            with _server(["--target", str(target), "--draft", str(draft)]) as address:
-                _calling(browser, address, given.out)
+        if only in (None, "page"):
+            with _server(options) as address:
+                _page(browser, address, question, out)
+        if only in (None, "tools"):
+            with tempfile.TemporaryDirectory() as folder:
+                target, draft = thinking_pair(Path(folder))
+                with _server(["--target", str(target), "--draft", str(draft)]) as address:
+                    _calling(browser, address, out)
         browser.close()
 
 
 def _terminal(question: str, options: list[str], file: Path) -> None:
     """What a user sees who types the command: the answer, then the figures."""
     shown = subprocess.run(
-        [*_LAUNCH, "generate", question, "--max-tokens", "160", "--temperature", "0.7", "--seed", "1", *options],
+        [*_LAUNCH, "generate", question, "--temperature", _TEMPERATURE, "--seed", _SEED, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -94,18 +112,18 @@ def _server(options: list[str]) -> Iterator[str]:
 
 
 def _page(browser: Browser, address: str, question: str, folder: Path) -> None:
-    """The page in both colour schemes, in the middle of an answer, while the tree is big."""
+    """The page in both colour schemes, after the answer. The tree is that of a round in its middle, when it was big."""
     page = _opened(browser, address)
-    _set(page, temperature="0.7")
+    _set(page, temperature=_TEMPERATURE, seed=_SEED)
     page.locator("#question").fill(question)
     page.locator("#send").click()
+    page.wait_for_function(_BIG_TREE, timeout=1000 * _ANSWER_SECONDS)
+    page.locator(".turn > .after").wait_for(timeout=1000 * _ANSWER_SECONDS)
+    page.wait_for_function("document.querySelector('#words').innerText.includes('has ended')")
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        page.wait_for_function(
-            f"document.querySelector('#log').innerText.length > {_ANSWERED} && "
-            f"document.querySelectorAll('#tree text').length > {_SHOWN}",
-            timeout=60_000,
-        )
+        # The lanes are painted again in the other colours.
+        page.evaluate("() => new Promise((painted) => setTimeout(painted, 500))")
         page.screenshot(path=str(folder / f"page-{scheme}.png"))
     page.close()
 

@@ -13,6 +13,7 @@ from orchestrator.machine.hardware import chip
 from orchestrator.tools.profile.analysis.figures import ProfileFigures, request_profiles
 from orchestrator.tools.profile.run import TracedRun, WorkerLife, load
 from orchestrator.tools.profile.worker_replay import REPLAYED, replays
+from protocol.shown_names import device_name
 
 WARM_UP_TOKENS = 16
 """Generated at each temperature before anything is measured."""
@@ -76,7 +77,7 @@ def _profile(
     error = run.clock_error
     return ProfileFigures(
         strategy=pipeline.strategy,
-        machine=(chip(), *(f"{life.worker.role}: {life.worker.device}" for life in run.lives)),
+        machine=(chip(), *(f"{life.worker.role}: {device_name(life.worker.device)}" for life in run.lives)),
         prompt_tokens=results[0].statistics.prompt_tokens,
         clock_error=None if error is None else error / 1e9,
         lost=run.lost,

@@ -53,14 +53,38 @@ def test_a_summary_tells_speed_and_acceptance():
     ]
 
 
-def test_the_command_line_shows_the_same_figures():
+def panel(result: Result, every: bool = False) -> list[str]:
+    """The lines of the command line's panel."""
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(report.summary(RESULT, sampled=True))
+        console.print(report.summary(result, sampled=True, every=every))
+    return [" ".join(line.strip("│╭╰─╮╯\n ").split()) for line in captured.get().splitlines()][:-1]
 
-    shown = " ".join(captured.get().replace("│", " ").split())
-    assert all(" ".join(line.split()) in shown for line in RESULT.summary().splitlines())
-    assert "seed 3" in shown
+
+def test_the_command_line_ends_with_what_speculation_gained():
+    gained = Result("", (), "length", replace(RESULT.statistics, plain_tokens_per_second=8.0), seed=3)
+
+    assert panel(gained) == [
+        "10.0 tokens/s",
+        "seed 3",
+        "tokens 2 after a prompt of 7 (length)",
+        "speed-up about 1.2 times plain decoding (about 8.0 tokens/s, estimated)",
+    ]
+
+
+def test_the_command_line_can_show_every_figure():
+    assert panel(RESULT, every=True)[1:] == [
+        "seed 3",
+        *(" ".join(line.split()) for line in RESULT.summary().splitlines()[1:]),
+    ]
+
+
+def test_a_figure_without_a_value_is_left_out():
+    nothing = {"hit_rate": None, "acceptance_rate": None, "acceptance_by_depth": (), "wasted_draft_share": None}
+    plain = Result("", (), "length", replace(RESULT.statistics, **nothing), seed=3)
+
+    shown = [line.split("  ")[0] for line in plain.summary().splitlines()[1:]]
+    assert shown == ["tokens", "adopted", "time to first token", "rounds", "target busy", "overhead a round"]
 
 
 def test_a_summary_says_if_the_figures_describe_no_device():

@@ -2,18 +2,22 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import click
 import pytest
 
 from orchestrator import SamplingParams
+from orchestrator.cli.commands.generate import prompt_text
+from protocol.errors import InputError
 from tests.conftest import Reference
 from tests.support.models.tokenizer_files import with_other_tokenizer
 from tests.support.paths import DEMO_TARGET
@@ -106,8 +110,17 @@ def test_generate_prints_the_text_and_then_figures(reference: Reference):
 
     assert code == 0
     assert output == reference(PROMPT, SamplingParams(max_tokens=12)).text + "\n"
-    assert "tokens/s" in errors
     assert "12 after a prompt of 9 (length)" in errors
+    assert re.search(r"about [\d.]+ times plain decoding \(about [\d.]+ tokens/s, estimated\)", errors)
+    assert "hit rate" not in errors
+    assert errors.startswith("This is a tiny demo model, which writes text that looks like Python")
+
+
+@pytest.mark.thorough
+def test_every_figure_can_be_shown():
+    errors = run("generate", "--stats", "--max-tokens", "12", stdin=PROMPT)[2]
+
+    assert all(figure in errors for figure in ("rounds", "hit rate", "target busy", "overhead a round"))
 
 
 @pytest.mark.thorough
@@ -236,7 +249,59 @@ def test_neither_prompt_nor_file_is_no_request():
     code, _, errors = run("generate")
 
     assert code == 2
-    assert "Give either a prompt or --prompt-file" in sentence(errors)
+    assert "Give a prompt, --prompt-file or a pipe" in sentence(errors)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Gives standard input these bytes."""
+
+    def give(content: bytes) -> None:
+        file = tmp_path / "pipe"
+        file.write_bytes(content)
+        monkeypatch.setattr("sys.stdin", file.open())
+
+    return give
+
+
+@pytest.mark.parametrize(
+    ("prompt", "piped", "sent"),
+    [
+        (None, b"import os\n", "import os"),
+        ("Sum up.", b"a\nb\n", "Sum up.\n\na\nb"),
+        ("Sum up.", b"", "Sum up."),
+        (None, b"  a\n\n", "  a\n"),
+    ],
+)
+def test_a_pipe_is_the_prompt_or_a_document_behind_it(
+    pipe: Callable[[bytes], None], prompt: str | None, piped: bytes, sent: str
+):
+    pipe(piped)
+
+    assert prompt_text(prompt, None) == sent
+
+
+def test_a_pipe_without_text_is_no_prompt(pipe: Callable[[bytes], None]):
+    pipe(b"\n")
+
+    with pytest.raises(click.UsageError, match="Give a prompt, --prompt-file or a pipe"):
+        prompt_text(None, None)
+
+
+def test_a_pipe_that_is_no_text_is_refused(pipe: Callable[[bytes], None]):
+    pipe(b"\xff\xfe")
+
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        prompt_text(None, None)
+
+
+def test_standard_input_that_is_no_pipe_is_not_read(monkeypatch: pytest.MonkeyPatch):
+    theirs, ours = socket.socketpair()
+    with theirs, ours, ours.makefile() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert prompt_text("x", None) == "x"
+    monkeypatch.setattr("sys.stdin", None)
+    assert prompt_text("x", None) == "x"
 
 
 @pytest.mark.thorough

@@ -388,6 +388,13 @@ def test_only_models_named_at_the_start_can_be_asked_for(name: str):
     assert get("/v1/models/b/c", names=("a", "b/c")).json()["id"] == "b/c"
 
 
+def test_a_name_of_an_earlier_version_is_answered_and_not_listed():
+    names: dict[str, Any] = {"names": ("SmolLM2",), "old_names": ("smollm2",)}
+
+    assert post(CHAT, {**HELLO, "model": "smollm2"}, **names).status_code == 200
+    assert [model["id"] for model in get("/v1/models", **names).json()["data"]] == ["SmolLM2"]
+
+
 @pytest.mark.parametrize("condition", [replace(READY, level="chain"), replace(READY, level="plain"), None])
 def test_models_tell_what_the_target_verifies_once_that_is_known(condition: PipelineState | None):
     (listed,) = get("/v1/models", FakePipeline(condition=condition)).json()["data"]

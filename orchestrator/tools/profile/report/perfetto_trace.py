@@ -11,6 +11,7 @@ from orchestrator.tools.profile.analysis.overlap import work
 from orchestrator.tools.profile.analysis.rounds import rounds
 from orchestrator.tools.profile.analysis.traced_request import edges, traced_requests
 from orchestrator.tools.profile.run import TracedRun, TracedSpan
+from protocol.shown_names import device_name
 from protocol.worker.spans import SpanKind
 
 _OWN_TRACKS = (
@@ -27,7 +28,7 @@ def perfetto_trace(run: TracedRun) -> bytes:
     trace = _Trace(run)
     flows = _flows(run)
     for life in run.lives:
-        trace.track(f"{life.worker.role} ({life.worker.device})", life.spans, flows)
+        trace.track(f"{life.worker.role} ({device_name(life.worker.device)})", life.spans, flows)
     for kind, name in _OWN_TRACKS:
         trace.track(name, work(run.orchestrator, (kind,)), flows)
     return trace.builder.serialize()

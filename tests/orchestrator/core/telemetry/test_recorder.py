@@ -136,7 +136,8 @@ def test_the_selected_requests_figures_equal_its_statistics():
     assert sum(selected.accepted) / sum(selected.tried) == figures.acceptance_rate
     assert selected.generated_tokens / selected.rounds == figures.tokens_per_round
     assert selected.generated_tokens / selected.decode_seconds == pytest.approx(figures.tokens_per_second)
-    assert selected.plain_step_seconds == pytest.approx(0.011, rel=0.2)
+    assert selected.plain_tokens_per_second == pytest.approx(1 / 0.011, rel=0.2)
+    assert figures.plain_tokens_per_second == selected.plain_tokens_per_second
 
 
 def test_an_ended_request_is_reported_once_with_its_statistics():
@@ -154,7 +155,17 @@ def test_plain_decoding_is_estimated_by_what_the_target_measured_while_it_loaded
     selected = simulation.frame().selected
     assert selected is not None
 
-    assert selected.plain_step_seconds == pytest.approx(0.011)
+    assert selected.plain_tokens_per_second == pytest.approx(1 / 0.011)
+
+
+def test_plain_decoding_has_no_estimate_beside_itself():
+    assert watched(strategy="ar").statistics().plain_tokens_per_second is None
+
+
+def test_requests_that_share_their_forwards_have_no_estimate():
+    simulation = watched(2000, 1, 2)
+
+    assert {ended.statistics.plain_tokens_per_second for ended in simulation.frame().ended} == {None}
 
 
 def test_the_latest_request_is_selected_unless_another_one_is_wanted():

@@ -23,8 +23,8 @@ from orchestrator.machine.downloads.default_target import (
     default_gguf,
     default_pair_state,
     default_target,
+    demo_note,
     is_default_target,
-    model_name,
 )
 from orchestrator.machine.downloads.package_index import Wheel
 from orchestrator.machine.models.checkpoints import demo_model
@@ -136,7 +136,7 @@ def test_without_an_index_the_demo_target_is_used_and_a_sentence_says_so(
         folder, note = default_target()
 
     assert folder == demo_model("target")
-    assert "The tiny demo pair is used instead" in note
+    assert "so the tiny demo pair is used" in note
     assert "\n" not in note
     assert cached(tmp_path) == []
 
@@ -218,7 +218,7 @@ def test_the_demo_pair_can_be_asked_for(offered: Offer, monkeypatch: pytest.Monk
     monkeypatch.setenv(VARIABLE, "demo")
 
     assert default_target() == (demo_model("target"), "")
-    assert model_name(default_target().folder) == "demo"
+    assert demo_note(str(default_target().folder))
     assert offered.downloads == []
 
 
