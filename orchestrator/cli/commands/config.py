@@ -68,6 +68,9 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
     for name in extra:
         click.echo(f"No option reads the environment variable {name}.")
     Console().print(_table(shown)) if shown else click.echo("Nothing is set: the defaults are in force.")
+    own = [row for row in rows if row.origin == _MODEL and row.command == "generate" and row.value is not None]
+    if own and not words:
+        click.echo(f"By the model, where nothing is set: {', '.join(f'{row.option} {row.value:g}' for row in own)}.")
 
 
 def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) -> list[SettingRow]:
@@ -102,13 +105,15 @@ def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) ->
 
 
 def _of_model(context: click.Context, rows: Mapping[str, SettingRow]) -> dict[str, SettingRow]:
-    """The rows that are left to the target, with its own values as far as it is on this machine."""
+    """The rows that are left to the target, with its own values if it is one that is on this machine."""
     left = {name: rows[name] for name in ModelSampling.__struct_fields__ if rows[name].value is None}
     target, pair = rows["target"].value, rows["pair"].value
     if pair is not None and yields(context, "target", "pair"):
         target = pair_models(str(pair))["target"]
-    asks = "address" in rows and rows["address"].value is not None
-    own = None if asks or not left else known_sampling(target)
+    elsewhere = "address" in rows and rows["address"].value is not None
+    file = context.find_root().meta.get("configuration")
+    several = context.info_name in ("serve", "launch") and target is None and bool(file and table_settings(file))
+    own = None if elsewhere or several or not left else known_sampling(target)
     return {name: replace(row, value=own and getattr(own, name), origin=_MODEL) for name, row in left.items()}
 
 
