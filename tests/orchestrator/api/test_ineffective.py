@@ -8,6 +8,7 @@ import pytest
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.api.checked_setup import checked_options, warn_ineffective
 from orchestrator.api.sampling.ineffective import RULES, IneffectiveOption, ineffective
+from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
@@ -219,6 +220,7 @@ def test_sampling_that_a_request_uses_causes_no_warning():
             None,
             SamplingParams(top_p=0.5, seed=1, temperature=0.5),
             SamplingParams(max_tokens=3, stop="x"),
+            SamplingParams(temperature=0, **UNFILTERED),
             # The model's own temperature is not known here.
             SamplingParams(top_p=0.5, seed=1),
         ):
