@@ -23,6 +23,7 @@ from orchestrator.machine.drafts.pair_choice import pair_for
 from orchestrator.machine.known_servers import host_port
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.progress import OnProgress
+from orchestrator.machine.sampling_defaults import model_sampling
 from orchestrator.machine.target_hosts import checked_hosts, traffic_note
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from protocol.contracts.engines import AUTO, NO_DRAFT
@@ -76,6 +77,7 @@ def checked_setup(
         prefill=str(converted_draft(str(folder), on_progress)) if prefill == "coreml" else "",
         target_hosts=checked_hosts(target_hosts, folder, prefill) if isinstance(target_hosts, str) else target_hosts,
         options=options,
+        sampling=model_sampling(folder),
         listening=None if listen is None else _listening(listen),
         pace=None if pace is None else load_profile(pace).with_draft(draft_scale),
         auto=choice.auto if STRATEGIES[options.strategy].drafts else None,

@@ -12,6 +12,7 @@ from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.errors import InputError
 from protocol.messages.client import Submit
+from protocol.messages.sampling import ModelSampling
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
@@ -87,6 +88,8 @@ def _kind(prompt: object) -> str:
 
 def _warn(params: SamplingParams) -> None:
     values, defaults = msgspec.structs.asdict(params), msgspec.structs.asdict(SamplingParams())
-    given = {name: name for name, value in values.items() if value != defaults[name]}
+    # A filter that keeps all tokens is meant to change nothing.
+    plain = msgspec.structs.asdict(ModelSampling())
+    given = {name: name for name, value in values.items() if value not in (defaults[name], plain.get(name))}
     for sentence in ineffective(values, given):
         warnings.warn(sentence, IneffectiveOption, caller_level())

@@ -88,17 +88,20 @@ def draft_engine_option(
     )
 
 
+def pair_models(pair: str) -> dict[str, str]:
+    """What `--pair` stands for: a value for `target` and for `draft`."""
+    if pair == _DEMO:
+        return {"target": str(demo_model("target")), "draft": str(demo_model("draft"))}
+    models = pairs()[pair]
+    return {"target": models.target.id, "draft": models.draft.id}
+
+
 def pair_option(command: Command) -> Command:
     """--pair NAME is a recommended target and draft; --target and --draft given with the same strength win."""
 
     @functools.wraps(command)
     def with_models(*arguments: Any, pair: str | None, **options: Any) -> Any:
-        values: dict[str, str] = {}
-        if pair == _DEMO:
-            values = {"target": str(demo_model("target")), "draft": str(demo_model("draft"))}
-        elif pair is not None:
-            models = pairs()[pair]
-            values = {"target": models.target.id, "draft": models.draft.id}
+        values = {} if pair is None else pair_models(pair)
         if draft_model(options.get("draft_engine", AUTO)) == "none":
             values.pop("draft", None)
         return command(*arguments, **filled_in(options, "pair", values))

@@ -9,6 +9,7 @@ import click
 from orchestrator.api.sampling.presets import PRESET_FIELDS, PRESETS
 from orchestrator.api.sampling.sampling_fields import NumberField, number_fields
 from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.cli.options import given_only
 from orchestrator.cli.precedence import filled_in
 
 CommandFunction = Callable[..., Any]
@@ -19,6 +20,7 @@ NOT_OPTIONS = {
 }
 """Fields of `SamplingFields` without a derived option, and why."""
 _FIELDS = number_fields(NOT_OPTIONS)
+_OWN = "the model's own"
 
 
 _PRESET = click.option(
@@ -30,7 +32,11 @@ _OPTIONS = [
     _PRESET,
     *(
         click.option(
-            field.option, type=field.kind, default=field.default, show_default=True, help=field.limits.description
+            field.option,
+            type=field.kind,
+            default=field.default,
+            show_default=_OWN if field.of_model else True,
+            help=field.limits.description,
         )
         for field in _FIELDS
     ),
@@ -83,20 +89,24 @@ def sampling(options: dict[str, Any]) -> SamplingParams:
 
 
 def server_options(command: CommandFunction) -> CommandFunction:
-    """`--preset` and the options of a server for requests that leave a field open. Temperature is 1, as OpenAI's."""
+    """`--preset` and the options of a server for requests that leave a field open."""
     for field in reversed(PRESET_FIELDS):
-        default = 1.0 if field.name == "temperature" else field.default
         command = click.option(
-            field.option, type=_range(field), default=default, show_default=True, help="For requests that name none."
+            field.option,
+            type=_range(field),
+            default=field.default,
+            show_default=_OWN if field.of_model else True,
+            help="For requests that name none.",
         )(command)
     return _PRESET(command)
 
 
 def server_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    """Takes the options of `server_options` out of `options`, with the values of `--preset` filled in."""
+    """Takes the options of `server_options` out of `options`, with the values of `--preset` filled in. What is left to
+    the model is not among them."""
     preset = options.pop("preset")
     values = {field.name: options.pop(field.name) for field in PRESET_FIELDS}
-    return values if preset is None else filled_in(values, "preset", PRESETS[preset])
+    return given_only(values if preset is None else filled_in(values, "preset", PRESETS[preset]))
 
 
 def _range(field: NumberField) -> click.ParamType:

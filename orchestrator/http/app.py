@@ -38,7 +38,7 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
         Route("/v1/models/{name:path}", server.model),
         Route("/v1/pipeline/events", server.live.events),
         Route("/v1/pipeline/invitation", server.invitations.create, methods=["POST"]),
-        *generation_routes(server, settings, store),
+        *generation_routes(server, store),
         *StoredResponses(store).routes,
         *CatalogueRoutes(ServedCatalogue(server, settings)).routes,
         *EmbeddingRoutes(server.embedding).routes,
@@ -47,12 +47,12 @@ def application(server: Server, settings: ServerSettings) -> Starlette:
     return guarded(routes, settings, server.figures)
 
 
-def generation_routes(server: Server, settings: ServerSettings, store: ResponseStore) -> list[Route]:
+def generation_routes(server: Server, store: ResponseStore) -> list[Route]:
     """The routes that a model answers."""
     return [
         Route("/v1/completions", server.complete, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
-        *ResponsesRoutes(server, settings, store).routes,
+        *ResponsesRoutes(server, store).routes,
         *MessagesRoutes(server).routes,
         *OllamaRoutes(server).routes,
     ]

@@ -1,6 +1,6 @@
 """The one model, under each of its names, in the forms of OpenAI's and Anthropic's APIs. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,9 +10,13 @@ ANTHROPIC_VERSION = "anthropic-version"
 """The header by which clients of Anthropic's API are known on routes that both APIs have."""
 
 
-def model_card(name: str, created: int, level: Level | None) -> dict[str, Any]:
-    """In OpenAI's form. `level`: what the target verifies in one forward; None until that is known."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "launch-pipeline", "level": level}
+def model_card(
+    name: str, created: int, level: Level | None, sampling: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """In OpenAI's form. `level`: what the target verifies in one forward; None until that is known. `sampling`: values
+    for fields that a request omits; None for a model that generates nothing."""
+    card = {"id": name, "object": "model", "created": created, "owned_by": "launch-pipeline", "level": level}
+    return card if sampling is None else {**card, "sampling_defaults": sampling}
 
 
 def anthropic_card(name: str, created: int, context: int | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -65,7 +65,9 @@ class Server:
         self._backend = backend
         self.codec = codec
         self._settings = settings
-        self._preparation = Preparation(codec, template, settings.defaults)
+        self.defaults = settings.sampling_defaults(template.folder)
+        """For sampling fields that a request omits."""
+        self._preparation = Preparation(codec, template, self.defaults)
         self.prompts = self._preparation.prompts
         self._health = Health(backend)
         self.figures = figures or Metrics(AdmissionLimit(settings.most_open))
@@ -75,7 +77,7 @@ class Server:
         self._work = OpenWork()
         self._open: set[ChoiceStream] = set()
         self.invitations = Invitations(invite, backend, settings.key)
-        facts = {"models": settings.names, "chat": template.own, "defaults": settings.defaults}
+        facts = {"models": settings.names, "chat": template.own, "defaults": self.defaults}
         self.live = Live(backend, self._health, {**facts, "joins": self.invitations.offered})
 
     async def health(self, request: Request) -> Response:
@@ -101,7 +103,7 @@ class Server:
         names, state = self._settings.names, (await self._health.check()).serving
         if ANTHROPIC_VERSION in request.headers:
             return JSONResponse(anthropic_cards(names, self._created, state and state.context))
-        cards = [model_card(name, self._created, state and state.level) for name in names]
+        cards = [self._card(name, state) for name in names]
         if self.embedding is not None:
             cards.append(model_card(self.embedding.name, self._created, None))
         return JSONResponse({"object": "list", "data": cards})
@@ -114,7 +116,10 @@ class Server:
         state = (await self._health.check()).serving
         if ANTHROPIC_VERSION in request.headers:
             return JSONResponse(anthropic_card(name, self._created, state and state.context))
-        return JSONResponse(model_card(name, self._created, state and state.level))
+        return JSONResponse(self._card(name, state))
+
+    def _card(self, name: str, state: PipelineState | None) -> dict[str, Any]:
+        return model_card(name, self._created, state and state.level, self.defaults)
 
     async def complete(self, request: Request) -> Response:
         question = await read_body(request, lambda content: read(content, CompletionRequest))

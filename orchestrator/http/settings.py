@@ -1,4 +1,4 @@
-"""Settings of the HTTP server. Loads nothing."""
+"""Settings of the HTTP server. Loads no library of it."""
 
 import ipaddress
 import secrets
@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from orchestrator.core.models.events import Seconds
+from orchestrator.machine.sampling_defaults import model_sampling
 
 if TYPE_CHECKING:
     from orchestrator.machine.embeddings.process import EmbeddingCommand
@@ -63,9 +66,13 @@ class ServerSettings:
     connections: ConnectionLimits = ConnectionLimits()
     keep_alive: float = 5.0
     """Seconds without an event after which a stream sends a keep-alive."""
-    defaults: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 1.0})
-    """Values for fields that a request omits."""
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values for fields that a request omits, before the model's own."""
     embedding: EmbeddingSettings | None = None
+
+    def sampling_defaults(self, target: Path) -> Mapping[str, Any]:
+        """Of the model in this folder, for fields that a request omits."""
+        return {**msgspec.structs.asdict(model_sampling(target)), **self.defaults}
 
 
 def fresh_key() -> str:

@@ -43,6 +43,7 @@ class ClientFrontend:
         """`state` gives the answer to Inquire."""
         self._state = state
         self._options = setup.options
+        self._sampling = setup.sampling
         self._codec = codec
         self._subscribers = subscribers
         # Telemetry holds the text of all requests: only the owner of the session's folder can reach this address.
@@ -136,7 +137,7 @@ class ClientFrontend:
                 raise blaming(pipeline.blame, pipeline.failure)
             if len(self._requests) >= _MAX_REQUESTS:
                 raise PipelineError(f"The pipeline already serves {_MAX_REQUESTS} requests: try again in a moment.")
-            request = to_request(submit, self._codec, self._options)
+            request = to_request(submit, self._codec, self._options, self._sampling)
         except PipelineError as error:
             self._refuse(state, error)
             return

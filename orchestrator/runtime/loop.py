@@ -262,6 +262,7 @@ class Orchestrator:
             lost=self._lost,
             level=target.level if target else "tree",
             kv_warnings=self._machine.kv_warnings + (0 if self._disk is None else self._disk.warnings),
+            sampling=self._setup.sampling,
         )
 
     def _became_ready(self) -> None:

@@ -13,7 +13,7 @@ from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId, Verification
 from protocol.messages.client import Done, Output, Statistics, Submit
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Likelihood, ModelSampling, Sampling
 from protocol.transport.codec import Stamp
 
 
@@ -72,29 +72,31 @@ class RequestState:
         return Done(self.request, "stop" if self.stopped else reason, sent, self.stops.found)
 
 
-def to_request(submit: Submit, codec: TextCodec, options: Options) -> Request:
-    """The request in tokens. Raises InputError if it has no tokens or does not fit the options."""
+def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSampling) -> Request:
+    """The request in tokens, with the target's `own` sampling values for those that it leaves open. Raises InputError
+    if it has no tokens or does not fit the options."""
     require_compatible(submit.sampling.verification, options.strategy)
     if (submit.prompt is None) == (submit.tokens is None):
         raise InputError("A request needs either a prompt or tokens, not both.")
     tokens = tuple(codec.encode(submit.prompt)) if submit.prompt is not None else submit.tokens
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")
-    drawn = draft_sampling(submit)
-    return Request(tokens, submit.sampling, submit.max_tokens, codec.eos, submit.draft_tokens, drawn)
+    sampling = submit.sampling.resolved(own)
+    drawn = draft_sampling(submit, sampling)
+    return Request(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, drawn)
 
 
-def draft_sampling(submit: Submit) -> Sampling | None:
-    """What the draft draws its tokens with; None if that is the request's own sampling.
+def draft_sampling(submit: Submit, sampling: Sampling) -> Sampling | None:
+    """What the draft draws its tokens with; None if that is the request's own `sampling`.
 
     Rejection sampling is exact for every distribution that the draft draws from. At temperature 0, and under coupled
     verification, the draft guesses what the target will choose, so it needs the target's own values.
     """
     asked = {"temperature": submit.draft_temperature, "top_p": submit.draft_top_p}
     given = {name: value for name, value in asked.items() if value is not None}
-    if not given or submit.sampling.greedy or submit.sampling.verification != "rejection":
+    if not given or sampling.greedy or sampling.verification != "rejection":
         return None
-    return replace(submit.sampling, **given)
+    return replace(sampling, **given)
 
 
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:

@@ -11,6 +11,7 @@ from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.coreml.neural_engine import EngineChoice
 from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName, draft_model
 from protocol.contracts.target_hosts import TargetHosts
+from protocol.messages.sampling import ModelSampling
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +43,8 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     target_hosts: TargetHosts | None = None
     """Hosts among which the target is divided."""
     options: Options = Options()
+    sampling: ModelSampling = ModelSampling()
+    """The target's own values, for fields that a request leaves open."""
     listening: Listening | None = None
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""

@@ -141,6 +141,11 @@ class ChatTemplate:
             ) from error
 
 
+def has_template(folder: Path) -> bool:
+    """Whether the model in `folder` brings a template. Does not load its tokenizer."""
+    return bool(_sources(folder, _json(folder / "tokenizer_config.json")))
+
+
 def _rendered(template: Template, /, **known: Any) -> str:
     try:
         return template.render(known)

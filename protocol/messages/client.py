@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from protocol.errors import Blame
 from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Level, Message, MessagePart, Role, ShortText, Token
-from protocol.messages.sampling import Likelihoods, Sampling
+from protocol.messages.sampling import Likelihoods, ModelSampling, RequestedSampling
 
 
 class Submit(Message, frozen=True):
@@ -15,7 +15,7 @@ class Submit(Message, frozen=True):
     request: ShortText
     prompt: Annotated[str, Meta(max_length=16 << 20)] | None
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_CONTEXT)] | None
-    sampling: Sampling
+    sampling: RequestedSampling
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=64)] = ()
     draft_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
@@ -62,6 +62,8 @@ class PipelineState(Message, frozen=True):
     kv_warnings: int = 0
     """How often so far KV of other requests was lost: arenas that were not adopted, files of the disk cache that were
     not used, disks that were late, and disk caches that were turned off. Each costs a prefill, and no token."""
+    sampling: ModelSampling = ModelSampling()
+    """For fields that a request leaves open."""
 
 
 class Reading(Message, frozen=True):

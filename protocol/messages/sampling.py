@@ -2,27 +2,43 @@
 
 from typing import Annotated, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from protocol.messages.base import MAX_ALTERNATIVES, MAX_NODES, LogProbability, MessagePart, Token, Verification
 from protocol.messages.grammar import Grammar
+
+Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0, description="0 takes the most probable token.")]
+TopP: TypeAlias = Annotated[
+    float, Meta(gt=0.0, le=1.0, description="Keeps the most probable tokens that together reach this probability.")
+]
+TopK: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31, description="0 keeps all tokens.")]
+MinP: TypeAlias = Annotated[
+    float, Meta(ge=0.0, le=1.0, description="Keeps tokens of at least this share of the highest probability.")
+]
+
+
+class ModelSampling(MessagePart, frozen=True, kw_only=True):
+    """A target's own values, for requests that leave these fields open. Without any, the most probable token."""
+
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
 
 
 class SamplingFields(MessagePart, frozen=True, kw_only=True):
     """The sampling fields that mean the same on the wire and to users.
 
     `SamplingParams`, the command line's options, HTTP bodies and presets are derived from this struct: types, ranges
-    and defaults stand here alone. A description is the help text of the option.
+    and defaults stand in this module alone. A description is the help text of the option. None in a field of
+    `ModelSampling` takes the target's own value.
     """
 
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0, description="0 takes the most probable token.")] = 0.0
-    top_p: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="Keeps the most probable tokens that together reach this probability.")
-    ] = 1.0
-    top_k: Annotated[int, Meta(ge=0, lt=1 << 31, description="0 keeps all tokens.")] = 0
-    min_p: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="Keeps tokens of at least this share of the highest probability.")
-    ] = 0.0
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     repetition_penalty: Annotated[
         float, Meta(gt=0.0, le=100.0, description="Above 1, makes recent tokens less probable.")
     ] = 1.0
@@ -38,19 +54,9 @@ class SamplingFields(MessagePart, frozen=True, kw_only=True):
     nothing."""
     verification: Verification = "coupled"
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the most probable token is always chosen, without noise."""
-        return self.temperature == 0
 
-
-class Sampling(SamplingFields, frozen=True, kw_only=True):
-    """How the target turns logits into a token.
-
-    The order is frequency and presence penalty (over what was generated on the node's own path), grammar,
-    logit bias, repetition penalty (over the last `repetition_context` tokens of that path, the prompt
-    included), top-k, top-p, min-p on the unscaled distribution, then division by temperature.
-    """
+class RequestedSampling(SamplingFields, frozen=True, kw_only=True):
+    """What a request asks for; the orchestrator makes it a `Sampling`."""
 
     logit_bias: Annotated[
         tuple[tuple[Token, Annotated[float, Meta(ge=-1000.0, le=1000.0)]], ...], Meta(max_length=1024)
@@ -60,6 +66,31 @@ class Sampling(SamplingFields, frozen=True, kw_only=True):
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens too, beside as many others as `logprobs` says. The whole
     prompt is then evaluated, whatever KV there is."""
+
+    def resolved(self, own: ModelSampling) -> "Sampling":
+        """With the target's `own` values where the request has none."""
+        fields = msgspec.structs.asdict(self)
+        given = {name: value for name, value in fields.items() if value is not None}
+        return Sampling(**{**msgspec.structs.asdict(own), **given})
+
+
+class Sampling(RequestedSampling, frozen=True, kw_only=True):
+    """How the target turns logits into a token. No value is open.
+
+    The order is frequency and presence penalty (over what was generated on the node's own path), grammar,
+    logit bias, repetition penalty (over the last `repetition_context` tokens of that path, the prompt
+    included), top-k, top-p, min-p on the unscaled distribution, then division by temperature.
+    """
+
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always chosen, without noise."""
+        return self.temperature == 0
 
 
 class Likelihood(MessagePart, frozen=True):

@@ -39,7 +39,7 @@ def greedy(folder: str, prompt: list[int], count: int) -> list[int]:
 
 def test_it_knows_the_capital_of_france(pipeline: Pipeline):
     prompt = pipeline.chat_prompt("What is the capital of France?")
-    result = pipeline.generate(prompt, SamplingParams(max_tokens=16))
+    result = pipeline.generate(prompt, SamplingParams(temperature=0.0, max_tokens=16))
 
     assert "Paris" in result.text
     assert list(result.tokens) == greedy(pipeline.state().target, prompt, len(result.tokens))

@@ -122,7 +122,7 @@ def test_a_chat_keeps_to_its_form_and_tells_how_probable_that_was(serving: Servi
     template = ChatTemplate(DEMO)
     expected = reference(template.tokens(messages), params(1.0, json_schema=schema, logprobs=3, stop=template.stops))
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
-    asked: dict[str, Any] = {"messages": messages, "seed": 5, "max_tokens": 24, "response_format": form}
+    asked = {"messages": messages, "temperature": 1.0, "seed": 5, "max_tokens": 24, "response_format": form}
 
     (choice,) = serving.post(CHAT, **asked, logprobs=True, top_logprobs=3)["choices"]
 

@@ -11,7 +11,14 @@ from tests.end_to_end.test_http_serve import CHAT, Serving, started
 from tests.support.models.thinking_pair import write_thinking_pair
 
 BUDGET = 6
-ASKED = {"messages": [{"role": "user", "content": "def add"}], "seed": 1, "max_tokens": 60, "thinking_budget": BUDGET}
+ASKED = {
+    "messages": [{"role": "user", "content": "def add"}],
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "seed": 1,
+    "max_tokens": 60,
+    "thinking_budget": BUDGET,
+}
 CHOICES = {"enum": ["left", "right"]}
 FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": CHOICES}}
 PICK = {"type": "object", "properties": {"one": CHOICES}, "required": ["one"], "additionalProperties": False}

@@ -54,7 +54,8 @@ def send(browser: Browser, text: str) -> None:
 
 def test_a_model_thinks_calls_and_goes_on_with_the_result(browser: Browser):
     browser.value(
-        "$('seed').value = 1; $('max-tokens').value = 60; $('budget').value = 6; $('must-call').checked = true"
+        "$('temperature').value = 1; $('seed').value = 1; $('max-tokens').value = 60; $('budget').value = 6; "
+        "$('must-call').checked = true"
     )
     enter_tools(browser, json.dumps([tool["function"] for tool in TOOLS]))
     send(browser, "def add")

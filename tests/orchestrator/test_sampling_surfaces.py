@@ -7,7 +7,7 @@ import click
 import msgspec
 import pytest
 
-from orchestrator.api.sampling.presets import NOT_PRESET, PRESETS
+from orchestrator.api.sampling.presets import NOT_PRESET, PRESETS, UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_options
 from orchestrator.http.anthropic.request import MessagesRequest
@@ -16,7 +16,7 @@ from orchestrator.http.openai.request_models import ChatRequest
 from orchestrator.http.responses.request import Response
 from orchestrator.http.sampling_fields import BODY_NAMES, NOT_IN_BODIES, ONLY_OF_COMPLETIONS, SHARED_NAMES
 from protocol.errors import InputError
-from protocol.messages.sampling import Sampling, SamplingFields
+from protocol.messages.sampling import ModelSampling, Sampling, SamplingFields
 
 FIELDS = set(SamplingFields.__struct_fields__)
 NOT_SHARED = {**NOT_IN_BODIES, **ONLY_OF_COMPLETIONS}
@@ -78,10 +78,33 @@ def test_every_field_reaches_the_message_with_its_value(field: msgspec.structs.F
     assert getattr(sent, field.name) == value != field.default
 
 
-def test_options_start_from_the_defaults_of_the_fields():
+@pytest.mark.parametrize("decorate", [sampling_options(max_tokens=9), server_options])
+def test_options_start_from_the_defaults_of_the_fields_and_leave_the_model_its_own(decorate):
+    known = options(decorate)
+
     for field in msgspec.structs.fields(SamplingFields):
-        option = options(sampling_options(max_tokens=9)).get(field.name)
-        assert option is None or option.default == field.default
+        assert field.name not in known or known[field.name].default == field.default
+    assert all(known[name].default is None for name in ModelSampling.__struct_fields__)
+
+
+def test_what_a_request_leaves_open_is_the_model_s_and_what_it_names_is_its_own():
+    own = ModelSampling(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1)
+    asked = SamplingParams(temperature=0.0, top_k=0, max_tokens=9).submit("", "text").sampling
+
+    sampling = asked.resolved(own)
+
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.9, 0, 0.1)
+    assert {name: getattr(sampling, name) for name in FIELDS} == {
+        **{name: getattr(asked, name) for name in FIELDS},
+        "top_p": 0.9,
+        "min_p": 0.1,
+    }
+
+
+def test_measurements_use_nothing_of_the_model_s_own():
+    asked = SamplingParams(temperature=0.7, **UNFILTERED, seed=1).submit("", "text").sampling
+
+    assert asked.resolved(ModelSampling(top_p=0.9, top_k=20, min_p=0.1)) == Sampling(temperature=0.7, seed=1)
 
 
 def test_the_server_and_its_presets_set_the_same_fields():

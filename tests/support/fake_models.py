@@ -121,7 +121,7 @@ class _Loader:
         pipeline = models.pipelines.setdefault(name, FakePipeline(pieces=lambda _: [name]))
         settings = replace(self._settings, names=(name, *models.aliases.get(name, ())))
         server = Server(pipeline, _CODEC, _TEMPLATE, settings, figures=self.figures)
-        routes = generation_routes(server, settings, self.store)
+        routes = generation_routes(server, self.store)
         models.ended[name] = asyncio.get_running_loop().create_future()
         return LoadedModel(server, pipeline, answering(routes, settings), models.ended[name])
 

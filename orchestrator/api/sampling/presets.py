@@ -13,7 +13,9 @@ NOT_PRESET = {
 }
 """Fields of `SamplingFields` that a preset does not set, and why."""
 PRESET_FIELDS = number_fields(NOT_PRESET)
-_PLAIN = {field.name: field.default for field in PRESET_FIELDS}
+_PLAIN = {field.name: field.plain for field in PRESET_FIELDS}
+UNFILTERED: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""The target's whole distribution, for measurements, whatever its own values are."""
 _BALANCED = _PLAIN | {"temperature": 0.7, "top_p": 0.95}
 PRESETS: dict[str, dict[str, Any]] = {
     "default": _BALANCED,

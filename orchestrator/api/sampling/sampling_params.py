@@ -13,13 +13,14 @@ from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import Submit
 from protocol.messages.grammar import Grammar
-from protocol.messages.sampling import Sampling, SamplingFields
+from protocol.messages.sampling import RequestedSampling, SamplingFields
 
 
 class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """How to choose tokens, and when to stop. Equal parameters and seed give equal tokens.
 
-    `SamplingFields` has the other fields, with their ranges. `submit` checks them.
+    `SamplingFields` has the other fields, with their ranges. `submit` checks them. A temperature, top_p, top_k or min_p
+    of None is the target's own: `Client.state().sampling`.
     """
 
     logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
@@ -43,10 +44,10 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
     draft_temperature: float | None = None
-    """The temperature at which the draft draws its tokens, with rejection verification; None takes `temperature`. The
+    """The temperature at which the draft draws its tokens, with rejection verification; None takes the target's. The
     text keeps the target's distribution."""
     draft_top_p: float | None = None
-    """Likewise its top-p; None takes `top_p`."""
+    """Likewise its top-p."""
 
     @classmethod
     def preset(cls, name: str, **fields: Any) -> Self:
@@ -95,9 +96,9 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"json_schema is not JSON ({error}).") from error
 
-    def _sampling(self) -> Sampling:
+    def _sampling(self) -> RequestedSampling:
         shared = {name: getattr(self, name) for name in SamplingFields.__struct_fields__}
-        return Sampling(
+        return RequestedSampling(
             **shared,
             logit_bias=tuple(sorted(self.logit_bias.items())),
             grammar=self._grammar(),

@@ -1,7 +1,8 @@
 """`launch-pipeline config`: the values in force without any flag, and their origins."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ from rich.table import Table
 
 from orchestrator.api.sampling.presets import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
+from orchestrator.cli.options import pair_models
 from orchestrator.cli.precedence import yields
 from orchestrator.cli.serving.model_table import table_settings
+from orchestrator.machine.sampling_defaults import known_sampling
 from protocol.errors import InputError
+from protocol.messages.sampling import ModelSampling
 from protocol.paths import config_file
+
+_MODEL = "the model"
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,7 @@ class SettingRow:
     option: str
     value: Any
     origin: str
-    """An environment variable, a file, a preset, or "default"."""
+    """An environment variable, a file, a preset, "the model", or "default"."""
 
 
 @click.command()
@@ -34,7 +40,7 @@ class SettingRow:
 def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> None:
     """Show what is set by the configuration file and the environment, or every option of COMMAND.
 
-    Flags are strongest, then environment variables, then the file.
+    Flags are strongest, then environment variables, then the file, then the model's own sampling values.
 
     \b
     launch-pipeline config
@@ -48,7 +54,7 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
         raise InputError(f"There is no command {' '.join(words)!r}: see `launch-pipeline --help`.")
     chosen = {words: known[words]} if words else known
     rows = [row for path, command in chosen.items() for row in _rows(root, path, command)]
-    shown = [row for row in rows if words or row.origin != "default"]
+    shown = [row for row in rows if words or row.origin not in ("default", _MODEL)]
     file, extra = root.meta.get("configuration"), unread_variables(root.command)
     if file is not None and words in ((), ("serve",)):
         tables = table_settings(file)
@@ -62,6 +68,9 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
     for name in extra:
         click.echo(f"No option reads the environment variable {name}.")
     Console().print(_table(shown)) if shown else click.echo("Nothing is set: the defaults are in force.")
+    own = [row for row in rows if row.origin == _MODEL and row.command == "generate" and row.value is not None]
+    if own and not words:
+        click.echo(f"By the model, where nothing is set: {', '.join(f'{row.option} {row.value:g}' for row in own)}.")
 
 
 def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) -> list[SettingRow]:
@@ -90,7 +99,22 @@ def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) ->
     for name, value in PRESETS.get(preset, {}).items():
         if name in found and yields(context, name, "preset"):
             found[name] = SettingRow(found[name].command, found[name].option, value, f"preset {preset}")
+    if "preset" in found:
+        found |= _of_model(context, found)
     return list(found.values())
+
+
+def _of_model(context: click.Context, rows: Mapping[str, SettingRow]) -> dict[str, SettingRow]:
+    """The rows that are left to the target, with its own values if it is one that is on this machine."""
+    left = {name: rows[name] for name in ModelSampling.__struct_fields__ if rows[name].value is None}
+    target, pair = rows["target"].value, rows["pair"].value
+    if pair is not None and yields(context, "target", "pair"):
+        target = pair_models(str(pair))["target"]
+    elsewhere = "address" in rows and rows["address"].value is not None
+    file = context.find_root().meta.get("configuration")
+    several = context.info_name in ("serve", "launch") and target is None and bool(file and table_settings(file))
+    own = None if elsewhere or several or not left else known_sampling(target)
+    return {name: replace(row, value=own and getattr(own, name), origin=_MODEL) for name, row in left.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -112,4 +112,5 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
         return
     click.echo()
     if not quiet:
-        Console(stderr=True).print(report.summary(result, sampled=params.temperature > 0, every=stats))
+        temperature = state.sampling.temperature if params.temperature is None else params.temperature
+        Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats))

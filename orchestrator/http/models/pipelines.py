@@ -74,7 +74,7 @@ class PipelineLoader:
         self._running[name] = (pipeline, backend)
         settings = replace(self._settings, names=model.names, embedding=None)
         server = Server(backend, codec, template, settings, figures=self._figures)
-        routes = generation_routes(server, settings, self._store)
+        routes = generation_routes(server, self._store)
         return LoadedModel(server, backend, answering(routes, settings), ended)
 
     async def unload(self, name: ModelName) -> None:

@@ -74,7 +74,9 @@ class ModelsServer:
         self._created = int(time.time())
         self._embedding = embedding_model(settings, figures.limit)
         self._owners: Mapping[str, OfferedModel] = {name: model for model in models for name in model.names}
-        facts = {"models": list(self._owners), "chat": True, "defaults": settings.defaults}
+        self._defaults = {model.name: settings.sampling_defaults(model.folder) for model in models}
+        # The page asks the first one.
+        facts = {"models": list(self._owners), "chat": True, "defaults": self._defaults[models[0].name]}
         self._live = Live(LatestModel(host), LatestModelHealth(host), facts)
 
     def application(self) -> Starlette:
@@ -159,16 +161,23 @@ class ModelsServer:
         state = None if model is None else await _serving(model)
         left = self._host.left(offered.name)
         return CataloguedModel(
-            name, offered.folder, model is not None, state and state.context, table.entry.bytes, left
+            name,
+            offered.folder,
+            model is not None,
+            state and state.context,
+            table.entry.bytes,
+            left,
+            sampling=self._defaults[offered.name],
         )
 
     async def _card(self, name: str, anthropic: bool) -> dict[str, Any]:
-        model = self._host.loaded(self._owners[name].name)
+        owner = self._owners[name].name
+        model = self._host.loaded(owner)
         state = None if model is None else await _serving(model)
         if anthropic:
             card = anthropic_card(name, self._created, state and state.context)
         else:
-            card = model_card(name, self._created, state and state.level)
+            card = model_card(name, self._created, state and state.level, self._defaults[owner])
         return {**card, "loaded": model is not None}
 
     async def _told(self, name: ModelName) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.metadata import version
@@ -24,6 +24,8 @@ from orchestrator.http.request_bodies import decoded
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.chat_template import ChatTemplate
 
+_OPTIONS = {"repetition_penalty": "repeat_penalty"}
+"""Sampling fields by Ollama's names, where it has others."""
 _FOR_EVER = timedelta(days=365 * 100)
 _VERSION = "0.12.6"
 """Of Ollama, whose API document these routes follow. Clients refuse a server that is older than what they need."""
@@ -45,6 +47,8 @@ class CataloguedModel:
     """Until an idle model is unloaded; None for never."""
     embeds: bool = False
     """It computes embeddings, and generates nothing."""
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """For fields that a request omits."""
 
 
 def catalogued(model: EmbeddingModel) -> CataloguedModel:
@@ -121,7 +125,7 @@ def _details(model: CataloguedModel) -> dict[str, Any]:
     known = {"general.architecture": family, f"{family}.context_length": context}
     return {
         "modelfile": "",
-        "parameters": "",
+        "parameters": "\n".join(f"{_OPTIONS.get(name, name)} {value}" for name, value in model.sampling.items()),
         "template": "",
         "details": _kind(model.folder),
         "model_info": {name: value for name, value in known.items() if value},

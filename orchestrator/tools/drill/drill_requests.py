@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.errors import PipelineError
 
@@ -60,7 +61,10 @@ def drill_requests(seed: int) -> list[DrillRequest]:
     """The requests of a drill, with answers by target-only decoding."""
     source = random.Random(seed)  # noqa: S311 - no secret
     sampled = [
-        (prompt, SamplingParams(temperature=temperature, seed=source.randrange(1 << 30), max_tokens=_TOKENS))
+        (
+            prompt,
+            SamplingParams(temperature=temperature, **UNFILTERED, seed=source.randrange(1 << 30), max_tokens=_TOKENS),
+        )
         for prompt, temperature in _PROMPTS
     ]
     with Pipeline(strategy="ar") as pipeline:

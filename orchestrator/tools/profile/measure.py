@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
+from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.machine.hardware import chip
 from orchestrator.tools.profile.analysis.figures import ProfileFigures, request_profiles
@@ -33,7 +34,7 @@ class ProfileTask:
     options: dict[str, Any]
 
     def sampling(self, temperature: float, tokens: int) -> SamplingParams:
-        return SamplingParams(temperature=temperature, seed=self.seed, max_tokens=tokens)
+        return SamplingParams(temperature=temperature, **UNFILTERED, seed=self.seed, max_tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.api.checked_setup import checked_options, warn_ineffective
 from orchestrator.api.sampling.ineffective import RULES, IneffectiveOption, ineffective
+from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
@@ -70,10 +71,11 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ),
     ("start --strategy ssd --fan-budget 3 --fallback fast --saguaro 0.5", {}, []),
     ("generate x --strategy ssd --saguaro 0.5", {}, ["--saguaro"]),
-    ("generate x --strategy ssd --saguaro 0.5 --verification rejection", {}, ["--saguaro", "--verification"]),
+    ("generate x --strategy ssd --saguaro 0.5 --verification rejection --temperature 0", {},
+     ["--saguaro", "--verification"]),
     ("generate x --strategy ssd --saguaro 0.5 --verification rejection --temperature 1", {}, []),
     ("generate x --draft-temperature 0.5 --temperature 1", {}, ["--draft-temperature"]),
-    ("generate x --draft-temperature 0.5 --draft-top-p 0.5 --verification rejection", {},
+    ("generate x --draft-temperature 0.5 --draft-top-p 0.5 --verification rejection --temperature 0", {},
      ["--draft-temperature", "--draft-top-p", "--verification"]),
     ("generate x --draft-top-p 0.5 --verification rejection --temperature 1 --strategy sd", {}, []),
     ("generate x --draft-top-p 0.5 --verification rejection --temperature 1 --strategy ar", {}, ["--draft-top-p"]),
@@ -87,7 +89,9 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("start --concurrent 3", {}, []),
     ("start --arena-memory 0 --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
     ("generate x --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
-    ("generate x --top-p 0.5 --top-k 3 --min-p 0.1 --seed 1", {}, ["--top-p", "--top-k", "--min-p", "--seed"]),
+    ("generate x --top-p 0.5 --top-k 3 --min-p 0.1 --seed 1 --temperature 0", {},
+     ["--top-p", "--top-k", "--min-p", "--seed"]),
+    ("generate x --top-p 0.5 --seed 1 --verification rejection", {}, []),
     ("generate x --top-p 0.5 --top-k 3 --min-p 0.1 --seed 1 --temperature 0.5", {}, []),
     ("chat --seed 1 --top-p 0.5", {}, []),
     ("serve --temperature 0 --top-p 0.5", {}, []),
@@ -188,10 +192,10 @@ def test_what_is_not_known_proves_nothing():
 @pytest.mark.parametrize(
     ("params", "name"),
     [
-        (SamplingParams(top_p=0.5), "top_p"),
-        (SamplingParams(seed=1), "seed"),
+        (SamplingParams(top_p=0.5, temperature=0), "top_p"),
+        (SamplingParams(seed=1, temperature=0), "seed"),
         (SamplingParams(repetition_context=5, temperature=1), "repetition_context"),
-        (SamplingParams(verification="rejection"), "verification"),
+        (SamplingParams(verification="rejection", temperature=0), "verification"),
         (SamplingParams(draft_temperature=0.5, temperature=1), "draft_temperature"),
     ],
 )
@@ -204,7 +208,7 @@ def test_sampling_that_a_request_does_not_use_causes_a_warning(params: SamplingP
 
 def test_a_batch_causes_the_same_warning():
     with pytest.warns(IneffectiveOption, match="top_p has no effect: ") as found:
-        submits(["x", "y"], SamplingParams(top_p=0.5))
+        submits(["x", "y"], SamplingParams(top_p=0.5, temperature=0))
 
     assert [one.filename for one in found] == [__file__]
 
@@ -216,5 +220,8 @@ def test_sampling_that_a_request_uses_causes_no_warning():
             None,
             SamplingParams(top_p=0.5, seed=1, temperature=0.5),
             SamplingParams(max_tokens=3, stop="x"),
+            SamplingParams(temperature=0, **UNFILTERED),
+            # The model's own temperature is not known here.
+            SamplingParams(top_p=0.5, seed=1),
         ):
             Client("tcp://127.0.0.1:9").stream("x", params).close()

@@ -98,7 +98,7 @@ def test_a_conversation_is_answered_by_the_template_in_steps_of_any_size(tmp_pat
     shutil.copytree(DEMO_TARGET, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     question = [{"role": "system", "content": "import"}, {"role": "user", "content": "os"}]
-    params = SamplingParams(max_tokens=6)
+    params = SamplingParams(temperature=0.0, max_tokens=6)
 
     with LLM(str(model), speculate=False, prefill_step_size=2) as llm:
         folder = mark(llm.pipeline)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -74,9 +75,9 @@ def test_a_schema_is_read_from_its_file(tmp_path: Path):
 def test_a_table_holds_for_one_command_and_the_top_for_all_that_know_it(tmp_path: Path):
     content = 'temperature = 0.5\nengine = "ngram"\n[say]\nmax-tokens = 3\njson = true\nstop = ["a b", "c"]\n'
 
-    assert run(tmp_path, content, "say") == [True, "ngram", 0.5, 1.0, 3, ["a b", "c"]]
+    assert run(tmp_path, content, "say") == [True, "ngram", 0.5, None, 3, ["a b", "c"]]
     assert run(tmp_path, content, "measure") == ["mlx", [0.5]]
-    assert run(tmp_path, 'stop = "x"\n[say]\nengine = "mlx"', "say") == [False, "mlx", 0.0, 1.0, 9, ["x"]]
+    assert run(tmp_path, 'stop = "x"\n[say]\nengine = "mlx"', "say") == [False, "mlx", None, None, 9, ["x"]]
 
 
 def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path):
@@ -164,6 +165,44 @@ def test_config_says_what_is_in_force_and_from_where(tmp_path: Path, monkeypatch
     assert everything["start", "--draft-engine"] == ("ngram", str(file))
     assert ("generate", "--strategy") not in everything
     assert ("calibrate", "--draft-engine") not in everything
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_config_shows_the_model_s_own_sampling_where_nothing_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
+    monkeypatch.setenv("LAUNCH_PIPELINE_TOP_K", "7")
+
+    def shown(target: str) -> list[tuple[Any, str]]:
+        monkeypatch.setenv("LAUNCH_PIPELINE_TARGET", target)
+        found = CliRunner().invoke(cli, ["config", "--json", command], catch_exceptions=False)
+        rows = {row["option"]: (row["value"], row["origin"]) for row in json.loads(found.output)["settings"]}
+        return [rows["--temperature"], rows["--top-k"], rows["--min-p"]]
+
+    assert shown(str(model)) == [(0.6, "the model"), (7, "LAUNCH_PIPELINE_TOP_K"), (0.0, "the model")]
+    assert shown("nobody/nothing") == [(None, "the model"), (7, "LAUNCH_PIPELINE_TOP_K"), (None, "the model")]
+
+
+def test_config_without_a_command_names_the_model_s_own_sampling(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAUNCH_PIPELINE_DEFAULT_TARGET", "auto")
+
+    found = CliRunner().invoke(cli, ["config"], catch_exceptions=False)
+
+    assert "By the model, where nothing is set: --temperature 0.2, --top-p 0.9," in found.output
+
+
+def test_config_says_that_each_of_a_server_s_models_has_its_own_sampling(tmp_path: Path):
+    file = tmp_path / "config.toml"
+    file.write_text('[models.small]\npair = "demo"\n')
+
+    found = CliRunner().invoke(cli, ["--config", str(file), "config", "--json", "serve"], catch_exceptions=False)
+
+    rows = {row["option"]: (row["value"], row["origin"]) for row in json.loads(found.output)["settings"]}
+    assert rows["--temperature"] == (None, "the model")
 
 
 def test_every_option_of_every_command_can_be_in_the_file_under_one_name():

@@ -13,7 +13,7 @@ from tests.support.paths import DEMO_TARGET
 
 PROMPT = "import os"
 TEMPLATE = "# Question\n{{ messages[0]['content'] }}\n# Answer\n"
-PARAMS = SamplingParams(max_tokens=8)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def instruct(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def asked(instruct: str, *options: str) -> tuple[dict[str, object], str]:
     """The answer as JSON, and what stderr says without --json."""
-    arguments = ("generate", PROMPT, "--target", instruct, "--max-tokens", "8", *options)
+    arguments = ("generate", PROMPT, "--target", instruct, "--max-tokens", "8", "--temperature", "0", *options)
     code, output, _ = run(*arguments, "--json")
     assert code == 0
     return json.loads(output), run(*arguments)[2]

@@ -423,18 +423,17 @@ def test_parameters_reach_the_pipeline():
     assert {name: getattr(params, name) for name in asked} == {**asked, "stop": ("x",), "logit_bias": {50: -100.0}}
 
 
-def test_omitted_fields_have_the_defaults_of_the_api():
+def test_an_omitted_limit_is_that_of_the_api():
     pipeline = FakePipeline()
     post(COMPLETIONS, {"prompt": [1, 2, 3]}, pipeline)
     post(CHAT, HELLO, pipeline)
     post(CHAT, {**HELLO, "max_tokens": 5, "max_completion_tokens": 4}, pipeline)
-    post(CHAT, {**HELLO, "max_tokens": 100_000}, pipeline, defaults={"temperature": 0.0})
+    post(CHAT, {**HELLO, "max_tokens": 100_000}, pipeline)
 
-    completion, chat, limited, greedy = pipeline.asked
+    completion, chat, limited, whole = pipeline.asked
     room = READY.context - len(chat[0])
-    assert (completion[1].temperature, completion[1].max_tokens) == (1.0, 16)
-    assert (chat[1].max_tokens, limited[1].max_tokens) == (room, 4)
-    assert (greedy[1].temperature, greedy[1].max_tokens) == (0.0, room)
+    assert (completion[1].max_tokens, chat[1].max_tokens) == (16, room)
+    assert (limited[1].max_tokens, whole[1].max_tokens) == (4, room)
 
 
 def test_choices_differ_by_their_seeds_and_the_first_has_the_one_that_was_asked_for():

@@ -5,12 +5,14 @@ import pytest
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.runtime.request_state import draft_sampling
 from protocol.errors import InputError
+from protocol.messages.sampling import ModelSampling
 
 REJECTION = {"temperature": 1.0, "top_p": 0.9, "verification": "rejection", "seed": 1}
 
 
 def drawn(**params):
-    sampling = draft_sampling(SamplingParams(**params).submit("r", "x"))
+    submit = SamplingParams(**params).submit("r", "x")
+    sampling = draft_sampling(submit, submit.sampling.resolved(ModelSampling()))
     return sampling and (sampling.temperature, sampling.top_p)
 
 

@@ -41,8 +41,9 @@ def test_default_sampling_wants_no_processor(processor):
 
 
 def test_each_number_states_its_range():
-    hints = get_type_hints(SamplingFields, include_extras=True)
-    limits = {name: get_args(hint)[1] for name, hint in hints.items() if isinstance(get_args(hint)[-1], Meta)}
+    hints = get_type_hints(Sampling, include_extras=True)
+    numbers = {name: get_args(hints[name]) for name in SamplingFields.__struct_fields__}
+    limits = {name: found[1] for name, found in numbers.items() if isinstance(found[-1], Meta)}
 
     assert len(limits) >= 8
     for name, meta in limits.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.core.events import Arrived, Submitted
 from orchestrator.runtime.journal import replay
@@ -114,7 +115,9 @@ def turns_kept_pace(turns: Sequence[Turn]) -> bool:
 def _warm_up(pipelines: dict[str, Pipeline], tokens: Sequence[int], plan: BenchPlan) -> None:
     prompt = list(tokens[:_WARM_UP])[::-1]
     for pipeline in pipelines.values():
-        pipeline.generate(prompt, SamplingParams(temperature=plan.temperatures[0], seed=0, max_tokens=plan.max_tokens))
+        pipeline.generate(
+            prompt, SamplingParams(temperature=plan.temperatures[0], **UNFILTERED, seed=0, max_tokens=plan.max_tokens)
+        )
 
 
 def _conversation(
@@ -122,7 +125,7 @@ def _conversation(
 ) -> Iterator[Turn]:
     names = list(pipelines)
     for number in range(1, shape.turns + 1):
-        params = SamplingParams(temperature=plan.temperatures[0], seed=number, max_tokens=shape.answer)
+        params = SamplingParams(temperature=plan.temperatures[0], **UNFILTERED, seed=number, max_tokens=shape.answer)
         first = number % len(names)
         answers = {
             name: pipelines[name].generate(transcript.prompt, params) for name in (*names[first:], *names[:first])

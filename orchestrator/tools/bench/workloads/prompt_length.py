@@ -6,6 +6,7 @@ from itertools import cycle, islice
 from statistics import median
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.core.options import StrategyName
 from orchestrator.tools.bench.plan import BenchPlan
@@ -96,7 +97,7 @@ def _with_all_lengths(
     lengths: Sequence[int],
     on_length: Callable[[str], None],
 ) -> Iterator[PromptLengthFigures]:
-    params = SamplingParams(temperature=plan.temperatures[0], seed=0, max_tokens=plan.max_tokens)
+    params = SamplingParams(temperature=plan.temperatures[0], **UNFILTERED, seed=0, max_tokens=plan.max_tokens)
     pipeline.generate(tokens[: LENGTHS[0]], params)
     for length in lengths:
         prompt = list(islice(cycle(tokens), length % len(tokens), length % len(tokens) + length))

@@ -72,7 +72,7 @@ def _third_kill(pipeline: Pipeline, killed: set[int]) -> list[str]:
 
 def _error_of(client: Client, max_tokens: int) -> str:
     try:
-        client.generate("import os", SamplingParams(max_tokens=max_tokens))
+        client.generate("import os", SamplingParams(temperature=0.0, max_tokens=max_tokens))
     except PipelineError as error:
         return str(error)
     return "an answer"

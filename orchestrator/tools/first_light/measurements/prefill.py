@@ -92,7 +92,7 @@ def _first_token(pipeline: Pipeline, vocabulary: int, length: int, repeats: int)
 
 def _once(pipeline: Pipeline, prompt: Sequence[int]) -> float:
     began = time.perf_counter()
-    pipeline.generate(prompt, SamplingParams(max_tokens=1))
+    pipeline.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1))
     return time.perf_counter() - began
 
 
