@@ -23,6 +23,8 @@ from protocol.security.private_files import write_private
 
 HOW_TO_GET_ONE = "install OpenBLAS (Debian, Ubuntu: libopenblas0-pthread; Fedora: openblas-threads; Alpine: openblas)"
 _THREAD_TIMEOUT = "14"
+"""A thread without work sleeps after 2**14 cycles, a few µs (blas_server.c). OpenBLAS's own 2**26 or 2**28 are up to
+0.1 s, in which it keeps a core from another worker."""
 _SYSTEM = (
     f"/usr/lib/{platform.machine()}-linux-gnu/openblas-pthread/libblas.so.3",  # Debian, Ubuntu
     "/usr/lib64/libopenblasp.so.0",  # Fedora

@@ -155,7 +155,6 @@ def test_findings_are_json():
     [
         (doctor.mlx("ImportError: no wheel"), "fail", "/.venv and start"),
         (doctor.openblas(None, ForwardTimes(0.01, 0.08)), "warn", "libopenblas0-pthread"),
-        (doctor.openblas(_BLAS, None), "warn", "LD_PRELOAD"),
         (doctor.memory(1 << 30), "warn", "demo pair"),
         (doctor.shared_memory(64 << 20), "warn", "--shm-size"),
     ],
@@ -171,6 +170,7 @@ def test_what_is_missing_has_a_next_step(finding: doctor.Finding, status: str, s
     [
         doctor.mlx(MlxDevice("0.32", "gpu", "Apple M4")),
         doctor.openblas(_BLAS, ForwardTimes(0.01, 0.012)),
+        doctor.openblas(_BLAS, None),
         doctor.compiler(False),
         doctor.memory(16 << 30),
         doctor.shared_memory(None),
