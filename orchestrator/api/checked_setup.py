@@ -17,9 +17,11 @@ from orchestrator.api.validation import out_of_range
 from orchestrator.core.admission import foreign_tokenizer
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.machine.blas.library import HOW_TO_GET_ONE
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice
 from orchestrator.machine.drafts.pair_choice import pair_for
+from orchestrator.machine.hardware import lacks_fast_blas
 from orchestrator.machine.known_servers import host_port
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.progress import OnProgress
@@ -35,6 +37,10 @@ from protocol.kv.segments import free_shared_memory
 from protocol.paths import keys_folder
 from protocol.security.addresses import tcp_address
 
+_HOPELESS = (
+    "Without OpenBLAS a forward over 8 tokens takes as long here as 8 over one, so speculation can't help: "
+    f"{HOW_TO_GET_ONE}."
+)
 _DEFAULTS = msgspec.structs.asdict(Options()) | {"draft_engine": AUTO, "prefill_engine": "none", "draft_command": ()}
 """Of the keywords that may have no effect; of others None."""
 
@@ -63,6 +69,11 @@ def checked_setup(
     if choice.auto is not None and (measured or others["draft_command"]):
         # A second draft would change what is measured, and a program of the user's own has no engine.
         choice = DraftChoice("mlx", Path(choice.auto.checkpoint))
+    # At a pace, with recorded texts, or elsewhere, a forward's time is not this processor's.
+    computes = others["target_engine"] == "mlx" and pace is None and not others["target_texts"]
+    hopeless = STRATEGIES[options.strategy].drafts and computes and lacks_fast_blas()
+    if hopeless and options.strategy == "adaptive":
+        options = msgspec.structs.replace(options, strategy="ar")
     note = choice.note if STRATEGIES[options.strategy].drafts else ""
     if choice.folder is not None and STRATEGIES[options.strategy].drafts:
         _require_shared_vocabulary(folder, choice.folder)
@@ -84,7 +95,8 @@ def checked_setup(
         **{**others, "draft_engine": choice.engine},
     )
     setup, memory_note = fitted(setup, room)
-    return setup, " ".join(filter(None, (pair.note, note, memory_note, traffic_note(setup.target_hosts))))
+    notes = (pair.note, note, _HOPELESS if hopeless else "", memory_note, traffic_note(setup.target_hosts))
+    return setup, " ".join(filter(None, notes))
 
 
 def checked_options(options: Mapping[str, Any]) -> Options:

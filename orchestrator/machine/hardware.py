@@ -12,17 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.machine.blas.library import blas_environment, fast_blas
 from protocol.contracts.coreml.examination import RuntimeName
 from protocol.messages.base import Role
 
-_OPENBLAS = [
-    "/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3",  # Debian, Ubuntu
-    "/usr/lib/aarch64-linux-gnu/openblas-pthread/libblas.so.3",
-    "/usr/lib64/libopenblasp.so.0",  # Fedora
-    "/usr/lib64/libopenblas_pthreads.so.0",  # openSUSE
-    "/usr/lib/libopenblas.so.0",  # Arch
-    "/usr/lib/libopenblas.so",
-]
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 _QUESTION = """
@@ -59,16 +52,12 @@ class MlxDevice(msgspec.Struct, frozen=True):
 def worker_environment(role: Role, cores: Sequence[int]) -> dict[str, str]:
     """Environment variables, beyond our own, of a worker that will stay on `cores` (empty: its usual share).
 
-    On a Linux processor MLX gets OpenBLAS where there is one.
+    On a Linux processor MLX gets a fast BLAS where there is one.
     """
     if not computes_on_processor():
         return dict(_QUIET)
     environment = _QUIET | {"OPENBLAS_NUM_THREADS": str(len(cores or partition_cores()[role]))}
-    library = openblas()
-    if library is not None:
-        preloaded = os.environ.get("LD_PRELOAD", "")
-        environment["LD_PRELOAD"] = preloaded if str(library) in preloaded else f"{library} {preloaded}".strip()
-    return environment
+    return environment | blas_environment()
 
 
 def partition_cores() -> dict[Role, tuple[int, ...]]:
@@ -119,11 +108,9 @@ def gpu_working_set() -> int:
     return device.working_set if isinstance(device, MlxDevice) else 0
 
 
-def openblas() -> Path | None:
-    """A fast BLAS for MLX on a Linux processor: one already preloaded, or the distribution's."""
-    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    candidates = [*(path for path in preloaded if "blas" in path), *_OPENBLAS]
-    return next((Path(path) for path in candidates if Path(path).is_file()), None)
+def lacks_fast_blas() -> bool:
+    """Whether models compute here on a Linux processor with nothing but MLX's own BLAS: speculation can't help then."""
+    return computes_on_processor() and fast_blas() is None
 
 
 def has_compiler() -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.blas.library import HOW_TO_GET_ONE, Blas, fast_blas
+from orchestrator.machine.blas.speed import ForwardTimes, forward_times
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import MlxDevice
@@ -84,16 +86,14 @@ def mlx(answer: MlxDevice | str) -> Finding:
     return Finding("MLX", "ok", f"{answer.version} on the {answer.kind.upper()} ({answer.name})")
 
 
-def openblas(library: Path | None) -> Finding:
-    if library is None:
-        return Finding(
-            "OpenBLAS",
-            "warn",
-            "not found: MLX's own matrix product takes as long for 8 rows as 8 times one row, "
-            "so that speculation can't win on this processor",
-            "apt-get install libopenblas0-pthread (Fedora: dnf install openblas-threads)",
-        )
-    return Finding("OpenBLAS", "ok", f"{library}, preloaded into the workers")
+def openblas(blas: Blas | None, times: ForwardTimes | None) -> Finding:
+    """`times`: of a forward with it, or with MLX's own BLAS."""
+    speed = "no forward could be measured"
+    if times is not None:
+        speed = f"a forward over 8 tokens takes {times.eight / times.one:.1f} times as long as over 1"
+    if blas is None:
+        return Finding("OpenBLAS", "warn", f"none: speculation can't help here; {speed}", HOW_TO_GET_ONE)
+    return Finding("OpenBLAS", "ok", f"{blas}; {speed}")
 
 
 def compiler(found: bool) -> Finding:
@@ -249,7 +249,8 @@ def weights_are_whole(path: Path) -> bool:
 def _linux_processor() -> list[Finding]:
     if not machine_facts.computes_on_processor():
         return []
-    return [openblas(machine_facts.openblas()), compiler(machine_facts.has_compiler())]
+    times = forward_times(machine_facts.worker_environment("target", ()))
+    return [openblas(fast_blas(), times), compiler(machine_facts.has_compiler())]
 
 
 def _kernels() -> list[Finding]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api import checked_setup as checked_setup_module
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts.auto_draft import AutoDraft
@@ -40,3 +41,34 @@ def test_the_engine_that_begins_is_named():
 )
 def test_an_engine_that_a_measurement_does_not_begin_with_is_not_named(measured: dict[str, Any]):
     assert Pipeline(str(DEMO_TARGET), **measured).note == ""
+
+
+@pytest.fixture
+def slow_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Linux processor that has MLX's own BLAS alone."""
+    monkeypatch.setattr(checked_setup_module, "lacks_fast_blas", lambda: True)
+
+
+@pytest.mark.usefixtures("slow_processor")
+@pytest.mark.parametrize("strategy", ["adaptive", "sd", "ssd"])
+def test_that_speculation_can_not_help_is_told(strategy: str):
+    assert "speculation can't help: install OpenBLAS" in Pipeline(str(DEMO_TARGET), strategy=strategy).note
+
+
+@pytest.mark.usefixtures("slow_processor")
+def test_adaptive_does_not_draft_where_speculation_can_not_help():
+    assert Pipeline(str(DEMO_TARGET)).strategy == "ar"
+    assert Pipeline(str(DEMO_TARGET), listen="127.0.0.1:0").strategy == "ar"
+    assert Pipeline(str(DEMO_TARGET), strategy="sd").strategy == "sd"
+
+
+@pytest.mark.usefixtures("slow_processor")
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "ar"}, {"pace": profile_names()[0]}, {"target_engine": "none", "listen": "127.0.0.1:0"}],
+    ids=str,
+)
+def test_nothing_is_told_where_this_processor_does_not_count(options: dict[str, Any]):
+    pipeline = Pipeline(str(DEMO_TARGET), **options)
+
+    assert (pipeline.strategy, pipeline.note) == (options.get("strategy", "adaptive"), "")

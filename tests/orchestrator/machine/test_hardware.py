@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.blas.library import Blas
+from orchestrator.machine.blas.speed import ForwardTimes
 from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
 from orchestrator.tools.doctor import doctor
 from tests.support.paths import ROOT
 
+_BLAS = Blas("0.3.31", "NumPy's wheel", {"LD_PRELOAD": "libblas.so.3"})
 DEMO = ROOT / "draft_worker/demo_model/model.safetensors"
 
 
@@ -22,8 +25,8 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Linux machine of eight cores without OpenBLAS, whose MLX computes on the processor."""
     monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: True)
     monkeypatch.setattr(machine_facts, "usable_cores", lambda: tuple(range(8)))
-    monkeypatch.setattr(machine_facts, "_OPENBLAS", [])
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setattr(machine_facts, "fast_blas", lambda: None)
+    monkeypatch.setattr(machine_facts, "blas_environment", dict)
 
 
 @given(st.lists(st.integers(0, 500), min_size=2, unique=True))
@@ -53,29 +56,20 @@ def test_a_worker_gets_as_many_threads_as_cores():
 
 
 @pytest.mark.usefixtures("processor")
-def test_openblas_is_preloaded_beside_what_the_user_preloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    library = tmp_path / "libblas.so.3"
-    library.touch()
-    monkeypatch.setattr(machine_facts, "_OPENBLAS", [str(library)])
-    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so")
+def test_workers_on_a_processor_get_the_fast_blas(monkeypatch: pytest.MonkeyPatch):
+    assert machine_facts.lacks_fast_blas()
+    monkeypatch.setattr(machine_facts, "fast_blas", lambda: _BLAS)
+    monkeypatch.setattr(machine_facts, "blas_environment", lambda: _BLAS.environment)
 
-    assert worker_environment("draft", (0,))["LD_PRELOAD"] == f"{library} /usr/lib/libjemalloc.so"
-
-
-@pytest.mark.usefixtures("processor")
-def test_a_blas_that_is_preloaded_already_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    library = tmp_path / "libmyblas.so"
-    library.touch()
-    monkeypatch.setenv("LD_PRELOAD", str(library))
-
-    assert machine_facts.openblas() == library
-    assert worker_environment("draft", (0,))["LD_PRELOAD"] == str(library)
+    assert not machine_facts.lacks_fast_blas()
+    assert worker_environment("draft", (0,))["LD_PRELOAD"] == "libblas.so.3"
 
 
-@pytest.mark.usefixtures("processor")
-def test_without_openblas_nothing_is_preloaded():
-    assert machine_facts.openblas() is None
-    assert "LD_PRELOAD" not in worker_environment("target", (0,))
+def test_a_gpu_needs_no_fast_blas(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine_facts, "fast_blas", lambda: None)
+    monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: False)
+
+    assert not machine_facts.lacks_fast_blas()
 
 
 def test_mlx_is_asked_in_a_child():
@@ -141,6 +135,12 @@ def test_the_examination_of_this_machine_finds_no_failure():
     assert len({finding.name for finding in findings}) == len(findings) >= 10
 
 
+def test_the_finding_says_which_library_it_is_and_how_fast():
+    text = doctor.openblas(_BLAS, ForwardTimes(0.01, 0.012)).text
+
+    assert text == "OpenBLAS 0.3.31 (NumPy's wheel); a forward over 8 tokens takes 1.2 times as long as over 1"
+
+
 def test_findings_are_json():
     findings = [doctor.Finding("a", "ok", "b"), doctor.Finding("c", "warn", "d", "e")]
 
@@ -154,7 +154,7 @@ def test_findings_are_json():
     ("finding", "status", "step"),
     [
         (doctor.mlx("ImportError: no wheel"), "fail", "/.venv and start"),
-        (doctor.openblas(None), "warn", "apt-get install libopenblas0-pthread"),
+        (doctor.openblas(None, ForwardTimes(0.01, 0.08)), "warn", "libopenblas0-pthread"),
         (doctor.memory(1 << 30), "warn", "demo pair"),
         (doctor.shared_memory(64 << 20), "warn", "--shm-size"),
     ],
@@ -169,7 +169,8 @@ def test_what_is_missing_has_a_next_step(finding: doctor.Finding, status: str, s
     "finding",
     [
         doctor.mlx(MlxDevice("0.32", "gpu", "Apple M4")),
-        doctor.openblas(Path("/usr/lib/libopenblas.so")),
+        doctor.openblas(_BLAS, ForwardTimes(0.01, 0.012)),
+        doctor.openblas(_BLAS, None),
         doctor.compiler(False),
         doctor.memory(16 << 30),
         doctor.shared_memory(None),
