@@ -341,3 +341,22 @@ def test_a_process_that_a_command_spawns_does_not_run_the_command_again():
     found = runpy.run_path(str(ROOT / "bin" / ".start.py"), run_name="__mp_main__")
 
     assert callable(found["start"])
+
+
+@pytest.mark.parametrize(
+    ("imported", "start"),
+    [
+        ("site", f"import runpy; runpy.run_path({str(ROOT / 'bin/.start.py')!r})['start']()"),
+        ("orchestrator.cli.app", "from orchestrator.cli.entry import main; main()"),
+    ],
+)
+def test_ctrl_c_while_a_start_imports_ends_it_with_a_sentence(imported: str, start: str):
+    script = (
+        "import posix, signal, sys\n"
+        "class Interrupt:\n"
+        f"    def find_spec(self, name, *_):\n        if name == {imported!r}: posix.kill(posix.getpid(), signal.SIGINT)\n"
+        f"sys.meta_path.insert(0, Interrupt())\n{start}"
+    )
+    ended = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True, text=True)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
