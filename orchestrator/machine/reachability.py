@@ -1,4 +1,4 @@
-"""Whether a server can be reached, within two seconds: without a network, the clients of servers retry for much longer."""
+"""Whether a server can be reached, within two seconds: without a network, clients of servers retry for much longer."""
 
 import socket
 from contextlib import suppress

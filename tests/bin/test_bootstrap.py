@@ -219,7 +219,10 @@ case "$1 $2" in
     mkdir -p .venv/bin; cp "$0" .venv/bin/python; sleep 0.02; : >.venv/pyvenv.cfg
     ( for part in 1 2 3; do sleep 0.02; : >.venv/$part; done ) ;;
 "-m pip")
-    if [ ! -e "${{0%/bin/python}}/pyvenv.cfg" ]; then echo "ERROR: externally-managed-environment" | tee -a wrong; exit 1; fi
+    if [ ! -e "${{0%/bin/python}}/pyvenv.cfg" ]; then
+        echo "ERROR: externally-managed-environment" | tee -a wrong
+        exit 1
+    fi
     for part in 4 5 6; do sleep 0.02; : >.venv/$part || exit 1; done
     echo "Installing collected" ;;
 "-P -S")
@@ -354,7 +357,8 @@ def test_ctrl_c_while_a_start_imports_ends_it_with_a_sentence(imported: str, sta
     script = (
         "import posix, signal, sys\n"
         "class Interrupt:\n"
-        f"    def find_spec(self, name, *_):\n        if name == {imported!r}: posix.kill(posix.getpid(), signal.SIGINT)\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {imported!r}: posix.kill(posix.getpid(), signal.SIGINT)\n"
         f"sys.meta_path.insert(0, Interrupt())\n{start}"
     )
     ended = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True, text=True)

@@ -207,7 +207,7 @@ def _fetched(name: str) -> Path:
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Raises what the hub raises as InputError, and at once if the hub can't be reached: its client would try for long."""
+    """Raises what the hub raises as InputError; at once if the hub can't be reached, where its client would retry."""
     from huggingface_hub import constants, errors
 
     # The base of its HTTP library's errors, which is httpx or httpx2, depending on the release.
