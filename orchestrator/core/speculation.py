@@ -103,6 +103,7 @@ class Speculation:
     def ask(self, steps: int, now: float) -> None:
         """The draft was asked to grow up to `steps` steps below the root."""
         self._asked, self.asked_at = steps, now
+        self.estimates.unasked = 0
 
     @property
     def prefilling(self) -> bool:
@@ -182,6 +183,7 @@ class Speculation:
         self._outcome = len(end.children), tokens[-1] in end.children
         self.tree.move_root(tokens)
         self._round, self.steps, self._asked, self.asked_at = round, 0, 0, now
+        self.estimates.unasked += self.in_turns and self.drafting
         hit = bool(self.tree.root.children)
         if not hit and len(self._missed_at) < _MAX_MISSES:
             self._missed_at[round] = now

@@ -5,12 +5,14 @@ macOS's do. macOS's bash is 3.2: BASH_3_2 names such a one, where one was built,
 """
 
 import os
+import random
 import re
 import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -21,11 +23,12 @@ from packaging.utils import canonicalize_name
 
 from tests.support.bsd_tools import install_bsd_tools
 from tests.support.paths import ROOT
+from tests.support.processes import until
 
 BASH = os.environ.get("BASH_3_2", "/bin/bash")
 SCRIPTS = ["bin/.bootstrap", "bin/launch-pipeline", "bin/test", ".ci/run"]
 LOCKED = ("pyproject.toml", "requirements.lock")
-TOOLS = ["cat", "cksum", "cp", "dirname", "grep", "head", "mkdir", "readlink", "rm", "tail", "tee"]
+TOOLS = ["cat", "cksum", "cp", "dirname", "grep", "head", "mkdir", "readlink", "rm", "sleep", "tail", "tee"]
 
 STAND_IN = f"""#!{BASH}
 if [ "$1" = -c ]; then exec "{sys.executable}" "$@"; fi
@@ -39,6 +42,9 @@ case "$1 $2" in
 "-P -S") shift 3; echo "ran $*" ;;
 esac
 """
+
+
+INTERRUPTED = "launch-pipeline: the set-up was interrupted: the next start does it again.\n"
 
 
 class Checkout:
@@ -165,17 +171,20 @@ def test_a_start_that_waits_names_the_lock_and_its_holder(checkout: Checkout):
         start.communicate(timeout=60)
 
 
-def test_the_lock_of_a_killed_start_is_free(checkout: Checkout):
+def test_the_lock_of_a_killed_start_is_free_once_its_installer_has_ended(checkout: Checkout):
     gate = checkout.folder / "gate"
     os.mkfifo(gate)
     killed = checkout.start(group=True)
-    assert killed.stderr is not None
-    killed.stderr.readline()
+    until(lambda: "pip" in checkout.log)
     os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate(timeout=60)
-    gate.unlink()
+    next_one = checkout.start()
+    assert next_one.stderr is not None
+    assert "waiting for another start" in next_one.stderr.readline()
+    with gate.open("w"):
+        gate.unlink()
 
-    assert checkout.run()[0] == 0
+    assert next_one.communicate(timeout=60)[0] == "ran \n"
+    assert checkout.log == ["venv", "pip", "venv", "pip"]
 
 
 def test_a_lock_file_without_a_holder_delays_nothing(checkout: Checkout):
@@ -196,10 +205,66 @@ def test_ctrl_c_ends_a_start_that_waits(checkout: Checkout):
     second.stderr.readline()
     os.killpg(second.pid, signal.SIGINT)
 
-    assert second.communicate(timeout=60) == ("", "")
+    assert second.communicate(timeout=60) == ("", INTERRUPTED)
     assert second.returncode == 130
     gate.write_text("go\n")
     first.communicate(timeout=60)
+
+
+SLOW_STAND_IN = f"""#!{BASH}
+if [ "$1" = -c ]; then exec "{sys.executable}" "$@"; fi
+case "$1 $2" in
+"-m venv")
+    # As Python's: the interpreter comes first, and a process of its own installs pip.
+    mkdir -p .venv/bin; cp "$0" .venv/bin/python; sleep 0.02; : >.venv/pyvenv.cfg
+    ( for part in 1 2 3; do sleep 0.02; : >.venv/$part; done ) ;;
+"-m pip")
+    if [ ! -e "${{0%/bin/python}}/pyvenv.cfg" ]; then
+        echo "ERROR: externally-managed-environment" | tee -a wrong
+        exit 1
+    fi
+    for part in 4 5 6; do sleep 0.02; : >.venv/$part || exit 1; done
+    echo "Installing collected" ;;
+"-P -S")
+    for part in 1 2 3 4 5 6; do [ -e "${{0%/bin/python}}/$part" ] || echo "no $part" >>wrong; done
+    echo ran ;;
+esac
+"""
+SLOW_REMOVAL = """#!/bin/sh
+# The interpreter goes last, as it may with the true command.
+shift
+for name; do
+    case $name in .venv) set -- .venv/[!0-9b]* .venv/[0-9]* .venv; for part; do {sleep} 0.01; {rm} -rf "$part"; done ;;
+    *) {sleep} 0.01; {rm} -f "$name" ;;
+    esac
+done
+"""
+
+
+@pytest.mark.parametrize("trials", [4, pytest.param(10, marks=pytest.mark.thorough)])
+def test_a_set_up_interrupted_twice_at_any_moment_starts_again_cleanly(checkout: Checkout, trials: int):
+    """The pip of the system is never run, and a command never runs with half an environment."""
+    source = random.Random(trials)
+    checkout.stand_in.write_text(SLOW_STAND_IN)
+    (checkout.path / "rm").write_text(SLOW_REMOVAL.format(sleep=shutil.which("sleep"), rm=shutil.which("rm")))
+    began = time.monotonic()
+    checkout.run()
+    duration = time.monotonic() - began
+    for _ in range(trials):
+        with (checkout.folder / "requirements.lock").open("a") as file:
+            file.write("# changed\n")
+        for _ in range(2):
+            start = checkout.start(group=True)
+            time.sleep(source.uniform(0.0, duration))
+            os.killpg(start.pid, signal.SIGINT)
+            out, error = start.communicate(timeout=60)
+            # -SIGINT: before bash has read the script. 0: after the end.
+            if start.returncode not in (0, -signal.SIGINT):
+                assert (start.returncode, out) == (130, "")
+                assert error.endswith((INTERRUPTED, "launch-pipeline: interrupted.\n"))
+
+        assert checkout.run()[:2] == (0, "ran\n")
+        assert not (checkout.folder / "wrong").exists()
 
 
 def test_without_a_suitable_python_the_next_step_is_said(checkout: Checkout):
@@ -279,3 +344,23 @@ def test_a_process_that_a_command_spawns_does_not_run_the_command_again():
     found = runpy.run_path(str(ROOT / "bin" / ".start.py"), run_name="__mp_main__")
 
     assert callable(found["start"])
+
+
+@pytest.mark.parametrize(
+    ("imported", "start"),
+    [
+        ("site", f"import runpy; runpy.run_path({str(ROOT / 'bin/.start.py')!r})['start']()"),
+        ("orchestrator.cli.app", "from orchestrator.cli.entry import main; main()"),
+    ],
+)
+def test_ctrl_c_while_a_start_imports_ends_it_with_a_sentence(imported: str, start: str):
+    script = (
+        "import posix, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {imported!r}: posix.kill(posix.getpid(), signal.SIGINT)\n"
+        f"sys.meta_path.insert(0, Interrupt())\n{start}"
+    )
+    ended = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True, text=True)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")

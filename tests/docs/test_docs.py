@@ -85,6 +85,24 @@ def test_every_link_to_a_file_and_section_of_the_repository_resolves(page: Path)
         assert not fragment or fragment in anchors(target), f"{path}#{fragment}"
 
 
+def test_the_readme_is_short_and_begins_with_a_sentence_two_commands_and_the_picture():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    title, sentence, block, picture, *_ = text.split("\n\n")
+
+    assert len(text.encode()) <= 8_000
+    assert title == "# launch-pipeline"
+    assert "\n" not in sentence
+    assert block.splitlines()[1:3] == ['bin/launch-pipeline generate "Why is the sky blue?"', "bin/test"]
+    assert "docs/page/page-dark.png" in picture
+
+
+def test_the_page_of_commands_has_every_command_in_its_table():
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([a-z-]+)", page, re.MULTILINE))
+
+    assert named == {name for name, command in cli.commands.items() if not command.hidden}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_every_path_in_code_exists(page: Path):
     folders = "|".join(sorted(entry.name for entry in ROOT.iterdir() if entry.is_dir() and entry.name[0] != "."))

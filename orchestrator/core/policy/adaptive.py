@@ -27,6 +27,8 @@ _MAX_ACCEPTANCE = 0.9
 """Highest acceptance that is believed: trees are finite, and E below is at most 10."""
 _MOST_STEPS = 4
 """Growth steps that are looked ahead where the draft takes turns."""
+_MOST_UNASKED = 64
+"""Rounds in turns after which the draft is asked for a step again, whatever the figures say: they may be old."""
 _MAX_LEAST = 0.1
 """Whatever a token costs the target, the draft prepares nodes that are as probable as this."""
 
@@ -115,8 +117,8 @@ class Adaptive:
     def _response(self, view: SequenceView) -> float:
         """Seconds until the next step's growth, of a draft that drafts in turns."""
         estimates = view.estimates
-        # Steps that were measured beside the target took longer: hope, ask, and measure.
-        usual = estimates.first_response.get(0.5 * estimates.step.get(0.0))
+        # Steps beside the target, or while both load, take longer: hope, ask, and measure.
+        usual = estimates.first_response.get(0.0)
         return estimates.next_response.get(usual) if view.steps else usual
 
     def _wait_until(
@@ -138,6 +140,9 @@ class Adaptive:
         first = max(now, min(growth.due for growth in growths))
         horizon = first + 0.5 * estimates.step.get(0.0)
         awaited = [growth for growth in growths if growth.due <= horizon]
+        until = max(growth.give_up for growth in awaited)
+        if estimates.unasked >= _MOST_UNASKED:
+            return until
         shares, width = estimates.ranks.shares(self._options.draft_fan), self._width(estimates)
         wait = estimates.hop.get(0.0) + max(0.0, max(growth.due for growth in awaited) - now)
         for steps in range(1, 1 + (_MOST_STEPS if views[0].in_turns else 1)):
@@ -146,7 +151,7 @@ class Adaptive:
                 for present, growth in zip(gains, expected, strict=True)
             ]
             if best_counts(later, estimates.target, wait).rate > rate * self._MARGIN:
-                return max(growth.give_up for growth in awaited)
+                return until
             wait += estimates.next_response.get(estimates.step.get(0.0))
         return None
 

@@ -125,6 +125,8 @@ class Estimates:
     it reads what was accepted, and follows a forward of the target."""
     next_response: Mean = field(default_factory=Mean)
     """The same for the steps behind it."""
+    unasked: int = 0
+    """Rounds since a draft that drafts in turns was last asked for a step."""
     calibration: Calibration = field(default_factory=Calibration)
     """Of the draft's claims."""
     lookup: Calibration = field(default_factory=Calibration)

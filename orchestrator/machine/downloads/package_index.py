@@ -17,8 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.machine.reachability import reachable
 from protocol.errors import InputError
 
+PUBLIC_INDEX = "https://pypi.org"
 _GLANCE = 0.1
 """Seconds between looks at what has come, at least."""
 _REST = 10
@@ -33,6 +35,8 @@ _TRUE_VERSION = {"SYSTEM_VERSION_COMPAT": "0"}
 """macOS 26 calls itself 16.0 to a Python that was built for an older one (CPython issue 135675), unless told not to.
 The installer would then choose a wheel for an older macOS."""
 _WRONG_HASH = ("do not match the hashes", "hash mismatch")
+_UNREACHED = "connection broken by"
+"""pip names it in a warning only; its last words are that no version was found."""
 _FULL = ("no space left on device", "os error 28")
 
 
@@ -55,6 +59,8 @@ def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> 
     Raises Unavailable if the index can't be reached or lacks the wheel, InputError for a wheel with another hash,
     OSError if the disk is full.
     """
+    if _uses_public_index() and not reachable(PUBLIC_INDEX):
+        raise Unavailable(f"{PUBLIC_INDEX} can't be reached")
     wheels = folder / "wheels"
     wheels.mkdir()
     requirements = folder / "requirements.txt"
@@ -108,6 +114,15 @@ def preferred_uv() -> str | None:
 def has_pip() -> bool:
     """Whether the Python that runs has pip."""
     return importlib.util.find_spec("pip") is not None
+
+
+def _uses_public_index() -> bool:
+    """Whether pip will fetch, and neither its files nor its variables name an index or a folder of packages."""
+    if preferred_uv() or not has_pip():
+        return False
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return not any(setting in listed.stdout for setting in ("index", "find-links"))
 
 
 def _commands(requirements: Path, wheels: Path, environment: Path) -> list[list[str]]:
@@ -182,6 +197,8 @@ def _explain(said: str, program: str) -> None:
         )
     if any(words in lowered for words in _FULL):
         raise OSError(28, "No space left on device")
+    if _UNREACHED in lowered:
+        raise Unavailable("the package index can't be reached")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "no words")
     raise Unavailable(f"{program} says: {reason[:200]}")

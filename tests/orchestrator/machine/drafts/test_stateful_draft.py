@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for
+from orchestrator.machine.models import checkpoints
 from orchestrator.machine.progress import silent
 from orchestrator.tools.bench.models import bench_models
 from protocol.errors import InputError
@@ -50,6 +51,7 @@ class Hub:
         monkeypatch.setenv("HOME", str(root))
         monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         monkeypatch.setattr("huggingface_hub.snapshot_download", self._fetch)
+        monkeypatch.setattr(checkpoints, "reachable", lambda _: True)
 
     def _fetch(self, id: str, *, local_dir: Path, **options: Any) -> str:
         self.fetched.append({"id": id} | options)

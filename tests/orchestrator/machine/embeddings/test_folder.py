@@ -7,6 +7,7 @@ import huggingface_hub
 import pytest
 
 from orchestrator.machine.embeddings.folder import embedding_folder
+from orchestrator.machine.models import checkpoints
 from orchestrator.machine.progress import silent
 from protocol.errors import InputError
 
@@ -46,6 +47,7 @@ class Hub:
 @pytest.fixture
 def hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(model)
+    monkeypatch.setattr(checkpoints, "reachable", lambda _: True)
     for name in ("snapshot_download", "try_to_load_from_cache", "hf_hub_download"):
         monkeypatch.setattr(huggingface_hub, name, getattr(hub, name))
     return hub

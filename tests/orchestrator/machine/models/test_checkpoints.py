@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from orchestrator.machine.models import checkpoints
 from orchestrator.machine.models.checkpoints import demo_model, resolve
 from protocol.errors import InputError
 from protocol.messages.base import Role
@@ -44,6 +45,7 @@ class Hub:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
+    monkeypatch.setattr(checkpoints, "reachable", lambda _: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
     return hub
 
@@ -159,6 +161,16 @@ def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch, fail
 
     with pytest.raises(InputError, match=sentence):
         resolve("owner/name", "target")
+
+
+def test_without_a_network_the_hubs_client_is_not_left_to_try_for_long(monkeypatch: pytest.MonkeyPatch, model: Path):
+    hub = install(monkeypatch, Hub(online=model))
+    asked: list[str] = []
+    monkeypatch.setattr(checkpoints, "reachable", asked.append)
+
+    with pytest.raises(InputError, match="Hugging Face can't be reached: download it on a connected machine"):
+        resolve("owner/name", "target")
+    assert (hub.downloads, asked) == ([], [huggingface_hub.constants.ENDPOINT])
 
 
 def test_a_model_that_is_no_mlx_model_is_refused_after_the_download(monkeypatch: pytest.MonkeyPatch, model: Path):
