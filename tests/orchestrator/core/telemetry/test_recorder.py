@@ -168,46 +168,6 @@ def test_requests_that_share_their_forwards_have_no_estimate():
     assert {ended.statistics.plain_tokens_per_second for ended in simulation.frame().ended} == {None}
 
 
-def test_plain_decoding_has_no_estimate_beside_itself():
-    assert watched(strategy="ar").statistics().plain_tokens_per_second is None
-
-
-def test_requests_that_share_their_forwards_have_no_estimate():
-    simulation = watched(2000, 1, 2)
-
-    assert {ended.statistics.plain_tokens_per_second for ended in simulation.frame().ended} == {None}
-
-
-def test_plain_decoding_has_no_estimate_beside_itself():
-    assert watched(strategy="ar").statistics().plain_tokens_per_second is None
-
-
-def test_requests_that_share_their_forwards_have_no_estimate():
-    simulation = watched(2000, 1, 2)
-
-    assert {ended.statistics.plain_tokens_per_second for ended in simulation.frame().ended} == {None}
-
-
-def test_plain_decoding_has_no_estimate_beside_itself():
-    assert watched(strategy="ar").statistics().plain_tokens_per_second is None
-
-
-def test_requests_that_share_their_forwards_have_no_estimate():
-    simulation = watched(2000, 1, 2)
-
-    assert {ended.statistics.plain_tokens_per_second for ended in simulation.frame().ended} == {None}
-
-
-def test_plain_decoding_has_no_estimate_beside_itself():
-    assert watched(strategy="ar").statistics().plain_tokens_per_second is None
-
-
-def test_requests_that_share_their_forwards_have_no_estimate():
-    simulation = watched(2000, 1, 2)
-
-    assert {ended.statistics.plain_tokens_per_second for ended in simulation.frame().ended} == {None}
-
-
 def test_the_latest_request_is_selected_unless_another_one_is_wanted():
     simulation = watched(12, 1, 2, 3)
     selected = [simulation.frame(wanted=wanted).selected for wanted in (None, 1, 2, 99)]

@@ -137,7 +137,7 @@ def test_without_an_index_the_demo_target_is_used_and_a_sentence_says_so(
         folder, note = default_target()
 
     assert folder == demo_model("target")
-    assert "can't be fetched (the package index can't be reached). The tiny demo pair is used instead" in note
+    assert "can't be fetched (the package index can't be reached), so the tiny demo pair is used" in note
     assert "\n" not in note
     assert cached(tmp_path) == []
 
