@@ -3,11 +3,11 @@
 from typing import Any
 
 from orchestrator.api.chat_prompts import own_template
-from orchestrator.machine.downloads.default_target import model_name
 from orchestrator.tools.bench.models import BenchModels
 from orchestrator.tools.bench.plan import BenchPlan
 from orchestrator.tools.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.tools.bench.trials import encoded
+from protocol.shown_names import model_name
 
 
 def plan(**changes: Any) -> BenchPlan:

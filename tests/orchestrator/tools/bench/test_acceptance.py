@@ -27,10 +27,13 @@ def texts() -> list[TargetText]:
             TargetText(
                 tokens=(*PROMPT, *pipeline.generate(PROMPT, params).tokens),
                 prompt=len(PROMPT),
-                temperature=params.temperature,
+                temperature=params.temperature or 0.0,
                 seed=params.seed or 0,
             )
-            for params in (SamplingParams(max_tokens=24), SamplingParams(temperature=1.0, seed=7, max_tokens=24))
+            for params in (
+                SamplingParams(temperature=0, max_tokens=24),
+                SamplingParams(temperature=1, seed=7, max_tokens=24),
+            )
         ]
 
 
