@@ -1,0 +1,36 @@
+"""Laws of the cores that a worker computes on."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from protocol.worker.cores import take_cores
+
+affinity = getattr(os, "sched_getaffinity", None)
+_PROGRAM = """
+import os, threading
+from protocol.worker.cores import take_cores
+ended = threading.Event()
+threading.Thread(target=ended.wait).start()
+first = min(os.sched_getaffinity(0))
+take_cores([first])
+threads = os.listdir("/proc/self/task")
+print({frozenset(os.sched_getaffinity(int(thread))) for thread in threads} == {frozenset([first])})
+ended.set()
+"""
+
+
+@pytest.mark.skipif(affinity is None, reason="this system has no affinity")
+def test_all_threads_of_a_process_move():
+    out = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=30, check=True)
+
+    assert out.stdout.strip() == "True"
+
+
+def test_none_means_the_cores_that_there_are():
+    before = affinity(0) if affinity else None
+    take_cores(())
+
+    assert (affinity(0) if affinity else None) == before
