@@ -26,6 +26,11 @@ def begins_shared(options: Options, own_device: bool) -> bool:
     return not STRATEGIES[options.strategy].caches
 
 
+def usual_cores() -> dict[Role, tuple[int, ...]]:
+    """`worker_cores` of a pipeline with default options, as it begins."""
+    return worker_cores(begins_shared(Options(), own_device=False))
+
+
 def worker_cores(shared: bool) -> dict[Role, tuple[int, ...]]:
     """Processor cores for each worker where both compute on the processor; empty on macOS or with a GPU."""
     if not shared:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.machine.drafts.converted_draft import is_converted
-from orchestrator.machine.hardware import partition_cores, usable_cores
+from orchestrator.machine.hardware import usable_cores
 from orchestrator.machine.models.checkpoints import weight_bytes
+from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.text.tokenizer import TextCodec
@@ -106,7 +107,7 @@ def baseline_cores(once: bool) -> dict[str, tuple[int, ...]]:
 
     There is one line, on all cores, if it runs `once`, and where the target has every core.
     """
-    every, target = usable_cores(), partition_cores().get("target", ())
+    every, target = usable_cores(), usual_cores().get("target", ())
     return {PLAIN: every} if once or len(target) in (0, len(every)) else {PLAIN: every, TARGET_CORES: target}
 
 

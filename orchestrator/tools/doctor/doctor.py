@@ -23,6 +23,7 @@ from orchestrator.machine.hardware import MlxDevice
 from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target
 from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.network import own_host
+from orchestrator.machine.placement import usual_cores
 from orchestrator.runtime.session import sessions_home, stale_sessions
 from orchestrator.tools.doctor.metal_kernels import metal_kernels
 from protocol.contracts.coreml.neural_engine import EngineVerdict, all_recorded
@@ -104,13 +105,15 @@ def compiler(found: bool) -> Finding:
 def cores() -> Finding:
     usable = machine_facts.usable_cores()
     about = f"{len(usable)} of {machine_facts.chip()}"
-    shares = machine_facts.partition_cores()
+    shares = usual_cores()
     if not shares:
         return Finding("cores", "ok", f"{about}; the models run elsewhere or share them")
     if len(usable) == 1:
         return Finding(
             "cores", "warn", f"{about}: draft and target take turns on it", "use two or more cores, or --strategy ar"
         )
+    if shares["target"] == shares["draft"]:
+        return Finding("cores", "ok", f"{about}: draft and target share them, in turns")
     return Finding("cores", "ok", f"{about}: target {len(shares['target'])}, draft {len(shares['draft'])}")
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import fast_blas
+from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.tools.bench.names import LLAMA_CPP
 from orchestrator.tools.bench.plan import BenchPlan
@@ -128,7 +129,7 @@ def invalid(rows: Sequence[BenchRow]) -> list[str]:
 def machine_lines() -> list[str]:
     """The hardware and libraries that the figures depend on."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("mlx", "mlx-lm"))
-    shares = machine_facts.partition_cores()
+    shares = usual_cores()
     cores = f"cores of the target {len(shares['target'])}, of the draft {len(shares['draft'])}" if shares else ""
     blas = f"BLAS {fast_blas() or 'as MLX ships it'}" if shares else ""
     return [line for line in (machine_facts.chip(), versions, cores, blas) if line]

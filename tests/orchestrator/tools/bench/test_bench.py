@@ -204,7 +204,7 @@ def test_the_baseline_of_the_ratios_has_all_cores():
 def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyPatch):
     def cores(target: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         monkeypatch.setattr(residents, "usable_cores", lambda: (0, 1, 2, 3))
-        monkeypatch.setattr(residents, "partition_cores", lambda: {"target": target} if target else {})
+        monkeypatch.setattr(residents, "usual_cores", lambda: {"target": target} if target else {})
         return baseline_cores(once=False)
 
     assert cores((0, 1, 2)) == {"mlx-lm": (0, 1, 2, 3), "mlx-lm, target's cores": (0, 1, 2)}
