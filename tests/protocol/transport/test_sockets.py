@@ -20,7 +20,7 @@ from protocol.kv.arena_header import ElementType
 from protocol.messages.base import VERSION, NodeId, SequenceId
 from protocol.messages.client import Cancel, FromClient, Submit, ToClient
 from protocol.messages.features import FeatureBlock, FeatureForm
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Likelihood, RequestedSampling, Sampling
 from protocol.messages.worker import (
     Fault,
     FromWorker,
@@ -59,7 +59,7 @@ MESSAGES: list[tuple[Any, Any]] = [
     (Reroot(SequenceId(1), 1, 4, (5, 6), NodeId(7), missed=True), ToWorker),
     (Verify(SequenceId(1), 1, NodeId(7), 6, (6, 1), (-1, 0)), ToWorker),
     (Stop(SequenceId(1)), ToWorker),
-    (Submit("r", "text", None, Sampling(), 5, ("stop",)), FromClient),
+    (Submit("r", "text", None, RequestedSampling(), 5, ("stop",)), FromClient),
     (Cancel("r"), FromClient),
 ]
 UNIONS = [FromWorker, ToWorker, FromClient, ToClient]
@@ -160,7 +160,10 @@ OUT_OF_BOUNDS: dict[str, tuple[Any, Any]] = {
         body(Start(SequenceId(1), 0, (1,), NodeId(5), Sampling())) | {"tokens": []},
         ToWorker,
     ),
-    "no tokens at all to generate": (body(Submit("r", "x", None, Sampling(), 5)) | {"max_tokens": 0}, FromClient),
+    "no tokens at all to generate": (
+        body(Submit("r", "x", None, RequestedSampling(), 5)) | {"max_tokens": 0},
+        FromClient,
+    ),
     "a text as long as a book": (body(Fault("lost", "", None)) | {"text": "x" * 4097}, FromWorker),
 }
 

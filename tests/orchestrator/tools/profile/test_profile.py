@@ -24,7 +24,7 @@ PROMPT = "def quicksort(items):\n"
 
 @pytest.fixture(scope="module")
 def measured() -> MeasuredRun:
-    return measure(ProfileTask(PROMPT, (0.0, 1.0), 24, 1, {}))
+    return measure(ProfileTask(PROMPT, (0.0, 1.0), 24, 1, {"placement": "apart"}))
 
 
 @pytest.fixture(scope="module")
