@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from orchestrator.core.options import StrategyName
+from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.profiles.apple_silicon import mac_names, mac_profile
 from protocol.contracts.engines import DraftEngineName, draft_model
@@ -203,18 +203,20 @@ def _unusable(origin: str, reason: str) -> InputError:
 
 
 def worker_pace(
-    profile: DeviceProfile, role: Role, strategy: StrategyName, draft_engine: DraftEngineName, apart: bool = False
+    profile: DeviceProfile, role: Role, options: Options, draft_engine: DraftEngineName, apart: bool = False
 ) -> DevicePace | None:
-    """The pace of a worker of a pipeline whose draft has a device of its own; None for a worker without a pace.
+    """The pace of a worker of a pipeline; None for a worker without a pace.
 
-    The slow-down applies if the strategy lets both devices compute at once, unless they are `apart`: on two machines,
-    which share no memory.
+    The draft has a device of its own, unless the options place it on the target's, in turns. The slow-down applies if
+    both devices compute at once, unless they are `apart`: on two machines, which share no memory.
     """
     drafts = draft_model(draft_engine) != "none"
     if role == "prefill" or (role == "draft" and not drafts):
         return None
-    both = drafts and not apart and STRATEGIES[strategy].caches
-    times = profile.draft if role == "draft" else profile.target
+    shared = options.strategy == "adaptive" and options.placement == "shared"
+    both = drafts and not apart and not shared and STRATEGIES[options.strategy].caches
+    draft = profile.draft_on_target_device if shared else profile.draft
+    times = draft if role == "draft" else profile.target
     return times.pace(profile.both_busy.factor if both else 1.0)
 
 

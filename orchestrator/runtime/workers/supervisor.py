@@ -266,7 +266,7 @@ class Supervisor:
     def _pace(self, role: Role) -> DevicePace | None:
         setup = self._setup
         return setup.pace and worker_pace(
-            setup.pace, role, setup.options.strategy, setup.draft_engine, apart=setup.draft_link is not None
+            setup.pace, role, setup.options, setup.draft_engine, apart=setup.draft_link is not None
         )
 
     def _environment(self, role: Role) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.core.options import PlacementChoice
 from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.models import BenchModels
@@ -11,6 +12,7 @@ from orchestrator.tools.bench.names import (
     AUTOREGRESSIVE,
     CORE_ML_DRAFT,
     LOOKUP,
+    ONE_DEVICE,
     RANDOM_DRAFT,
     WITHOUT_LOOKUP,
     drafter_name,
@@ -30,6 +32,7 @@ class PipelineEntry(NamedTuple):
     verification: Verification = "coupled"
     link: EmulatedLink | None = None
     lookup: bool = True
+    placement: PlacementChoice = "auto"
     draft: Path | None = None
     """Of a draft that is compared with the plan's own."""
     draft_tokens: tuple[int | None, ...] = (None,)
@@ -40,6 +43,8 @@ class PipelineEntry(NamedTuple):
         options: dict[str, Any] = {} if self.lookup else {"lookup": "off"}
         if self.draft is not None:
             options |= {"draft": str(self.draft), "draft_scale": models.draft_scale(self.draft)}
+        if self.placement != "auto":
+            options["placement"] = self.placement
         return {**models.pipeline(self.strategy, self.engine), **options, "draft_link": self.link}
 
 
@@ -48,6 +53,9 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
     for strategy in plan.strategies:
         counts = _chain_lengths(plan, strategy)
         yield PipelineEntry(strategy, strategy, draft_tokens=counts)
+        if strategy == "adaptive" and plan.pace:
+            # The profile's draft has a device of its own; many a machine has one for both.
+            yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
         for link in plan.links if strategy not in (AUTOREGRESSIVE, LOOKUP) else ():
             yield PipelineEntry(remote_name(strategy, link), strategy, link=link, draft_tokens=counts)
     for strategy in plan.rejecting:

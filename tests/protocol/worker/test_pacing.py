@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.core.options import StrategyName
+from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.machine.profiles.apple_silicon import mac_names
 from orchestrator.machine.profiles.device_profiles import (
@@ -393,17 +393,24 @@ def _mine() -> DeviceProfile:
 def test_devices_slow_each_other_down_only_where_both_work_at_once(strategy: StrategyName, slow_down: float):
     roles: tuple[Role, ...] = ("draft", "target")
     for role in roles:
-        pace = worker_pace(_mine(), role, strategy, "mlx")
+        pace = worker_pace(_mine(), role, Options(strategy=strategy), "mlx")
         assert pace is not None
         assert pace.slow_down == slow_down
 
 
 def test_prompt_lookup_needs_no_device_and_slows_none():
-    target = worker_pace(_mine(), "target", "adaptive", "ngram")
+    target = worker_pace(_mine(), "target", Options(), "ngram")
 
-    assert worker_pace(_mine(), "draft", "adaptive", "ngram") is None
+    assert worker_pace(_mine(), "draft", Options(), "ngram") is None
     assert target is not None
     assert target.slow_down == 1.0
+
+
+def test_a_draft_on_the_target_s_device_has_that_device_s_times_and_slows_nobody_down():
+    profile, options = _mine(), Options(placement="shared")
+
+    assert worker_pace(profile, "draft", options, "mlx") == profile.draft_on_target_device.pace()
+    assert worker_pace(profile, "target", options, "mlx") == profile.target.pace()
 
 
 # The whole ----------------------------------------------------------------------------------------

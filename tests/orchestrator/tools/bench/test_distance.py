@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.core.options import Options
 from orchestrator.machine.profiles.device_profiles import load_profile, worker_pace
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.tools.bench.contender import TimedGeneration
@@ -46,11 +47,11 @@ def test_every_strategy_with_a_draft_is_measured_at_every_distance():
 
 def test_machines_apart_do_not_slow_each_other_down():
     profile = load_profile("m4-16gb-qwen2.5-3b")
-    near, far = (worker_pace(profile, "target", "adaptive", "mlx", apart=apart) for apart in (False, True))
+    near, far = (worker_pace(profile, "target", Options(), "mlx", apart=apart) for apart in (False, True))
 
     assert near is not None
     assert near.slow_down > 1.0
-    assert far == worker_pace(profile, "target", "ar", "mlx")
+    assert far == worker_pace(profile, "target", Options(strategy="ar"), "mlx")
 
 
 def test_the_picture_has_a_line_a_strategy(tmp_path):
