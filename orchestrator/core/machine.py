@@ -262,6 +262,9 @@ class Machine:
             sequence.preempt()
             yield from self._requests.stop(sequence)
             yield from self._requests.admit(successor, now)
+        elif self.drafts.in_turns:
+            # The target lets a draft that begins read the prompt alone.
+            yield from self.drafts.begin(sequence, now)
         yield from self._schedule(now)
         sequence.settle(verified, verdict, tokens)
         if sequence.phase is not Phase.WAITING:

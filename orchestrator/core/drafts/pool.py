@@ -117,8 +117,12 @@ class DraftPool:
     # Sequences ------------------------------------------------------------------------------
 
     def begin(self, sequence: Sequence, now: float) -> list[Command]:
-        """Start a sequence that has a place on the drafts in use that do not serve it yet."""
-        if sequence.phase is Phase.WAITING:
+        """Start a sequence that has a place on the drafts in use that do not serve it yet.
+
+        On the target's device a draft reads the prompt once the target has read it and given the first token: both at
+        once would take longer, and the first token would be late.
+        """
+        if sequence.phase is Phase.WAITING or (self.in_turns and not sequence.round):
             return []
         return [
             command

@@ -80,6 +80,9 @@ class Adaptive:
 
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
         """Verify the root of each request and the best nodes of all trees together."""
+        reading_until = max(view.reading_until for view in views)
+        if reading_until > views[0].now:
+            return [WaitUntil(reading_until) for _ in views]
         lookup = self._options.lookup == "on"
         guesses = [candidates(view, self._options.max_verify, lookup, len(views)) for view in views]
         gains = [each.gains for each in guesses]

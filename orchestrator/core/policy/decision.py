@@ -69,6 +69,8 @@ class SequenceView:
     """The draft rests until it is asked for a step."""
     resting: bool = False
     """The draft drafts in turns and has taken all steps that it was asked for."""
+    reading_until: float = 0.0
+    """Until when the target lets a draft on its device read the prompt alone."""
     asked_at: float = 0.0
     """When a draft that drafts in turns was last asked for a step."""
     draft_tokens: int | None = None
