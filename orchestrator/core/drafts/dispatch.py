@@ -10,6 +10,7 @@ from orchestrator.core.drafts.draft import Draft
 from orchestrator.core.drafts.election import Election
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.decision import Strategy
+from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.worker_messages import reroot_message, start_message
@@ -19,6 +20,8 @@ from protocol.messages.kv import KvReference
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Extend, Stop
 
+_GAIN_OF_TURNS = 0.15
+"""Of the time of plain decoding, what drafting in turns saves at least where it helps at all."""
 _SAVED_AT_ONCE = 128
 """Tokens whose KV a target saves between two rounds (target_worker.kv.checkpoint)."""
 
@@ -49,7 +52,7 @@ class DraftDispatch:
         """
         draft, vocabulary = self.drafts[id], self._workers.vocabulary
         unwanted = not speculation.wanted or speculation.estimates.usefulness.paused
-        if not vocabulary or unwanted or sequence.id in draft.started:
+        if not vocabulary or unwanted or sequence.id in draft.started or _too_short(sequence, speculation.estimates):
             return []
         adopt = draft.history.arenas.adopt(sequence.id)
         if adopt is None and self._shares(draft):
@@ -108,6 +111,14 @@ class DraftDispatch:
     def _sharing(self) -> int:
         """Requests whose trees a draft grows."""
         return max(1, sum(sequence.phase is not Phase.WAITING for sequence in self._sequences.values()))
+
+
+def _too_short(sequence: Sequence, estimates: Estimates) -> bool:
+    """Whether the answer can't gain what it costs that the target waits while the draft reads the prompt."""
+    if not (estimates.turns.in_turns and estimates.target.known):
+        return False
+    reading = len(sequence.tokens) * estimates.prefill.get(0.0)
+    return reading > _GAIN_OF_TURNS * sequence.remaining * estimates.target(1)
 
 
 def _comes_soon(sequence: Sequence, written: KvReference | None) -> bool:
