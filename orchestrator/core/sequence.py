@@ -6,7 +6,7 @@ from typing import Literal
 from orchestrator.core.events import Request
 from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
 from orchestrator.core.plain_decoding import plain_tokens_per_second
-from orchestrator.core.policy.decision import MIN_GROWTH_TIMEOUT, SequenceView
+from orchestrator.core.policy.decision import SequenceView
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.turn_taking import MeasuredRound
 from orchestrator.core.request_stats import RequestStats
@@ -191,16 +191,10 @@ class Sequence:
             in_turns=speculation.in_turns,
             resting=speculation.resting,
             asked_at=speculation.asked_at,
-            reading_until=self._reading_until(speculation),
+            reading_until=speculation.reading_until,
             draft_tokens=self.request.draft_tokens,
             level=self.level,
         )
-
-    def _reading_until(self, speculation: Speculation) -> float:
-        """A draft takes no longer than half of the target's time for the same tokens, or it is not worth the wait."""
-        if not (speculation.in_turns and speculation.prefilling):
-            return 0.0
-        return speculation.grown_at + max(MIN_GROWTH_TIMEOUT, 0.5 * self.stats.prefill_seconds)
 
     def verify(self, nodes: list[Node], now: float, only_plain: bool = False) -> Verify:
         """Put `nodes` under verification. `only_plain`: no round of this sequence will verify nodes."""
@@ -264,7 +258,9 @@ class Sequence:
         self.stats.add_forward(width, verdict.seconds, self.waited, counts=not self.speculation.prefilling)
         if undisturbed and self.speculation.drafting and self.speculation.takes_turns:
             estimates = self.estimates
-            measured = MeasuredRound(self._expected_tokens, now - self.ready_since, width, verdict.seconds)
+            measured = MeasuredRound(
+                self._expected_tokens, now - self.ready_since, width, verdict.seconds, self.remaining
+            )
             estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0))
         if self._began_with_hit and self.estimates.freshness is not None:
             tokens, seconds = len(verdict.path) + 1, self.waited + verdict.seconds

@@ -18,6 +18,8 @@ _MAX_CHILDREN = 256
 """Children of one node: four times what any plan asks for. The search for the most probable path visits all of them."""
 _MIN_MEASURED_PREFILL = 64
 """Tokens. A shorter prefill is too fast to measure the draft's speed."""
+_UNKNOWN_READING, _LEAST_READING = 2.0, 0.2
+"""Seconds that the target waits at most while a draft reads the prompt: one of unknown speed, and any."""
 _MAX_MISSES = 64
 """Missed rounds that are remembered of a draft that is far behind."""
 
@@ -104,6 +106,14 @@ class Speculation:
         """The draft was asked to grow up to `steps` steps below the root."""
         self._asked, self.asked_at = steps, now
         self.estimates.unasked = 0
+
+    @property
+    def reading_until(self) -> float:
+        """Until when the target lets a draft on its device read the prompt alone; 0 if it reads none."""
+        if not (self.in_turns and self.prefilling):
+            return 0.0
+        expected = self.ready_at - self.grown_at
+        return self.grown_at + (_UNKNOWN_READING if expected == math.inf else max(_LEAST_READING, 2.0 * expected))
 
     @property
     def prefilling(self) -> bool:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _THREADS = Path("/proc/self/task")
+_SET_THREADS = ("openblas_set_num_threads", "scipy_openblas_set_num_threads64_")
+"""Of a distribution's OpenBLAS, and of NumPy's."""
 
 
 def take_cores(cores: Sequence[int]) -> None:
@@ -21,6 +23,7 @@ def take_cores(cores: Sequence[int]) -> None:
     for thread in _THREADS.iterdir() if _THREADS.is_dir() else ():
         with suppress(ProcessLookupError):  # it has ended meanwhile
             set_affinity(int(thread.name), cores)
-    set_threads = getattr(ctypes.CDLL(None), "openblas_set_num_threads", None)
-    if set_threads is not None:
-        set_threads(len(cores))
+    preloaded = ctypes.CDLL(None)
+    for name in _SET_THREADS:
+        if hasattr(preloaded, name):
+            getattr(preloaded, name)(len(cores))

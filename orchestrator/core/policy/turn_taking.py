@@ -11,8 +11,12 @@ from orchestrator.core.policy.mean import Mean
 from orchestrator.core.policy.width_cost import WidthCost
 
 _FIRST_ROUNDS = 256
-"""Rounds before the first try of the other mode: a short request never pays for one."""
+"""Rounds before the first try of the other mode."""
 _TRY_ROUNDS = 24
+_LONG_REQUEST = 256
+"""Tokens that a request must have left, so that it can gain from a try."""
+_CLEAR_LOSS = 0.8
+"""A try that is slower by this factor ends early."""
 _SETTLING_ROUNDS = 2
 """After a change of the mode the draft follows the old plan for so long."""
 _GAIN = 1.03
@@ -38,6 +42,8 @@ class MeasuredRound(NamedTuple):
     """Tokens of the target's forward."""
     forward: float
     """Seconds of that forward."""
+    remaining: int = 1 << 20
+    """Tokens that the request may still generate."""
 
 
 @dataclass(slots=True)
@@ -103,7 +109,7 @@ class TurnTaking:
         else:
             self._rate.add(round)
             self._next_try -= 1
-            if self._next_try <= 0:
+            if self._next_try <= 0 and round.remaining >= _LONG_REQUEST:
                 self._begin_try()
 
     def _begin_try(self) -> None:
@@ -113,6 +119,7 @@ class TurnTaking:
     def _judge(self, trial: _Rate, step: float) -> None:
         # In turns, a round waits for a growth step at least. Less of a slow-down is not worth it.
         hopeless = self.in_turns and trial.rounds >= _SHORT_TRY_ROUNDS and self._saved.get(0.0) < step
+        hopeless |= trial.rounds >= _SHORT_TRY_ROUNDS and trial.per_second < _CLEAR_LOSS * self._rate.per_second
         if trial.rounds < _TRY_ROUNDS and not hopeless:
             return
         gain = 0.0 if hopeless else trial.per_second / max(1e-9, self._rate.per_second)

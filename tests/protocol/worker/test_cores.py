@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from protocol.worker import cores
 from protocol.worker.cores import take_cores
 
 affinity = getattr(os, "sched_getaffinity", None)
@@ -27,6 +29,17 @@ def test_all_threads_of_a_process_move():
     out = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=30, check=True)
 
     assert out.stdout.strip() == "True"
+
+
+@pytest.mark.skipif(affinity is None, reason="this system has no affinity")
+@pytest.mark.parametrize("name", ["openblas_set_num_threads", "scipy_openblas_set_num_threads64_"])
+def test_openblas_has_a_thread_a_core(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Two spinning threads on one core would take a time slice for each product."""
+    told: list[int] = []
+    monkeypatch.setattr(cores.ctypes, "CDLL", lambda _: SimpleNamespace(**{name: told.append}))
+    cores.take_cores(sorted(affinity(0)) if affinity else ())
+
+    assert told == [len(affinity(0)) if affinity else 0]
 
 
 def test_none_means_the_cores_that_there_are():
