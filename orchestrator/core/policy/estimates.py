@@ -54,7 +54,7 @@ class HitModel:
 class GuessRanks:
     """How often the target chooses a draft's guess behind an accepted node, by the rank of the guess."""
 
-    _PRIOR: ClassVar[tuple[float, ...]] = (0.5, 0.12, 0.06, 0.04, 0.025, 0.02, 0.015, 0.01)
+    _PRIOR: ClassVar[tuple[float, ...]] = (0.6, 0.12, 0.06, 0.04, 0.025, 0.02, 0.015, 0.01)
     """Of small drafts of one family, as eight observations."""
     _means: list[Mean] = field(
         default_factory=lambda: [Mean(window=128, value=share, count=8) for share in GuessRanks._PRIOR]
