@@ -27,7 +27,7 @@ _MAX_ACCEPTANCE = 0.9
 """Highest acceptance that is believed: trees are finite, and E below is at most 10."""
 _MOST_STEPS = 4
 """Growth steps that are looked ahead where the draft takes turns."""
-_MOST_UNASKED = 64
+_MOST_UNASKED = 32
 """Rounds in turns after which the draft is asked for a step again, whatever the figures say: they may be old."""
 _MAX_LEAST = 0.1
 """Whatever a token costs the target, the draft prepares nodes that are as probable as this."""

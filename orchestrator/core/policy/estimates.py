@@ -56,8 +56,9 @@ class GuessRanks:
 
     _PRIOR: ClassVar[tuple[float, ...]] = (0.6, 0.12, 0.06, 0.04, 0.025, 0.02, 0.015, 0.01)
     """Of small drafts of one family, as eight observations."""
+    _WINDOW: ClassVar[int] = 128
     _means: list[Mean] = field(
-        default_factory=lambda: [Mean(window=128, value=share, count=8) for share in GuessRanks._PRIOR]
+        default_factory=lambda: [Mean(GuessRanks._WINDOW, value=share, count=8) for share in GuessRanks._PRIOR]
     )
 
     def observe(self, guesses: int, chosen: int | None) -> None:
@@ -66,8 +67,13 @@ class GuessRanks:
             mean.observe(float(rank == chosen))
 
     def shares(self, guesses: int) -> list[float]:
-        """Of each of so many guesses, the best first; none is believed to be better than the one before it."""
-        return list(accumulate((mean.get(0.0) for mean in self._means[:guesses]), min))
+        """Of each of so many guesses, the best first; none is believed to be better than the one before it.
+
+        The best one counts with its standard error: a few wrong guesses must not end the asking that would correct it.
+        """
+        best, *others = (mean.get(0.0) for mean in self._means[:guesses])
+        error = math.sqrt(best * (1.0 - best) / min(self._means[0].count, self._WINDOW))
+        return list(accumulate((best + error, *others), min))
 
 
 @dataclass(slots=True)

@@ -39,11 +39,11 @@ def fixed(steps: int, nodes: int) -> type[Adaptive]:
 
 
 def rate(accept: float, strategy: str = "adaptive") -> float:
-    """Tokens a second of the second of two requests."""
+    """Tokens a second of the third of three requests, whose figures are learned."""
     language = ModelledLanguage(AcceptanceModel(accept=accept, exponent=0.6, spread=1.5))
     options = Options(strategy=strategy, lookup="off", placement="shared")
     simulation = modelled_pipeline(options, language, CORES, kept=None)
-    for number in (1, 2):
+    for number in (1, 2, 3):
         simulation.submit(number, TOKENS)
         began = simulation.now
         simulation.run()
