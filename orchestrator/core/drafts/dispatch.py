@@ -51,8 +51,9 @@ class DraftDispatch:
         A draft that is the target's first layers starts once the target has saved their KV of the prompt.
         """
         draft, vocabulary = self.drafts[id], self._workers.vocabulary
-        unwanted = not speculation.wanted or speculation.estimates.usefulness.paused
-        if not vocabulary or unwanted or sequence.id in draft.started or _too_short(sequence, speculation.estimates):
+        estimates = speculation.estimates
+        unwanted = not speculation.wanted or estimates.usefulness.paused or _too_short(sequence, draft, estimates)
+        if not vocabulary or unwanted or sequence.id in draft.started:
             return []
         adopt = draft.history.arenas.adopt(sequence.id)
         if adopt is None and self._shares(draft):
@@ -61,7 +62,8 @@ class DraftDispatch:
                 return []
             adopt = draft.history.arenas.share(sequence.id, written)
         draft.start(sequence.id, sequence.round)
-        speculation.start(len(sequence.tokens) - (adopt.tokens if adopt else 0), now)
+        adopted = adopt.tokens if adopt else 0
+        speculation.start(max(0, draft.reads(len(sequence.tokens)) - adopted), now)
         plan = self._plan(speculation, sequence)
         start = start_message(sequence, plan, vocabulary, adopt, sequence.request.draft_sampling)
         return [SendMessage("draft", start, id)]
@@ -113,11 +115,11 @@ class DraftDispatch:
         return max(1, sum(sequence.phase is not Phase.WAITING for sequence in self._sequences.values()))
 
 
-def _too_short(sequence: Sequence, estimates: Estimates) -> bool:
+def _too_short(sequence: Sequence, draft: Draft, estimates: Estimates) -> bool:
     """Whether the answer can't gain what it costs that the target waits while the draft reads the prompt."""
     if not (estimates.turns.in_turns and estimates.target.known):
         return False
-    reading = len(sequence.tokens) * estimates.prefill.get(0.0)
+    reading = draft.reads(len(sequence.tokens)) * estimates.prefill.get(0.0)
     return reading > _GAIN_OF_TURNS * sequence.remaining * estimates.target(1)
 
 

@@ -7,6 +7,7 @@ from orchestrator.core.policy.decision import growth_timeout
 from orchestrator.core.policy.estimates import Estimates
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Hello
+from protocol.speculation.rolling_context import RollingContext
 
 _PREFILL_SECONDS = 10.0
 """After so long without growth, a draft that prefills counts as silent too."""
@@ -24,6 +25,10 @@ class Draft:
     """Those of them for which no growth has arrived yet."""
     _late_since: float | None = None
     """Since when the draft owes growth; None if it owes none."""
+
+    def reads(self, tokens: int) -> int:
+        """How many of so many tokens of a conversation it sees."""
+        return tokens - RollingContext(self.hello.context).skipped(tokens)
 
     def start(self, sequence: SequenceId, round: int) -> None:
         self.started[sequence] = round

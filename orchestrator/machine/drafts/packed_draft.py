@@ -25,9 +25,8 @@ PACKED = (CONFIG, LAYERS, HEAD_TOKENS)
 EMBEDDING = "model.embed_tokens"
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _SAME = ("hidden_size", "vocab_size")
-_FROM_TARGET = ("max_position_embeddings", "bos_token_id", "eos_token_id")
-"""The draft knows as many positions as its target, whose rotations it has."""
-_FORMAT = 1
+_FROM_TARGET = ("bos_token_id", "eos_token_id")
+_FORMAT = 2
 """Raised if the same files become another folder, so that folders of older versions are not used."""
 
 

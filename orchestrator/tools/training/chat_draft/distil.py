@@ -44,11 +44,10 @@ def main() -> None:
     answers, held_out = Answers(options.data), Answers(options.held_out)
     options.length = answers.rows(np.array([0])).tokens.shape[1]
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.start:
-        draft = load(options.start)
-        head_tokens = torch.from_numpy(np.load(options.start / "head_tokens.npy")).long()
+    draft = load(options.start) if options.start else pruned(target, [int(each) for each in options.layers.split(",")])
+    if options.head_tokens:
+        head_tokens = torch.from_numpy(np.load(options.head_tokens)).long()
     else:
-        draft = pruned(target, [int(layer) for layer in options.layers.split(",")])
         head_tokens = answers.head_tokens(embedding, options.head)
     del target
     draft.embed_tokens.weight.requires_grad_(False)
@@ -60,7 +59,7 @@ def main() -> None:
     def measured() -> str:
         return "held out:\n" + report(agreement(draft, head_tokens, embedding, held_out, REPORTED_ROWS))
 
-    train(draft, losses(draft, embedding[head_tokens], answers, options), options, measured)
+    train(draft, losses(draft, head_tokens, embedding, answers, options), options, measured)
 
 
 def arguments() -> argparse.Namespace:
@@ -69,6 +68,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--held-out", type=Path, required=True, help="folder of held-out shards")
     options.add_argument("--layers", default="0,1,29", help="the target's layers that the draft begins with")
     options.add_argument("--head", type=int, default=8192, help="tokens that the draft can guess")
+    options.add_argument("--head-tokens", type=Path, help="file of a draft's, to keep them; else the text's are chosen")
     options.add_argument("--start", type=Path, help="folder of a draft to continue from")
     return options.parse_args()
 
@@ -79,9 +79,13 @@ def pruned(target: Network, layers: list[int]) -> Network:
     return draft
 
 
-def losses(draft: Network, head: Tensor, answers: Answers, options: argparse.Namespace) -> Iterator[Tensor]:
+def losses(
+    draft: Network, head_tokens: Tensor, embedding: Tensor, answers: Answers, options: argparse.Namespace
+) -> Iterator[Tensor]:
+    """The head's tokens and those of the rows: the worker's head has a context's tokens too."""
     for rows in answers.batches(options.batch, options.seed + 1):
         counted = rows.wanted | (torch.rand(rows.wanted.shape) < GIVEN_SHARE)
+        head = embedding[torch.cat((head_tokens, rows.tokens.flatten())).unique()]
         with torch.autocast("cpu", torch.bfloat16):
             guessed = functional.linear(draft.hidden(rows.tokens, mask=rows.mask)[counted], head).float()
             wanted = functional.linear(rows.hidden[counted], head).float()

@@ -34,7 +34,7 @@ class Agreement(NamedTuple):
     overlap: float
     """1 - total variation; for temperature 0 at temperature 1."""
     covered: float
-    """Share of places whose token the draft's head has."""
+    """Share of places whose token the draft's head has, or the text in front."""
 
     def __str__(self) -> str:
         return (
@@ -80,20 +80,31 @@ def _row(
 ) -> Tensor:
     """(places, 4): the measures of `Agreement`."""
     places = batch.wanted[0]
+    tokens, guessable = _guessable(head_tokens, batch)
     wanted = functional.linear(batch.hidden[0, places], embedding)
-    guessed = functional.linear(draft.hidden(batch.tokens, mask=batch.mask)[0, places], embedding[head_tokens])
+    guessed = functional.linear(draft.hidden(batch.tokens, mask=batch.mask)[0, places], embedding[tokens])
+    guessed = guessed.masked_fill(~guessable[places], -torch.inf)
     scale = temperature or 1.0
     noise = -torch.empty_like(wanted).exponential_(generator=generator).log() * temperature
     choice = (wanted + noise).argmax(-1)
-    scores = guessed + noise[:, head_tokens]
-    place = torch.full((len(embedding),), -1)
-    place[head_tokens] = torch.arange(len(head_tokens))
-    covered = place[choice] >= 0
-    own_score = scores.gather(1, place[choice].clamp(min=0)[:, None])
-    rank = (scores > own_score).sum(-1).masked_fill(~covered, len(head_tokens))
-    p, q = (wanted / scale).softmax(-1)[:, head_tokens], (guessed / scale).softmax(-1)
+    scores = guessed + noise[:, tokens]
+    column = torch.full((len(embedding),), -1)
+    column[tokens] = torch.arange(len(tokens))
+    own_score = scores.gather(1, column[choice].clamp(min=0)[:, None])
+    covered = (column[choice] >= 0) & (own_score[:, 0] > -torch.inf)
+    rank = (scores > own_score).sum(-1).masked_fill(~covered, len(tokens))
+    p, q = (wanted / scale).softmax(-1)[:, tokens], (guessed / scale).softmax(-1)
     overlap = torch.minimum(p, q).sum(-1)
     return torch.stack(((rank < 1).float(), (rank < TOP).float(), overlap, covered.float()), 1)
+
+
+def _guessable(head_tokens: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
+    """Tokens of the head and of the one row, and which of them (slots, tokens) can be guessed behind each slot."""
+    context = batch.tokens[0].unique()
+    context = context[~torch.isin(context, head_tokens)]
+    seen = batch.mask[0, 0].float() @ (batch.tokens[0][:, None] == context).float() > 0
+    inside = torch.ones(len(seen), len(head_tokens), dtype=torch.bool)
+    return torch.cat((head_tokens, context)), torch.cat((inside, seen), 1)
 
 
 def _mean(measures: Tensor) -> Agreement:

@@ -19,6 +19,8 @@ from orchestrator.tools.training.chat_draft.target import add_target, target_fol
 from protocol.contracts.head_tokens import HEAD_TOKENS
 
 GROUP, BITS = 32, 8
+CONTEXT = 384
+"""Tokens that the draft sees. More of them do not change how often it is right (docs/log.md), and it must read them."""
 
 
 def main() -> None:
@@ -50,6 +52,7 @@ def pack(draft: Path, out: Path) -> None:
     (out / LAYERS).write_bytes(save(arrays))
     shutil.copyfile(draft / HEAD_TOKENS, out / HEAD_TOKENS)
     config = json.loads((draft / CONFIG).read_text())
+    config["max_position_embeddings"] = CONTEXT
     config["quantization"] = {"group_size": GROUP, "bits": BITS}
     (out / CONFIG).write_text(json.dumps(config, indent=1))
 

@@ -163,6 +163,21 @@ def test_a_later_request_with_a_long_prompt_is_drafted_too():
     assert all(isinstance(plan, BestFirst) and plan.steps == 1 for plan in plans)
 
 
+@pytest.mark.parametrize("context", [384, 8192])
+def test_a_short_answer_is_drafted_unless_the_draft_must_read_long_for_it(context: int):
+    simulation = in_turns()
+    simulation.remove(simulation.own["draft"])
+    simulation.build = lambda _: ModelledDraft(simulation.language, DRAFT, context)
+    simulation.start("draft")
+    decode(simulation, 2, prompt=3000)
+    before = len(simulation.history)
+
+    simulation.submit(3, 60, prompt=tuple(range(9, 3009)))
+    simulation.run()
+
+    assert len(sent(simulation, Start, before)) == (context < 3000)
+
+
 def attach(simulation: Simulation, accept: float) -> int:
     """A draft on a device of its own."""
     draft = ModelledDraft(ModelledLanguage(AcceptanceModel(accept=accept), draft=(1,)), DRAFT)

@@ -63,13 +63,14 @@ def test_what_is_shipped_has_no_embedding(tmp_path: Path):
     assert b"embed" not in (packed(tmp_path / "packed") / LAYERS).read_bytes()
 
 
-def test_the_draft_engine_loads_it_with_the_targets_tokenizer_and_positions(tmp_path: Path, model: Path, cache: Path):
-    folder = whole_draft(packed(tmp_path / "packed"), model)
+def test_the_draft_engine_loads_it_with_the_targets_tokenizer_and_its_own_positions(tmp_path: Path, model: Path, cache: Path):
+    draft = packed(tmp_path / "packed")
+    folder = whole_draft(draft, model)
 
     engine = MlxEngine.load(folder)
 
     assert engine.tokenizer == vocabulary_fingerprint(model)
-    assert engine.context == json.loads((model / CONFIG).read_text())["max_position_embeddings"]
+    assert engine.context == json.loads((draft / CONFIG).read_text())["max_position_embeddings"]
     assert np.array_equal(np.load(folder / HEAD_TOKENS), HEAD)
 
 
