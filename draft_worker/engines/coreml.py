@@ -19,7 +19,6 @@ from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.drafter_package import drafter_engine
 from draft_worker.package_evaluation import Evaluation, chain
-from protocol.contracts.coreml.examination import RuntimeName
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.device.processor import compute_on_processor
 from protocol.kv.arena_header import ArenaError
@@ -72,7 +71,7 @@ class CoreMlEngine(Engine):
         self._grammars = Grammars(converted.folder, self.vocabulary)
 
     @classmethod
-    def of(cls, setup: WorkerSetup, runtime: RuntimeName | None = None) -> Engine:
+    def of(cls, setup: WorkerSetup) -> Engine:
         """The engine of the folder that `setup` names, which may hold a trained drafter.
 
         Raises InputError if it is incomplete, damaged, or mixed from several models.
@@ -80,7 +79,7 @@ class CoreMlEngine(Engine):
         # The GPU is the target's; the host computes little beside a call.
         compute_on_processor()
         converted = Converted.open(Path(setup.model))
-        opened = open_runtime(converted, runtime)
+        opened = open_runtime(converted)
         if converted.package.conditioning is not None:
             return drafter_engine(cls.name, converted, opened)
         return cls(converted, opened, setup.epoch, setup.owner)

@@ -16,14 +16,11 @@ _LENT: dict[int, list[Array]] = {}
 """By id; a kept array's id belongs to no other object."""
 
 
-def lend(arrays: Iterable[Array], spare: int = _SPARE) -> None:
-    """Keep these arrays for the life of the process. The caller must reuse its arrays, or memory grows.
-
-    `spare`: references to each array; fewer for a caller with very many arrays, each of which is used rarely.
-    """
+def lend(arrays: Iterable[Array]) -> None:
+    """Keep these arrays for the life of the process. The caller must reuse its arrays, or memory grows."""
     for array in arrays:
         if id(array) not in _LENT:
-            _LENT[id(array)] = [array] * spare
+            _LENT[id(array)] = [array] * _SPARE
 
 
 def lent() -> list[Array]:
