@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
+
 from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
-from protocol.inference.device.wired_memory import TARGET, wire
+from protocol.inference.device import TARGET, wire
 from protocol.inference.disk_cache.snapshot import Shape
 from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.forward_costs import costs_at_load
@@ -21,7 +23,6 @@ from protocol.messages.worker import Hello
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup
 from protocol.worker.recorded_texts import RecordedTexts
-from target_worker.device import device
 from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings, StateRecord
 from target_worker.recorded_engine import RecordedEngine, RecordedModel
@@ -124,3 +125,10 @@ def _rings(setup: WorkerSetup, tap: StateRecord | None, record: Callable[[Output
         # Nobody on the orchestrator's machine can open a ring of this one.
         return None
     return FeatureRings(tap, record, fingerprint=model_fingerprint(Path(setup.model)), epoch=setup.epoch)
+
+
+def device() -> str:
+    """The device's kind and, where MLX knows it, its name."""
+    name = str(mx.device_info().get("device_name", "")).strip()
+    kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
+    return f"{kind} ({name})" if name else kind

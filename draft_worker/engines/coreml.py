@@ -20,7 +20,7 @@ from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.drafter_package import drafter_engine
 from draft_worker.package_evaluation import Evaluation, chain
 from protocol.contracts.engines import EngineDeclaration
-from protocol.inference.device.processor import compute_on_processor
+from protocol.inference.device import compute_on_processor
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference

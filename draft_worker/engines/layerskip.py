@@ -15,7 +15,7 @@ from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
-from protocol.inference.device.wired_memory import BESIDE_TARGET, wire
+from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence

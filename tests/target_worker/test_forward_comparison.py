@@ -7,10 +7,8 @@ import pytest
 
 from protocol.contracts.forward_comparison import LAYER_KINDS, Built, ComparisonOrder, LayerKind, Sampled
 from protocol.inference.language_model import LanguageModel
-from target_worker.forward_comparison.our_sequence import OurSequence
 from target_worker.forward_comparison.random_models import random_network, same_network
-from target_worker.forward_comparison.stock_sequence import StockSequence
-from target_worker.forward_comparison.timing import compare
+from target_worker.forward_comparison.timing import OurSequence, StockSequence, compare
 
 CONTEXT = [int(token) for token in range(1, 160)]
 """Longer than the window of the kind that has one."""

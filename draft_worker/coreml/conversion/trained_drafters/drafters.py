@@ -21,7 +21,7 @@ from protocol.contracts.drafters.description import Drafter
 from protocol.contracts.drafters.target_shape import target_shape
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
-from protocol.inference.device.processor import compute_on_processor
+from protocol.inference.device import compute_on_processor
 from protocol.messages.features import FeatureForm
 
 
