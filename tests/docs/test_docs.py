@@ -97,7 +97,7 @@ def test_the_readme_is_short_and_begins_with_a_sentence_two_commands_and_the_pic
 
 
 def test_the_page_of_commands_has_every_command_in_its_table():
-    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "use" / "commands.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `([a-z-]+)", page, re.MULTILINE))
 
     assert named == {name for name, command in cli.commands.items() if not command.hidden}
@@ -140,7 +140,7 @@ def test_every_module_that_python_is_told_to_run_exists(page: Path):
 def test_the_table_of_messages_has_every_message_once():
     for module in iter_modules(protocol.messages.__path__):
         import_module(f"{protocol.messages.__name__}.{module.name}")
-    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "inside" / "protocol.md").read_text(encoding="utf-8")
     table = page.split("## Messages")[1].split("\n\n")[1]
     named = [name for cell in re.findall(r"^\|([^|]*)\|", table, re.MULTILINE) for name in CODE.findall(cell)]
 
@@ -150,7 +150,7 @@ def test_the_table_of_messages_has_every_message_once():
 
 
 def test_the_protocols_page_is_about_the_present_version():
-    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "inside" / "protocol.md").read_text(encoding="utf-8")
 
     assert f", version {VERSION}." in page
 
@@ -168,7 +168,7 @@ def test_every_package_says_what_lives_there(module: str):
 
 
 def test_the_folders_in_the_architecture_exist():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "inside" / "architecture.md").read_text(encoding="utf-8")
     tree = page.split("## Folders")[1].split("```")[1]
     parents: list[str] = []
     for indent, name in re.findall(r"^( *)([\w]+/)", tree, re.MULTILINE):

@@ -33,7 +33,7 @@ GREEDY = AcceptanceModel(accept=0.81, exponent=1.27, spread=2.14, claim_slope=0.
 SAMPLED = AcceptanceModel(
     accept=0.67, exponent=2.17, spread=1.45, claim_slope=1.03, claim_shift=-1.55, independent=0.172
 )
-"""The demo pair on held-out library code at temperature 0 and 1: 12 prompts, 1800 tokens (docs/planning.md)."""
+"""The demo pair on held-out library code at temperature 0 and 1: 12 prompts, 1800 tokens (docs/lab/planning.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)

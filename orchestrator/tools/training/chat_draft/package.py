@@ -20,7 +20,7 @@ from protocol.contracts.head_tokens import HEAD_TOKENS
 
 GROUP, BITS = 32, 8
 CONTEXT = 384
-"""Tokens that the draft sees. More of them do not change how often it is right (docs/log.md), and it must read them."""
+"""Tokens that the draft sees. More of them do not change how often it is right (docs/log/2026.md), and it must read them."""
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python -m orchestrator.tools.training.chat_draft.prompts --sources build/sources --out build
 
-`--sources` is a folder of unpacked packages (docs/draft-training.md names them). Writes prompts.jsonl and
+`--sources` is a folder of unpacked packages (docs/lab/draft-training.md names them). Writes prompts.jsonl and
 held_out.jsonl: one object a line with `id`, `category` and `turns`. A text is in one of the two only.
 """
 

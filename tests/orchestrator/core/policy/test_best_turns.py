@@ -1,6 +1,6 @@
 """In turns, the expected-rate rule is as fast as the best fixed plan of growth steps and nodes, in virtual time.
 
-The devices are two processor cores that draft and target share (docs/log.md, "One device, in turns").
+The devices are two processor cores that draft and target share (docs/log/2026.md, "One device, in turns").
 """
 
 from collections.abc import Sequence

@@ -171,7 +171,7 @@ def test_changed_devices_have_the_given_times():
 
 
 PUBLISHED = {4: 210.9, 5: 193.6, 6: 175.3, 7: 158.6}
-"""Tokens/s of ssd by K with 3 guesses a position, from an independent reproduction (docs/planning.md)."""
+"""Tokens/s of ssd by K with 3 guesses a position, from an independent reproduction (docs/lab/planning.md)."""
 PUBLISHED_SD = 141.4
 """Of sd at K = 4."""
 FITTED = AcceptanceModel(accept=0.757, exponent=1.4)

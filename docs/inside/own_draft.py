@@ -1,6 +1,6 @@
 """A draft of one's own: it guesses that whatever followed the last token before will follow it again.
 
-Use it with `Pipeline(draft_command=(sys.executable, "docs/own_draft.py"))`.
+Use it with `Pipeline(draft_command=(sys.executable, "docs/inside/own_draft.py"))`.
 """
 
 import sys
