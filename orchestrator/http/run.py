@@ -138,7 +138,7 @@ def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None
     if made:
         click.echo(f"API key, until the server ends: {settings.key}")
     if not loopback(host):
-        click.echo("Key and texts travel unencrypted beyond this machine: see docs/use/serving/README.md.", err=True)
+        click.echo("Key and texts travel unencrypted beyond this machine: see docs/use/serving/access.md.", err=True)
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -16,7 +16,12 @@ from orchestrator.cli.app import cli
 from protocol.messages.base import VERSION, Message
 from tests.support.paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / ".github").rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 CURRENT = [page for page in PAGES if page.stem not in ("CHANGELOG", "demo-pair", "draft-training")]
 """Pages about the program's present options. The changelog names former ones, the pages on training their programs'."""
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
