@@ -63,7 +63,9 @@ def test_what_is_shipped_has_no_embedding(tmp_path: Path):
     assert b"embed" not in (packed(tmp_path / "packed") / LAYERS).read_bytes()
 
 
-def test_the_draft_engine_loads_it_with_the_targets_tokenizer_and_its_own_positions(tmp_path: Path, model: Path, cache: Path):
+def test_the_draft_engine_loads_it_with_the_targets_tokenizer_and_its_own_positions(
+    tmp_path: Path, model: Path, cache: Path
+):
     draft = packed(tmp_path / "packed")
     folder = whole_draft(draft, model)
 
