@@ -10,8 +10,8 @@ import pytest
 from mlx_lm.utils import dequantize_model, load_model
 
 from draft_worker.engines.mlx import MlxEngine
+from orchestrator.lab.training.chat_draft.package import SHARPENED, pack
 from orchestrator.machine.drafts.packed_draft import CONFIG, LAYERS, join, whole_draft
-from orchestrator.tools.training.chat_draft.package import SHARPENED, pack
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
