@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.lab.bench.measurement import BenchRequest, Measurement, is_checked
-from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.names import LOOKUP
-from orchestrator.machine.drafts.converted_draft import is_converted
-from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.reporting_process import reports
-from protocol.contracts.acceptance import (
+from orchestrator.lab.bench.guessing.messages import (
     AcceptanceFinished,
     AcceptanceOrder,
     AcceptanceReport,
@@ -25,6 +19,12 @@ from protocol.contracts.acceptance import (
     ExaminedDraft,
     TargetText,
 )
+from orchestrator.lab.bench.measurement import BenchRequest, Measurement, is_checked
+from orchestrator.lab.bench.models import BenchModels
+from orchestrator.lab.bench.names import LOOKUP
+from orchestrator.machine.drafts.converted_draft import is_converted
+from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.reporting_process import reports
 from protocol.contracts.drafters.detection import read_drafter
 
 _GRACE = 2.0
@@ -62,7 +62,7 @@ def examined(
         environment = worker_environment("draft", range(threads))
         with closing(
             reports(
-                "draft_worker.acceptance",
+                "orchestrator.lab.bench.guessing",
                 order,
                 AcceptanceReport,
                 (AcceptanceFinished,),

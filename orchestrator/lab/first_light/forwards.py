@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from orchestrator.lab.first_light.forward_messages import ForwardOrder, ForwardReport
 from orchestrator.machine.target_programs import last_words, reports, target_environment
-from protocol.contracts.forward_examination import ForwardOrder, ForwardReport
 from protocol.errors import PipelineError
 from protocol.own_modules import module_command
 
-_EXAMINATION, _COPY = "target_worker.forward_examination", "target_worker.float32_copy"
+_EXAMINATION, _COPY = "orchestrator.lab.first_light.forward_examination", "target_worker.float32_copy"
 _FORM: Any = ForwardReport
 
 

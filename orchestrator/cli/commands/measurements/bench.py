@@ -19,8 +19,8 @@ from orchestrator.cli.options import (
     without_effect,
 )
 from orchestrator.cli.pipelines import print_notes
+from orchestrator.lab.bench.forward_comparison.messages import LAYER_KINDS, ComparisonOrder, LayerKind
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
-from protocol.contracts.forward_comparison import LAYER_KINDS, ComparisonOrder, LayerKind
 from protocol.errors import PipelineError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import click
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.pipelines import print_notes
-from protocol.contracts.forward_comparison import ComparisonOrder, LayerKind
+from orchestrator.lab.bench.forward_comparison.messages import ComparisonOrder, LayerKind
 
 
 def micro(target: str | None, draft: str | None, as_json: bool) -> None:

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from orchestrator.lab.bench.forward_comparison.messages import Built, ComparisonOrder, ComparisonReport, Sampled
 from orchestrator.lab.bench.results.intervals import Ratio, paired_ratio
 from orchestrator.machine.target_programs import reports
-from protocol.contracts.forward_comparison import Built, ComparisonOrder, ComparisonReport, Sampled
 
 MOST_FORWARD = 1.05
 """Times mlx-lm's forward of the same width that ours may take."""
 MOST_UNDO = 0.03
 """Of a round, that committing half of it and undoing the rest may take."""
-_PROGRAM = "target_worker.forward_comparison"
+_PROGRAM = "orchestrator.lab.bench.forward_comparison"
 _FORM: Any = ComparisonReport
 
 

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.lab.bench.costs.beside_stock import MOST_FORWARD, MOST_UNDO, KindFigures, WidthFigures
+from orchestrator.lab.bench.forward_comparison.messages import ComparisonOrder
 from orchestrator.lab.bench.results.intervals import Ratio
 from orchestrator.lab.bench.results.report import machine_lines
-from protocol.contracts.forward_comparison import ComparisonOrder
 
 _FOOTNOTE = f"""\
 mlx-lm: milliseconds of a forward with its own caches, logits included. chain: our forward over the same tokens, as a \

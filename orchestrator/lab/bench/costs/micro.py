@@ -11,18 +11,18 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.lab.bench.costs.figure import Figure
 from orchestrator.lab.bench.costs.forward_cost import ForwardCost
 from orchestrator.lab.bench.weights_read import weights_read
 from orchestrator.lab.calibration.calibrate import forward_times
 from orchestrator.machine.hardware import chip, partition_cores, worker_environment
-from protocol.contracts.figure import Figure
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
 from protocol.own_modules import module_command
 
 ADOPTION = "orchestrator.lab.bench.costs.micro_adoption"
 HOST = (
-    ("draft_worker.coreml.host_overhead",),
+    ("orchestrator.lab.bench.costs.micro_coreml",),
     ("orchestrator.lab.bench.costs.micro_telemetry",),
     ("orchestrator.lab.bench.costs.micro_context",),
 )

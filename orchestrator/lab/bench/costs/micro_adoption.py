@@ -18,7 +18,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from protocol.contracts.figure import Figure
+from orchestrator.lab.bench.costs.figure import Figure
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType

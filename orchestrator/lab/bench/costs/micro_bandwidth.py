@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from protocol.contracts.figure import Figure
+from orchestrator.lab.bench.costs.figure import Figure
 
 _BYTES = 256 << 20
 """Of each of two arrays: several times the largest cache."""

@@ -14,11 +14,11 @@ import msgspec
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
+from orchestrator.lab.bench.costs.figure import Figure
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
-from protocol.contracts.figure import Figure
 from protocol.messages.worker import Grow, Verdict
 
 _DEVICE = "m4-16gb-qwen2.5-3b"

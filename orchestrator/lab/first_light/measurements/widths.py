@@ -3,11 +3,18 @@
 from collections.abc import Sequence
 
 from orchestrator.lab.first_light.asked import Asked
+from orchestrator.lab.first_light.forward_messages import (
+    Compared,
+    ForwardOrder,
+    ForwardReport,
+    Loaded,
+    Precision,
+    Timed,
+)
 from orchestrator.lab.first_light.forwards import examined
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
 from orchestrator.lab.first_light.needs import computes_on_gpu
 from orchestrator.lab.first_light.report.findings import Cell, Check, Findings, Table
-from protocol.contracts.forward_examination import Compared, ForwardOrder, ForwardReport, Loaded, Precision, Timed
 
 _PROMPT = 32
 _EVERY_WIDTH = (*range(1, 18), 32)

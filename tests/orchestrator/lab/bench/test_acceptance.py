@@ -7,11 +7,11 @@ import pytest
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.lab.bench.acceptance import ExaminedDrafter, examined, written_texts
 from orchestrator.lab.bench.contender import TimedGeneration
+from orchestrator.lab.bench.guessing.messages import TargetText
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, Setting
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.results.acceptance_report import table, to_json
 from orchestrator.lab.bench.results.report import wide_console
-from protocol.contracts.acceptance import TargetText
 from protocol.errors import InputError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 

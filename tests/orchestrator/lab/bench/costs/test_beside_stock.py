@@ -10,8 +10,8 @@ from orchestrator.cli.commands.measurements import bench_costs
 from orchestrator.cli.commands.measurements.bench import bench
 from orchestrator.lab.bench.costs.beside_stock import figures_of, measured
 from orchestrator.lab.bench.costs.beside_stock_report import table, to_json
+from orchestrator.lab.bench.forward_comparison.messages import Built, ComparisonOrder, Sampled
 from orchestrator.lab.bench.results.report import wide_console
-from protocol.contracts.forward_comparison import Built, ComparisonOrder, Sampled
 from protocol.errors import PipelineError
 
 BUILT = Built(kind="delta", architecture="qwen3_5", level="tree", parameters=290_000_000)

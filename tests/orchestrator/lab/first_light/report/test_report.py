@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lab.first_light.asked import Asked
+from orchestrator.lab.first_light.forward_messages import Compared
 from orchestrator.lab.first_light.measurements import neural_engine, widths
 from orchestrator.lab.first_light.overlap import Overlap, efficiency
 from orchestrator.lab.first_light.report.findings import Check, Findings, LightReport, StageReport, Table, Value
 from orchestrator.lab.first_light.report.page import page
 from orchestrator.lab.first_light.settings import LightSettings
 from protocol.contracts.coreml.neural_engine import ExaminedSystem
-from protocol.contracts.forward_examination import Compared
 
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
 

@@ -1,4 +1,4 @@
-"""Measures the host's work beside a call of a converted model: `python -m draft_worker.coreml.host_overhead`.
+"""Measures the host's work beside a call of a converted model: `python -m orchestrator.lab.bench.costs.micro_coreml`.
 
 Sizes are those of Qwen2.5-0.5B; logits and weights are random; no device runs. Prints figures as JSON.
 """
@@ -25,7 +25,7 @@ from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX, TreeSlots
-from protocol.contracts.figure import Figure
+from orchestrator.lab.bench.costs.figure import Figure
 from protocol.inference.device.processor import compute_on_processor
 
 VOCABULARY = 151_936

@@ -1,4 +1,4 @@
-"""Compares and times a target's forwards by width: `python -m target_worker.forward_examination ORDER`.
+"""Compares and times a target's forwards by width: `python -m orchestrator.lab.first_light.forward_examination ORDER`.
 
 One JSON report a line. A forward over several tokens must give the logits of as many forwards over one token; on a
 GPU it does up to the order of sums, and where two tokens are nearly tied, the order decides.
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from mlx_lm.utils import dequantize_model
 
-from protocol.contracts.forward_examination import Compared, ForwardOrder, ForwardReport, Loaded, Shape, Timed
+from orchestrator.lab.first_light.forward_messages import Compared, ForwardOrder, ForwardReport, Loaded, Shape, Timed
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence

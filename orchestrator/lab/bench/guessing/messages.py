@@ -27,7 +27,7 @@ class ExaminedDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class AcceptanceOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one JSON argument of `python -m draft_worker.acceptance`."""
+    """The one JSON argument of `python -m orchestrator.lab.bench.guessing`."""
 
     target: str
     drafts: tuple[ExaminedDraft, ...]

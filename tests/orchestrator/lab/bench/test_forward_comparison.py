@@ -5,12 +5,12 @@ import itertools
 import mlx.core as mx
 import pytest
 
-from protocol.contracts.forward_comparison import LAYER_KINDS, Built, ComparisonOrder, LayerKind, Sampled
+from orchestrator.lab.bench.forward_comparison.messages import LAYER_KINDS, Built, ComparisonOrder, LayerKind, Sampled
+from orchestrator.lab.bench.forward_comparison.our_sequence import OurSequence
+from orchestrator.lab.bench.forward_comparison.random_models import random_network, same_network
+from orchestrator.lab.bench.forward_comparison.stock_sequence import StockSequence
+from orchestrator.lab.bench.forward_comparison.timing import compare
 from protocol.inference.language_model import LanguageModel
-from target_worker.forward_comparison.our_sequence import OurSequence
-from target_worker.forward_comparison.random_models import random_network, same_network
-from target_worker.forward_comparison.stock_sequence import StockSequence
-from target_worker.forward_comparison.timing import compare
 
 CONTEXT = [int(token) for token in range(1, 160)]
 """Longer than the window of the kind that has one."""

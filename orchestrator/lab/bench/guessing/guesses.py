@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from draft_worker.engine import Batch, Engine, EngineSequence
-from protocol.contracts.acceptance import TargetText
+from orchestrator.lab.bench.guessing.messages import TargetText
 from protocol.contracts.training import DEPTHS
 from protocol.messages.sampling import Sampling
 

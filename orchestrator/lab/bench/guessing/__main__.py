@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_worker.acceptance.guesses import hits, rates, seconds_per_guess
 from draft_worker.engine import Engine
 from draft_worker.training.corpus.states import states_of, tap_of
 from draft_worker.training.target import Target
-from protocol.contracts.acceptance import (
+from orchestrator.lab.bench.guessing.guesses import hits, rates, seconds_per_guess
+from orchestrator.lab.bench.guessing.messages import (
     AcceptanceFinished,
     AcceptanceOrder,
     AcceptanceProgress,

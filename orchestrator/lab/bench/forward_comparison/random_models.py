@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from protocol.contracts.forward_comparison import LayerKind, ModelSize
+from orchestrator.lab.bench.forward_comparison.messages import LayerKind, ModelSize
 
 _HEAD = 64
 _WINDOW = 128

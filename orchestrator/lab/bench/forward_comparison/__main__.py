@@ -1,4 +1,4 @@
-"""`python -m target_worker.forward_comparison ORDER`: one JSON report a line."""
+"""`python -m orchestrator.lab.bench.forward_comparison ORDER`: one JSON report a line."""
 
 import os
 import sys
@@ -7,8 +7,8 @@ import time
 import mlx.core as mx
 import msgspec
 
-from protocol.contracts.forward_comparison import ComparisonOrder
-from target_worker.forward_comparison.timing import compare
+from orchestrator.lab.bench.forward_comparison.messages import ComparisonOrder
+from orchestrator.lab.bench.forward_comparison.timing import compare
 
 
 def main() -> int:

@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from protocol.contracts.forward_examination import Compared, ForwardOrder, Loaded, Timed
+from orchestrator.lab.first_light.forward_examination import In32Bits, compare, examine
+from orchestrator.lab.first_light.forward_messages import Compared, ForwardOrder, Loaded, Timed
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Level
 from target_worker.float32_copy import copy_in_32_bits
-from target_worker.forward_examination import In32Bits, compare, examine
 from tests.support.models.tiny_models import VOCABULARY, tree_model
 from tests.support.paths import DEMO_TARGET
 

@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from draft_worker.coreml.host_overhead import calls, choices, peak
+from orchestrator.lab.bench.costs.figure import Figure
 from orchestrator.lab.bench.costs.micro import measured, table, to_json
+from orchestrator.lab.bench.costs.micro_coreml import calls, choices, peak
 from orchestrator.lab.bench.costs.micro_telemetry import figures as telemetry
-from protocol.contracts.figure import Figure
 from protocol.errors import PipelineError
 
 

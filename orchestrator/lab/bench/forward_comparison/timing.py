@@ -6,12 +6,18 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from protocol.contracts.forward_comparison import Built, ComparisonOrder, ComparisonReport, LayerKind, Sampled
+from orchestrator.lab.bench.forward_comparison.messages import (
+    Built,
+    ComparisonOrder,
+    ComparisonReport,
+    LayerKind,
+    Sampled,
+)
+from orchestrator.lab.bench.forward_comparison.our_sequence import OurSequence
+from orchestrator.lab.bench.forward_comparison.random_models import random_network, same_network
+from orchestrator.lab.bench.forward_comparison.stock_sequence import StockSequence
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Level
-from target_worker.forward_comparison.our_sequence import OurSequence
-from target_worker.forward_comparison.random_models import random_network, same_network
-from target_worker.forward_comparison.stock_sequence import StockSequence
 
 Clock = Callable[[], float]
 """Seconds."""

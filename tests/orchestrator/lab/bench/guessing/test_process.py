@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.lab.bench.guessing.messages import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
 from orchestrator.machine.reporting_process import reports
-from protocol.contracts.acceptance import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET
 
@@ -13,7 +13,12 @@ from tests.support.paths import DEMO_TARGET
 def _run(target: Path, texts: Path) -> None:
     order = AcceptanceOrder(target=str(target), texts=str(texts), drafts=())
     found = reports(
-        "draft_worker.acceptance", order, AcceptanceReport, (AcceptanceFinished,), name="The examination", grace=5.0
+        "orchestrator.lab.bench.guessing",
+        order,
+        AcceptanceReport,
+        (AcceptanceFinished,),
+        name="The examination",
+        grace=5.0,
     )
     list(found)
 

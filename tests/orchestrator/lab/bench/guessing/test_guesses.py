@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draft_worker.acceptance.guesses import STRIDE, hits, rates, seconds_per_guess
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.engines.eagle3 import load
-from protocol.contracts.acceptance import TargetText
+from orchestrator.lab.bench.guessing.guesses import STRIDE, hits, rates, seconds_per_guess
+from orchestrator.lab.bench.guessing.messages import TargetText
 from protocol.contracts.training import DEPTHS
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
