@@ -3,7 +3,7 @@
 import sys
 
 from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.tools.drill.processes import until
+from orchestrator.lab.drill.processes import until
 from tests.conftest import Reference
 from tests.support.paths import ROOT
 

@@ -9,14 +9,14 @@ from typing import Any
 import click
 from rich.console import Console
 
+from orchestrator.cli.commands.launch.invocation import AgentProgram, ModelServer
 from orchestrator.cli.commands.launch.own_server import ServerEnded, own_server
+from orchestrator.cli.commands.launch.process import run_program
+from orchestrator.cli.commands.launch.programs import PROGRAMS
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_options, serve_settings
+from orchestrator.cli.commands.launch.server import HttpServer, http_server
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.running_servers import running_servers
-from orchestrator.tools.agents.invocation import AgentProgram, ModelServer
-from orchestrator.tools.agents.process import run_program
-from orchestrator.tools.agents.programs import PROGRAMS
-from orchestrator.tools.agents.server import HttpServer, http_server
 from protocol.errors import InputError, PipelineError
 from protocol.paths import servers_folder
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.lab.bench.models import bench_models
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for
 from orchestrator.machine.models import checkpoints
 from orchestrator.machine.progress import silent
-from orchestrator.tools.bench.models import bench_models
 from protocol.errors import InputError
 from tests.support.paths import DEMO_TARGET
 

@@ -1,0 +1,197 @@
+"""The lines of a bench: processes that hold models, and the contenders that they run. Measures nothing.
+
+All lines are resident at the same time if their models fit; then their generations can alternate, so that a machine
+that slows down slows all contenders alike. Otherwise macOS would swap: one line is resident at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.lab.bench.baseline.contender import MlxLmContender, running
+from orchestrator.lab.bench.contender import Contender, PipelineContender
+from orchestrator.lab.bench.line_up import PipelineEntry, entries
+from orchestrator.lab.bench.models import BenchModels
+from orchestrator.lab.bench.names import LLAMA_CPP, PLAIN, TARGET_CORES, contender_name
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.rivals.contenders import PACED, OnRivalAbsent, open_rivals
+from orchestrator.lab.bench.rivals.llama_cpp import open_llama_cpp
+from orchestrator.machine.drafts.converted_draft import is_converted
+from orchestrator.machine.hardware import usable_cores
+from orchestrator.machine.models.checkpoints import weight_bytes
+from orchestrator.machine.placement import usual_cores
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.text.tokenizer import TextCodec
+from protocol.contracts.drafters.detection import read_drafter
+from protocol.contracts.target_hosts import TargetHosts
+from protocol.errors import InputError
+
+_KV_BYTES = 1 << 30
+"""Of each line, for the KV of some thousand tokens and freed buffers."""
+IN_TURNS = (
+    "The models of all contenders do not fit into the memory that macOS recommends for the GPU. So each contender is "
+    "measured alone, after the one before: a machine that grows warm slows the later ones. Compare fewer strategies "
+    "or smaller models to measure them alternately."
+)
+
+OnStart = Callable[[str], None]
+"""Called with the name of a line that starts."""
+AwaitContenders = Callable[[], list[Contender]]
+"""Waits until the models of a line are loaded; its contenders are then idle."""
+
+
+class BenchLine(NamedTuple):
+    weights: int
+    """Bytes of the models that its processes hold."""
+    start: Callable[[], AbstractContextManager[AwaitContenders]]
+    """Starts the processes; they end with the context."""
+    first: bool = False
+    """Starts before all others: it may install software, which must not run beside loaded models."""
+
+
+def groups(lines: Sequence[BenchLine], working_set: int) -> list[list[BenchLine]]:
+    """The lines that are resident together, group after group. `working_set`: bytes for models; 0 if unlimited."""
+    needed = sum(line.weights + _KV_BYTES for line in lines)
+    return [[line] for line in lines] if 0 < working_set < needed else [list(lines)]
+
+
+@contextmanager
+def resident(group: Sequence[BenchLine]) -> Iterator[list[Contender]]:
+    """The contenders of these lines, loaded and idle, in the order of the lines."""
+    with ExitStack() as stack:
+        started = {id(line): stack.enter_context(line.start()) for line in sorted(group, key=lambda one: not one.first)}
+        yield [contender for line in group for contender in started[id(line)]()]
+
+
+def bench_lines(
+    plan: BenchPlan, longest: int, on_start: OnStart, on_absent: OnRivalAbsent, recorded: Path | None = None
+) -> list[BenchLine]:
+    """Every line of the plan: mlx-lm's, then ours, then rivals.
+
+    A pipeline raises InputError at its start if the target's context has no room for a prompt of `longest` tokens and
+    its continuation. `recorded`: file of the target's texts, which every contender replays.
+    """
+    models = plan.models()
+    target = 0 if recorded is not None else weight_bytes(models.target)
+    draft = weight_bytes(models.draft)
+    profile = None if plan.pace is None else load_profile(plan.pace)
+    hosts = None if plan.replays else _local_hosts(plan.target_hosts, models.target)
+    return [
+        *(
+            BenchLine(
+                target + (draft if plan.draft_tokens else 0),
+                partial(_baseline, name, cores, plan, models, profile, on_start, recorded),
+            )
+            for name, cores in baseline_cores(once=profile is not None or not plan.controls).items()
+        ),
+        *(
+            BenchLine(
+                target + models.draft_bytes(entry.strategy, entry.engine, entry.draft),
+                partial(_pipeline, entry, plan, models, longest, on_start, hosts and hosts.apart(index), recorded),
+            )
+            for index, entry in enumerate(entries(plan))
+        ),
+        *(
+            BenchLine(target, partial(_rival, name, plan, models, on_start, on_absent), first=True)
+            for name in plan.rivals
+        ),
+    ]
+
+
+def baseline_cores(once: bool) -> dict[str, tuple[int, ...]]:
+    """The cores of mlx-lm's process on each of its lines.
+
+    There is one line, on all cores, if it runs `once`, and where the target has every core.
+    """
+    every, target = usable_cores(), usual_cores().get("target", ())
+    return {PLAIN: every} if once or len(target) in (0, len(every)) else {PLAIN: every, TARGET_CORES: target}
+
+
+@contextmanager
+def _baseline(
+    name: str,
+    cores: Sequence[int],
+    plan: BenchPlan,
+    models: BenchModels,
+    profile: DeviceProfile | None,
+    on_start: OnStart,
+    recorded: Path | None,
+) -> Iterator[AwaitContenders]:
+    """mlx-lm's plain decoding and its speculative decoding for each K."""
+    draft = str(models.draft) if plan.draft_tokens else ""
+    with running(str(models.target), draft, profile, cores, recorded) as process:
+
+        def ready() -> list[Contender]:
+            on_start(name)
+            process.await_ready()
+            ends = sorted(TextCodec(models.target).eos)
+            return [MlxLmContender(process, count, ends, name) for count in (0, *plan.draft_tokens)]
+
+        yield ready
+
+
+@contextmanager
+def _pipeline(
+    entry: PipelineEntry,
+    plan: BenchPlan,
+    models: BenchModels,
+    longest: int,
+    on_start: OnStart,
+    hosts: TargetHosts | None,
+    recorded: Path | None,
+) -> Iterator[AwaitContenders]:
+    on_start(entry.line)
+    # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
+    with Pipeline(
+        target_texts="" if recorded is None else str(recorded),
+        pace=plan.pace,
+        arena_memory=0,
+        target_hosts=hosts,
+        **entry.keywords(models),
+    ) as pipeline:
+        _require_room(pipeline.state().context, longest, plan.max_tokens)
+        contenders: list[Contender] = [
+            PipelineContender(contender_name(entry.line, count), pipeline, entry.verification, count)
+            for count in entry.draft_tokens
+        ]
+        yield lambda: contenders
+
+
+@contextmanager
+def _rival(
+    name: str, plan: BenchPlan, models: BenchModels, on_start: OnStart, on_absent: OnRivalAbsent
+) -> Iterator[AwaitContenders]:
+    with ExitStack() as stack:
+        contenders: list[Contender] = []
+        if plan.pace is not None:
+            on_absent(name, PACED)
+        elif name == LLAMA_CPP:
+            contenders += open_llama_cpp(plan.target, models.target, stack, on_start, on_absent)
+        else:
+            ends = sorted(TextCodec(models.target).eos)
+            drafters: dict[str, Path] = {}
+            for folder in plan.drafters:
+                drafter = None if is_converted(folder) else read_drafter(folder)
+                if drafter is not None and drafters.setdefault(drafter.kind, folder) != folder:
+                    on_absent(f"{name} {folder.name}", "it is run with the first drafter of a kind")
+            contenders += open_rivals([name], str(models.target), ends, stack, on_start, on_absent, drafters)
+        yield lambda: contenders
+
+
+def _local_hosts(file: str | None, target: Path) -> TargetHosts | None:
+    hosts = None if file is None else checked_hosts(file, target)
+    if hosts is not None and not hosts.local:
+        raise InputError("A bench divides its targets on this machine alone: give a hosts file with 127.0.0.1 only.")
+    return hosts
+
+
+def _require_room(context: int, longest: int, max_tokens: int) -> None:
+    if longest + max_tokens > context:
+        raise InputError(
+            f"The longest prompt has {longest:,} tokens and the target a context of {context:,}: there is no room for "
+            f"{max_tokens:,} more. Lower --max-tokens, or choose shorter prompts."
+        )
