@@ -7,7 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.engine import Batch, EngineSequence
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from draft_worker.short_head import ShortHead, shorten_head
 from protocol.contracts.engines import EngineDeclaration
@@ -19,9 +20,6 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Start
-from protocol.sampling.grammar import Grammars
-from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
@@ -40,7 +38,7 @@ def load(setup: WorkerSetup) -> "MlxEngine":
     return engine
 
 
-class MlxEngine(Engine):
+class MlxEngine(ColumnsEngine):
     """Any model that `LanguageModel` can load."""
 
     name = "mlx"
@@ -51,15 +49,11 @@ class MlxEngine(Engine):
         self._short: ShortHead | None = None if head is None else shorten_head(model.network, head)
         self.model = str(model.folder)
         self.architecture = model.architecture
-        self.vocabulary = model.vocabulary
+        self.read_tokens(model.folder, model.vocabulary, head)
         self.context = model.context
         self.device = str(mx.default_device())
         self.tokenizer = tokenizer
         self._network = model
-        self._head = head
-        self._columns: dict[int, Columns] = {}
-        """By the size of the target's vocabulary."""
-        self._grammars = Grammars(model.folder, model.vocabulary)
 
     @classmethod
     def load(cls, folder: Path) -> "MlxEngine":
@@ -77,15 +71,7 @@ class MlxEngine(Engine):
 
     def around(self, rows: TreeSequence | PathSequence, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         """A sequence that has the KV of `rows`."""
-        return MlxSequence(self, rows, sampling, self._columns_of(vocabulary))
-
-    def _columns_of(self, vocabulary: int) -> Columns:
-        if vocabulary not in self._columns:
-            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head)
-        return self._columns[vocabulary]
-
-    def processors(self, start: Start) -> LogitsProcessors | None:
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+        return MlxSequence(self, rows, sampling, self.columns(vocabulary))
 
     def evaluate_together(self, parts: Sequence[tuple["MlxSequence", Batch]]) -> list[list[Candidates]]:
         forward = [sequence.part(batch) for sequence, batch in parts]

@@ -68,7 +68,7 @@ def examined(
                 (AcceptanceFinished,),
                 name="The examination of the drafts",
                 grace=_GRACE,
-                environment=environment,
+                variables=environment,
             )
         ) as messages:
             for message in messages:

@@ -1,15 +1,10 @@
 """Runs one stage in a process of its own, which may crash, hang, or be ended by Ctrl-C. Prints nothing."""
 
-import os
-import selectors
 import signal
 import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,6 +12,7 @@ from orchestrator.lab.first_light.report.findings import Findings, StageReport
 from orchestrator.lab.first_light.settings import LightSettings, StageOrder
 from orchestrator.lab.first_light.stage_process import Answer, Broken, Found, Notice, SoFar
 from orchestrator.lab.first_light.stages import Stage
+from orchestrator.machine.child_process import ChildProcess
 from protocol.own_modules import module_command
 
 PROGRAM = module_command("orchestrator.lab.first_light.stage_process")
@@ -68,27 +64,21 @@ def run_stage(
     """
     began = time.monotonic()
     life, theirs = socket.socketpair()
-    with life, theirs, tempfile.TemporaryFile() as words:
+    with life, theirs:
         order = StageOrder(stage=stage.name, settings=settings, life=theirs.fileno(), power=power)
         inherited = [theirs.fileno(), *([] if power is None else [power])]
-        process = subprocess.Popen(
-            [*program, msgspec.json.encode(order).decode()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=words,
-            pass_fds=inherited,
-            # Ctrl-C at the terminal reaches this process alone, which then ends the stage in order.
-            start_new_session=True,
-        )
-        patience = 0.0
-        try:
-            heard = _read(process, began, seconds, observer)
-            patience = 0.0 if heard.answer is None else _ENDING_SECONDS
-        finally:
-            _end(process, patience)
-        found = _report(stage, heard, process.returncode, seconds)
-        report = msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
-        return RanStage(report, _tail(words), heard.late)
+        command = [*program, msgspec.json.encode(order).decode()]
+        # Ctrl-C at the terminal reaches this process alone, which then ends the stage in order.
+        with ChildProcess(command, inherited=inherited) as process:
+            try:
+                heard = _read(process, began, seconds, observer)
+                if heard.answer is not None:
+                    process.wait(_ENDING_SECONDS)
+            finally:
+                process.end(_ENDING_SECONDS, by=signal.SIGINT)
+            found = _report(stage, heard, process.wait() or 0, seconds)
+            report = msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
+            return RanStage(report, process.words(_LOG_BYTES), heard.late)
 
 
 def _report(stage: Stage, heard: _Heard, code: int, seconds: float) -> StageReport:
@@ -103,28 +93,22 @@ def _report(stage: Stage, heard: _Heard, code: int, seconds: float) -> StageRepo
     return StageReport(stage=stage.name, title=stage.title, status="failed", reason=reason, findings=heard.so_far)
 
 
-def _read(process: subprocess.Popen[bytes], began: float, seconds: float, observer: Observer) -> _Heard:
+def _read(process: ChildProcess, began: float, seconds: float, observer: Observer) -> _Heard:
     """Until the stage's last word, its end, or the end of its time."""
-    assert process.stdout is not None
-    pending, found = b"", Findings()
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while (passed := time.monotonic() - began) < seconds:
-            observer.tick(passed)
-            if not selector.select(_TICK_SECONDS):
-                continue
-            piece = os.read(process.stdout.fileno(), 1 << 16)
-            if not piece:
-                return _Heard(None, found)
-            *lines, pending = (pending + piece).split(b"\n")
-            for answer in map(_answer, lines):
-                match answer:
-                    case Notice(text):
-                        observer.notice(text)
-                    case SoFar(found):
-                        pass
-                    case Found() | Broken():
-                        return _Heard(answer, found)
+    found = Findings()
+    while (passed := time.monotonic() - began) < seconds:
+        observer.tick(passed)
+        lines = process.read(_TICK_SECONDS)
+        if lines is None:
+            return _Heard(None, found)
+        for answer in map(_answer, lines):
+            match answer:
+                case Notice(text):
+                    observer.notice(text)
+                case SoFar(found):
+                    pass
+                case Found() | Broken():
+                    return _Heard(answer, found)
     return _Heard(None, found, late=True)
 
 
@@ -133,29 +117,3 @@ def _answer(line: bytes) -> Answer:
         return msgspec.json.decode(line, type=Answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Broken(f"its process said what is no answer: {line[:80]!r}")
-
-
-def _end(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Let it end by itself within `patience` seconds, then as by Ctrl-C; kill what is left of it and its group."""
-    try:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-            return
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_ENDING_SECONDS)
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _tail(words: IO[bytes]) -> str:
-    """Whole lines: half a name would not be known as one."""
-    size = words.seek(0, os.SEEK_END)
-    words.seek(max(0, size - _LOG_BYTES))
-    if size > _LOG_BYTES:
-        words.readline()
-    return words.read().decode(errors="replace")

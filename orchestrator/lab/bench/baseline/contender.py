@@ -1,12 +1,8 @@
 """mlx-lm's own decoding as contenders: a child process on cores of its own, and figures from its results."""
 
-import os
-import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -14,6 +10,7 @@ from orchestrator.core.request_stats import pace_of
 from orchestrator.lab.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.names import PLAIN, contender_name
+from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.errors import PipelineError
@@ -43,30 +40,21 @@ def running(
         target_pace=profile and profile.target.pace(),
         draft_pace=profile and profile.draft_on_target_device.pace(),
     )
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [*module_command("orchestrator.lab.bench.baseline.process"), msgspec.json.encode(setup).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, **worker_environment("target", setup.cores)},
-        )
-        with process:
-            try:
-                yield MlxLm(process, log, profile.name if profile else "")
-            finally:
-                _end(process)
+    command = [*module_command("orchestrator.lab.bench.baseline.process"), msgspec.json.encode(setup).decode()]
+    with ChildProcess(command, variables=worker_environment("target", setup.cores), asked=True) as process:
+        try:
+            yield MlxLm(process, profile.name if profile else "")
+        finally:
+            process.end(_TERMINATION_SECONDS)
 
 
 class MlxLm:
     """The running process. It is idle between jobs."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], profile: str = "") -> None:
+    def __init__(self, process: ChildProcess, profile: str = "") -> None:
         """`profile`: name of the device profile that paces it; empty for none."""
         self.profile = profile
         self._process = process
-        self._log = log
 
     def await_ready(self) -> None:
         """Wait until the models are loaded. Raises PipelineError if the process ended instead."""
@@ -83,29 +71,24 @@ class MlxLm:
         return msgspec.json.decode(self._line(), type=BatchJobResult)
 
     def _send(self, job: Job | BatchJob) -> None:
-        pipe = self._process.stdin
-        assert pipe is not None
         try:
-            pipe.write(msgspec.json.encode(job) + b"\n")
-            pipe.flush()
-        except BrokenPipeError as error:
+            self._process.send(job)
+        except OSError as error:
             raise self._ended() from error
 
     def _result(self) -> JobResult:
         return msgspec.json.decode(self._line(), type=JobResult)
 
     def _line(self) -> bytes:
-        pipe = self._process.stdout
-        assert pipe is not None
-        line = pipe.readline()
-        if not line:
+        line = self._process.line()
+        if line is None:
             raise self._ended()
         return line
 
     def _ended(self) -> PipelineError:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
-        return PipelineError(f"mlx-lm's process ended; its last line: {lines[-1][:500]}. Check the models' folders.")
+        return PipelineError(
+            f"mlx-lm's process ended; its last line: {self._process.last_words}. Check the models' folders."
+        )
 
 
 class MlxLmContender:
@@ -150,11 +133,3 @@ def rounds_of(drafted: Sequence[bool], draft_tokens: int, max_tokens: int) -> tu
         tried += accepted + rejected
         begin += accepted + 1
     return rounds, tried
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_TERMINATION_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()

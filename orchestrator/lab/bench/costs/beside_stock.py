@@ -7,7 +7,8 @@ from typing import Any
 
 from orchestrator.lab.bench.forward_comparison.messages import Built, ComparisonOrder, ComparisonReport, Sampled
 from orchestrator.lab.bench.results.intervals import Ratio, paired_ratio
-from orchestrator.machine.target_programs import reports
+from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.reporting_process import reports
 
 MOST_FORWARD = 1.05
 """Times mlx-lm's forward of the same width that ours may take."""
@@ -51,7 +52,8 @@ def measured(order: ComparisonOrder, finished: Callable[[str], None] = lambda _:
     """
     built: list[Built] = []
     samples: list[Sampled] = []
-    for report in reports(_PROGRAM, order, _FORM):
+    variables = worker_environment("target", ())
+    for report in reports(_PROGRAM, order, _FORM, name="The comparison of forwards", grace=10.0, variables=variables):
         if isinstance(report, Built):
             built.append(report)
         else:

@@ -3,22 +3,18 @@
 It imports no MLX: the rival's program does, in the rival's environment.
 """
 
-import os
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from select import select
 from types import MappingProxyType
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.rivals.catalogue import RIVALS, Loop, Rival
 from orchestrator.lab.bench.rivals.messages import RivalJob, RivalReady, RivalResult, RivalSetup
+from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.downloads.environment import environment
 from orchestrator.machine.downloads.package_index import Unavailable
 from orchestrator.machine.hardware import usable_cores, worker_environment
@@ -95,10 +91,9 @@ class RivalContender:
 class RivalProcess:
     """A running program. It is idle between jobs."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    def __init__(self, name: str, process: ChildProcess) -> None:
         self._name = name
         self._process = process
-        self._log = log
 
     def await_ready(self) -> None:
         """Wait until the model is loaded. Raises PipelineError if the process ends or hangs instead."""
@@ -106,39 +101,23 @@ class RivalProcess:
 
     def run(self, job: RivalJob) -> RivalResult:
         """Raises PipelineError if the process ends or hangs instead."""
-        pipe = self._process.stdin
-        assert pipe is not None
         try:
-            pipe.write(msgspec.json.encode(job) + b"\n")
-            pipe.flush()
-        except BrokenPipeError as error:
+            self._process.send(job)
+        except OSError as error:
             raise self._ended() from error
         return self._received(RivalResult, JOB_SECONDS)
 
     def _received(self, kind: type[M], seconds: float) -> M:
         try:
-            return msgspec.json.decode(self._line(seconds), type=kind)
+            line = self._process.line(seconds)
+            return msgspec.json.decode(line or b"", type=kind)
+        except TimeoutError:
+            raise PipelineError(f"the process of {self._name} gave no answer for {seconds / 60:.0f} minutes") from None
         except msgspec.DecodeError as error:
             raise self._ended() from error
 
-    def _line(self, seconds: float) -> bytes:
-        """Up to the end of a line, or of the output."""
-        pipe = self._process.stdout
-        assert pipe is not None
-        line, deadline = b"", time.monotonic() + seconds
-        while not line.endswith(b"\n"):
-            if not select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise PipelineError(f"the process of {self._name} gave no answer for {seconds / 60:.0f} minutes")
-            part = os.read(pipe.fileno(), 1 << 16)
-            if not part:
-                break
-            line += part
-        return line
-
     def _ended(self) -> PipelineError:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
-        return PipelineError(f"the process of {self._name} ended; its last line: {lines[-1][:500]}")
+        return PipelineError(f"the process of {self._name} ended; its last line: {self._process.last_words}")
 
 
 @contextmanager
@@ -153,28 +132,12 @@ def _running(
     cores = usable_cores()
     taken = {kind: str(folder) for kind, folder in drafters.items() if any(rival.drafter_loops(kind, ""))}
     setup = RivalSetup(target=str(Path(target).resolve()), drafters=taken, cores=cores)
-    with tempfile.TemporaryFile() as log:
-        # Isolated: the user's PYTHONPATH must not add our packages to the rival's.
-        process = subprocess.Popen(
-            [str(python), "-I", str(rival.program), msgspec.json.encode(setup).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, **worker_environment("target", cores)},
-        )
-        with process:
-            try:
-                running = RivalProcess(rival.name, process, log)
-                running.await_ready()
-                yield running
-            finally:
-                _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_TERMINATION_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    # Isolated: the user's PYTHONPATH must not add our packages to the rival's.
+    command = [str(python), "-I", str(rival.program), msgspec.json.encode(setup).decode()]
+    with ChildProcess(command, variables=worker_environment("target", cores), asked=True) as process:
+        try:
+            running = RivalProcess(rival.name, process)
+            running.await_ready()
+            yield running
+        finally:
+            process.end(_TERMINATION_SECONDS)

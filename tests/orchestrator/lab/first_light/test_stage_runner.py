@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -57,14 +56,6 @@ def test_what_a_stage_had_found_before_it_broke_is_kept():
     report = ran("fails late").report
 
     assert (report.status, report.findings.notes) == ("failed", ("one", "two"))
-
-
-def test_only_whole_lines_of_a_long_log_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stage_runner, "_LOG_BYTES", 30)
-    with tempfile.TemporaryFile() as words:
-        words.write(b"the folder of zquux/secret\nthe last line\n")
-
-        assert stage_runner._tail(words) == "the last line\n"
 
 
 def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):

@@ -127,7 +127,7 @@ def test_no_process_is_left(fake: None, tmp_path: Path):
     with ExitStack() as stack:
         process = _opened(stack, {}, tmp_path)[0]._process._process
 
-    assert process.poll() is not None
+    assert not process.running
 
 
 @pytest.mark.parametrize("words", ["", " , ", "vllm", "mlx-dspark,vllm"])
