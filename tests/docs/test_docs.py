@@ -35,6 +35,7 @@ FOREIGN_OPTIONS = {
     "--weak-model",
     "--backend",  # guidellm
     "--tokenizer",
+    "--quick",  # bin/test
     "--insert",  # distil.py
     "--written",
 }

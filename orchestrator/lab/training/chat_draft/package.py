@@ -24,7 +24,7 @@ SHARPENED = 1.2
 temperature 0 it is right more often with this factor (docs/log/2026.md)."""
 _LAST_NORM = "model.norm"
 CONTEXT = 384
-"""Tokens that the draft sees. More of them do not change how often it is right (docs/log/2026.md), and it must read them."""
+"""Tokens that the draft sees. More do not make it right more often (docs/log/2026.md), and it must read them."""
 
 
 def main() -> None:
