@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
+
 from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
@@ -21,13 +23,20 @@ from protocol.messages.worker import Hello
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup
 from protocol.worker.recorded_texts import RecordedTexts
-from target_worker.device import device
 from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings, StateRecord
 from target_worker.recorded_engine import RecordedEngine, RecordedModel
 from target_worker.recorded_features import RecordedFeatures
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
+
+
+def device() -> str:
+    """The device's kind and, where MLX knows it, its name."""
+    name = str(mx.device_info().get("device_name", "")).strip()
+    kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
+    return f"{kind} ({name})" if name else kind
+
 
 _DIVIDED_PREFILL_CHUNK = 128
 """Most tokens of one prefill forward of a divided target: the GPUs of faster ranks wait for slower ones meanwhile, and

@@ -4,7 +4,7 @@ The model's code is unchanged: each attention's rope is wrapped so that it takes
 that the model gets returns the tree's mask.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
@@ -27,9 +27,26 @@ from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.inference.windows import impossible_windows
 from protocol.messages.base import MAX_CONTEXT, Level
 from protocol.messages.features import Outputs
+
+_WINDOW_NAMES = ("max_size", "chunk_size")
+"""Attributes of mlx-lm's caches that hold a window, in tokens."""
+
+
+def impossible_windows(caches: Iterable[object]) -> list[object]:
+    """What mlx-lm's caches hold as windows that is no whole number above 0. mlx-lm takes it from config.json as it is,
+    and a window of 0 tokens gives logits without an error."""
+    return [window for window in _windows(caches) if type(window) is not int or window < 1]
+
+
+def _windows(caches: Iterable[object]) -> Iterator[object]:
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            yield from _windows(cache.caches)
+        else:
+            yield from (getattr(cache, name) for name in _WINDOW_NAMES if hasattr(cache, name))
+
 
 _ROPES = ("rope", "rotary_emb")
 """Names of ropes in mlx-lm's attention."""

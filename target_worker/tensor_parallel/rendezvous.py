@@ -7,6 +7,8 @@ key (`rank_proofs`) before anything else counts. What follows is not encrypted, 
 authenticated: docs/machines/security.md.
 """
 
+import hmac
+import secrets
 import socket
 import sys
 import threading
@@ -14,13 +16,50 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 
 from protocol.contracts.target_hosts import TargetHosts, host_and_port
 from protocol.errors import InputError
-from target_worker.tensor_parallel.rank_proofs import Challenge, answer, answers, fresh_nonce
+
+_LEADER, _FOLLOWER = b"rank 0 proves\n", b"another rank proves\n"
+
+
+def fresh_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rank 0's answer to a greeting."""
+
+    nonce: str
+    proof: str
+
+    @classmethod
+    def fresh(cls, key: bytes, greeting: bytes) -> Self:
+        """`greeting`: the bytes that the other rank sent."""
+        nonce = fresh_nonce()
+        return cls(nonce, _proof(_LEADER, key, greeting, nonce))
+
+    def proves(self, key: bytes, greeting: bytes) -> bool:
+        """Whether rank 0 has the key, and answered this greeting."""
+        return hmac.compare_digest(self.proof.encode(), _proof(_LEADER, key, greeting, self.nonce).encode())
+
+
+def answer(key: bytes, greeting: bytes, challenge: Challenge) -> bytes:
+    """The other rank's proof."""
+    return _proof(_FOLLOWER, key, greeting, challenge.nonce).encode()
+
+
+def answers(proof: bytes, key: bytes, greeting: bytes, challenge: Challenge) -> bool:
+    """Whether the rank that sent `greeting` has the key, and answered this challenge."""
+    return hmac.compare_digest(proof, answer(key, greeting, challenge))
+
+
+def _proof(role: bytes, key: bytes, greeting: bytes, nonce: str) -> str:
+    return hmac.new(key, role + nonce.encode() + b"\n" + greeting, "sha256").hexdigest()
+
 
 _VERSION = 3
 _MEETING_SECONDS = 120.0

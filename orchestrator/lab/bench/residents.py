@@ -8,27 +8,115 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.core.options import PlacementChoice
 from orchestrator.lab.bench.baseline.contender import MlxLmContender, running
 from orchestrator.lab.bench.contender import Contender, PipelineContender
-from orchestrator.lab.bench.line_up import PipelineEntry, entries
 from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.names import LLAMA_CPP, PLAIN, TARGET_CORES, contender_name
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.names import (
+    AUTOREGRESSIVE,
+    CORE_ML_DRAFT,
+    LLAMA_CPP,
+    LOOKUP,
+    ONE_DEVICE,
+    PLAIN,
+    RANDOM_DRAFT,
+    TARGET_CORES,
+    WITHOUT_LOOKUP,
+    contender_name,
+    drafter_name,
+    remote_name,
+)
+from orchestrator.lab.bench.plan import CHAINS, BenchPlan
 from orchestrator.lab.bench.rivals.contenders import PACED, OnRivalAbsent, open_rivals
 from orchestrator.lab.bench.rivals.llama_cpp import open_llama_cpp
 from orchestrator.machine.drafts.converted_draft import is_converted
+from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.machine.hardware import usable_cores
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.drafters.detection import read_drafter
+from protocol.contracts.engines import AUTO, DraftEngineName
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
+from protocol.messages.base import Verification
+
+
+class PipelineEntry(NamedTuple):
+    """One pipeline. It is a contender for each K: estimates are shared, as between the requests of a real pipeline."""
+
+    line: str
+    strategy: str
+    engine: DraftEngineName = "mlx"
+    verification: Verification = "coupled"
+    link: EmulatedLink | None = None
+    lookup: bool = True
+    placement: PlacementChoice = "auto"
+    draft: Path | None = None
+    """Of a draft that is compared with the plan's own."""
+    draft_tokens: tuple[int | None, ...] = (None,)
+    """None: the K of the pipeline's options, or a strategy without a K."""
+
+    def keywords(self, models: BenchModels) -> dict[str, Any]:
+        """Of `Pipeline`."""
+        options: dict[str, Any] = {} if self.lookup else {"lookup": "off"}
+        if self.draft is not None:
+            options |= {"draft": str(self.draft), "draft_scale": models.draft_scale(self.draft)}
+        if self.placement != "auto":
+            options["placement"] = self.placement
+        return {**models.pipeline(self.strategy, self.engine), **options, "draft_link": self.link}
+
+
+def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
+    """The plan's strategies, then the controls of a comparison of drafts."""
+    for strategy in plan.strategies:
+        counts = _chain_lengths(plan, strategy)
+        yield PipelineEntry(strategy, strategy, draft_tokens=counts)
+        if strategy == "adaptive" and plan.pace:
+            # The profile's draft has a device of its own; many a machine has one for both.
+            yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
+        for link in plan.links if strategy not in (AUTOREGRESSIVE, LOOKUP) else ():
+            yield PipelineEntry(remote_name(strategy, link), strategy, link=link, draft_tokens=counts)
+    for strategy in plan.rejecting:
+        # A pipeline of its own: the estimates of the two verification rules must not mix.
+        counts = _chain_lengths(plan, strategy)
+        yield PipelineEntry(f"{strategy} rejection", strategy, verification="rejection", draft_tokens=counts)
+    if plan.core_ml_draft:
+        yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
+    for draft in plan.drafters:
+        yield from _with_drafter(plan, draft)
+    if plan.controls and set(plan.strategies) != {AUTOREGRESSIVE}:
+        yield from _controls(plan)
+
+
+def _with_drafter(plan: BenchPlan, draft: Path) -> Iterator[PipelineEntry]:
+    """The plan's strategies with this draft, and `adaptive` with it alone."""
+    engine = first_engine(AUTO, str(draft))
+    for strategy in plan.strategies:
+        if strategy not in (AUTOREGRESSIVE, LOOKUP):
+            counts = _chain_lengths(plan, strategy)
+            yield PipelineEntry(drafter_name(strategy, draft), strategy, engine, draft=draft, draft_tokens=counts)
+    yield PipelineEntry(drafter_name(WITHOUT_LOOKUP, draft), "adaptive", engine, lookup=False, draft=draft)
+
+
+def _controls(plan: BenchPlan) -> Iterator[PipelineEntry]:
+    """They tell what the draft, and what prompt lookup, is worth."""
+    yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
+    if LOOKUP not in plan.strategies:
+        yield PipelineEntry(LOOKUP, LOOKUP)
+    yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
+
+
+def _chain_lengths(plan: BenchPlan, strategy: str) -> tuple[int | None, ...]:
+    """K of every contender of this line."""
+    return plan.draft_tokens if strategy in CHAINS and plan.draft_tokens else (None,)
+
 
 _KV_BYTES = 1 << 30
 """Of each line, for the KV of some thousand tokens and freed buffers."""

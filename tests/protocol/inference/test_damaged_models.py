@@ -10,8 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from protocol.errors import InputError
-from protocol.inference.language_model import LanguageModel
-from protocol.inference.windows import impossible_windows
+from protocol.inference.language_model import LanguageModel, impossible_windows
 from tests.support.models.architectures import configuration, tiny
 
 

@@ -1,10 +1,12 @@
 """Times forwards of one random model by mlx-lm and by us, in turns."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import make_prompt_cache
 
 from orchestrator.lab.bench.forward_comparison.messages import (
     Built,
@@ -13,11 +15,78 @@ from orchestrator.lab.bench.forward_comparison.messages import (
     LayerKind,
     Sampled,
 )
-from orchestrator.lab.bench.forward_comparison.our_sequence import OurSequence
 from orchestrator.lab.bench.forward_comparison.random_models import random_network, same_network
-from orchestrator.lab.bench.forward_comparison.stock_sequence import StockSequence
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.slots import PREFIX
 from protocol.messages.base import Level
+
+
+class StockSequence:
+    """Forwards behind one context."""
+
+    def __init__(self, network: Any, context: Sequence[int]) -> None:
+        self._network = network
+        self._caches = make_prompt_cache(network)
+        self._written = 0
+        """Tokens behind the context."""
+        mx.eval(network(mx.array([list(context)]), cache=self._caches))
+        # A cache that can be trimmed now is trimmed later; the others get a copy of what they hold now.
+        self._saved = [None if cache.is_trimmable() else _copied(vars(cache)) for cache in self._caches]
+
+    def evaluate(self, tokens: Sequence[int]) -> mx.array:
+        """(L, V) logits, not yet computed."""
+        self._written += len(tokens)
+        return self._network(mx.array([list(tokens)]), cache=self._caches)[0]
+
+    def undo(self) -> None:
+        """Return to the context; computed on return."""
+        for cache, saved in zip(self._caches, self._saved, strict=True):
+            if saved is None:
+                cache.trim(self._written)
+            else:
+                vars(cache).update(_copied(saved))
+        self._written = 0
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """In memory of its own, which a forward may overwrite."""
+    copied = tree_map(lambda leaf: leaf + mx.zeros((), leaf.dtype) if isinstance(leaf, mx.array) else leaf, state)
+    mx.eval(copied)
+    return copied
+
+
+class OurSequence:
+    """Forwards behind one context."""
+
+    def __init__(self, model: LanguageModel, context: Sequence[int]) -> None:
+        self._sequence = model.sequence()
+        self._sequence.prefill(context)
+        self._context = len(context)
+        self._first = 0
+        """Number of the first row of the last forward."""
+
+    def chain(self, tokens: Sequence[int]) -> mx.array:
+        """(L, V) logits, not yet computed."""
+        return self._evaluated(tokens, range(-1, len(tokens) - 1))
+
+    def tree(self, tokens: Sequence[int]) -> mx.array:
+        """(L, V) logits, not yet computed, of a balanced binary tree."""
+        return self._evaluated(tokens, [(row - 1) // 2 for row in range(len(tokens))])
+
+    def keep(self, rows: int) -> None:
+        """Commit the first of the last chain's rows, drop the others; computed on return."""
+        self._sequence.keep(range(self._first, self._first + rows), ())
+        mx.eval([cache.arrays for cache in self._sequence.caches])
+
+    def undo(self) -> None:
+        """Return to the context."""
+        self._sequence.truncate(self._context)
+
+    def _evaluated(self, tokens: Sequence[int], parents: Sequence[int]) -> mx.array:
+        """A parent is an index among the tokens, or -1."""
+        self._first = self._sequence.next_row
+        return self._sequence.evaluate(tokens, [self._first + row if row >= 0 else PREFIX for row in parents])
+
 
 Clock = Callable[[], float]
 """Seconds."""

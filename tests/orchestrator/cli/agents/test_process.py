@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.commands.launch.command import run_program, with_settings
 from orchestrator.cli.commands.launch.invocation import AgentProgram, Invocation, ModelServer
-from orchestrator.cli.commands.launch.process import run_program, with_settings
 from protocol.errors import PipelineError
 
 SERVER = ModelServer(address="http://127.0.0.1:1234", key="a-key", model="m")
@@ -65,7 +65,7 @@ def test_what_is_no_program_is_told(tmp_path: Path):
 WAITER = """
 import os, signal, sys
 from orchestrator.cli.commands.launch.invocation import AgentProgram, Invocation, ModelServer
-from orchestrator.cli.commands.launch.process import run_program
+from orchestrator.cli.commands.launch.command import run_program
 script = '''
 import signal, sys, time
 signal.signal(signal.{kind}, lambda *_: (print("heard", flush=True), sys.exit(5)))

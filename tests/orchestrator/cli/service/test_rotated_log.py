@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.commands.service.rotated_log import run_logged
+from orchestrator.cli.commands.service.command import run_logged
 
 
 def _program(text: str) -> list[str]:
@@ -49,7 +49,7 @@ def test_the_service_ends_with_its_starter(tmp_path: Path):
     starter = f"""
 import signal, sys
 from pathlib import Path
-from orchestrator.cli.commands.service.rotated_log import run_logged
+from orchestrator.cli.commands.service.command import run_logged
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 sys.exit(run_logged([sys.executable, "-u", "-c", {service!r}], Path({str(file)!r})))
 """

@@ -6,9 +6,9 @@ import pytest
 
 from orchestrator.core.options import Options
 from orchestrator.lab.bench.contender import TimedGeneration
-from orchestrator.lab.bench.line_up import entries
 from orchestrator.lab.bench.measurement import Measurement, Setting
 from orchestrator.lab.bench.plan import BenchPlan, parse_links
+from orchestrator.lab.bench.residents import entries
 from orchestrator.lab.bench.results.figures import rows
 from orchestrator.lab.bench.results.plot import draw_distances
 from orchestrator.lab.simulate.devices import Devices

@@ -6,10 +6,8 @@ import mlx.core as mx
 import pytest
 
 from orchestrator.lab.bench.forward_comparison.messages import LAYER_KINDS, Built, ComparisonOrder, LayerKind, Sampled
-from orchestrator.lab.bench.forward_comparison.our_sequence import OurSequence
 from orchestrator.lab.bench.forward_comparison.random_models import random_network, same_network
-from orchestrator.lab.bench.forward_comparison.stock_sequence import StockSequence
-from orchestrator.lab.bench.forward_comparison.timing import compare
+from orchestrator.lab.bench.forward_comparison.timing import OurSequence, StockSequence, compare
 from protocol.inference.language_model import LanguageModel
 
 CONTEXT = [int(token) for token in range(1, 160)]

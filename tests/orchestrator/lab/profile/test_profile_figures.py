@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.lab.profile.analysis.excerpt import excerpt
-from orchestrator.lab.profile.analysis.figures import grown_by
-from orchestrator.lab.profile.analysis.idle import idle_by_cause, target_time
+from orchestrator.lab.profile.analysis.figures import grown_by, idle_by_cause, target_time
 from orchestrator.lab.profile.analysis.intervals import total
 from orchestrator.lab.profile.analysis.overlap import (
     DRAFT_WORK,

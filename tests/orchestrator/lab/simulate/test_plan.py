@@ -11,7 +11,6 @@ from orchestrator.cli.commands.plan import plan
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires, stretched
-from orchestrator.lab.simulate.prediction.baseline import agreement, turn_taking
 from orchestrator.lab.simulate.prediction.plan import (
     BASELINE_NAME,
     GREEDY,
@@ -19,10 +18,12 @@ from orchestrator.lab.simulate.prediction.plan import (
     PLAIN_NAME,
     SAMPLED,
     Scenario,
+    agreement,
     oracle,
     pays_from,
     predict,
     simulated,
+    turn_taking,
 )
 from orchestrator.lab.simulate.prediction.sweep import (
     SWEEPS,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target, newest_target
-from orchestrator.runtime.doctor.metal_kernels import metal_kernels
+from orchestrator.runtime.doctor.doctor import metal_kernels
 
 
 def test_a_build_for_an_older_macos_is_told_with_the_next_step():

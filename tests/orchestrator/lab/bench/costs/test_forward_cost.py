@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from orchestrator.lab.bench.costs.forward_cost import ForwardCost, least_squares
-from orchestrator.lab.bench.costs.micro import forward_table, measured_forwards, to_json
+from orchestrator.lab.bench.costs.micro import ForwardCost, forward_table, least_squares, measured_forwards, to_json
 from orchestrator.lab.bench.costs.micro_bandwidth import figures
 from orchestrator.lab.bench.weights_read import weights_read
 from orchestrator.lab.calibration.measure import WIDTHS

@@ -15,8 +15,16 @@ import pytest
 from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.measurements import energy
 from orchestrator.lab.first_light.needs import RAPL
-from orchestrator.lab.first_light.power.energy import PlistStream, PowerSample, counted, energy_between, parsed
-from orchestrator.lab.first_light.power.power_meter import COMMAND, Powermetrics, ProcessorCounter
+from orchestrator.lab.first_light.power.power_meter import (
+    COMMAND,
+    PlistStream,
+    Powermetrics,
+    PowerSample,
+    ProcessorCounter,
+    counted,
+    energy_between,
+    parsed,
+)
 from orchestrator.lab.first_light.settings import LightSettings
 from protocol.errors import PipelineError
 

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.forward_messages import Compared
 from orchestrator.lab.first_light.measurements import neural_engine, widths
-from orchestrator.lab.first_light.overlap import Overlap, efficiency
+from orchestrator.lab.first_light.measurements.overlap import Overlap, efficiency
 from orchestrator.lab.first_light.report.findings import Check, Findings, LightReport, StageReport, Table, Value
 from orchestrator.lab.first_light.report.page import page
 from orchestrator.lab.first_light.settings import LightSettings
