@@ -30,6 +30,14 @@ from target_worker.recorded_features import RecordedFeatures
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
 
+
+def device() -> str:
+    """The device's kind and, where MLX knows it, its name."""
+    name = str(mx.device_info().get("device_name", "")).strip()
+    kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
+    return f"{kind} ({name})" if name else kind
+
+
 _DIVIDED_PREFILL_CHUNK = 128
 """Most tokens of one prefill forward of a divided target: the GPUs of faster ranks wait for slower ones meanwhile, and
 macOS ends the work of a GPU that waits for about 5 s."""
@@ -125,10 +133,3 @@ def _rings(setup: WorkerSetup, tap: StateRecord | None, record: Callable[[Output
         # Nobody on the orchestrator's machine can open a ring of this one.
         return None
     return FeatureRings(tap, record, fingerprint=model_fingerprint(Path(setup.model)), epoch=setup.epoch)
-
-
-def device() -> str:
-    """The device's kind and, where MLX knows it, its name."""
-    name = str(mx.device_info().get("device_name", "")).strip()
-    kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
-    return f"{kind} ({name})" if name else kind

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
 from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
 from draft_worker.head_tokens import HeadTokens
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise
+from protocol.sampling.sampler import Noise, NoiseRows
+from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
 from protocol.speculation.candidates import Candidates, Support
 
 
@@ -31,6 +34,19 @@ class Columns:
         """None: every token below `shared`."""
         self.count = shared if self.tokens is None else len(self.tokens)
         self._names = None if self.tokens is None else self.tokens.tolist()
+
+    def lacking(self, tokens: Sequence[int]) -> list[int]:
+        """Those of `tokens` that could be candidates and have no column, each once."""
+        if self.tokens is None:
+            return []
+        return [token for token in dict.fromkeys(tokens) if token < self._shared and token not in self._named]
+
+    def beside(self, tokens: Sequence[int]) -> "Columns":
+        """These columns and, behind them, one for each of `tokens`, which lack one."""
+        assert self.tokens is not None, "a whole head lacks no token"
+        wider = Columns(self._vocabulary, self._shared, np.concatenate([self.tokens, np.array(tokens, np.int32)]))
+        wider._noise = _NoiseBeside(self._noise, self._vocabulary, np.array(tokens))
+        return wider
 
     def propose(self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch) -> list[Candidates]:
         """`ranking.propose` for (L, count or more) logits, with candidates as tokens."""
@@ -67,5 +83,20 @@ class Columns:
         return mx.array(self.tokens)
 
     @cached_property
-    def _noise(self) -> Noise:
+    def _named(self) -> frozenset[int]:
+        return frozenset(self._names or ())
+
+    @cached_property
+    def _noise(self) -> NoiseRows:
         return Noise(self._vocabulary, self._shared, tokens=self.tokens)
+
+
+class _NoiseBeside:
+    """The rows of `noise`, which it caches, and behind them the noise of more tokens."""
+
+    def __init__(self, noise: NoiseRows, vocabulary: int, more: npt.NDArray[np.integer]) -> None:
+        self._noise, self._vocabulary, self._more = noise, vocabulary, more
+
+    def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array:
+        more = gumbel(noise_bits(seed, position, self._more, self._vocabulary, stream))
+        return mx.concatenate([self._noise.row(seed, position, stream), mx.array(more)])

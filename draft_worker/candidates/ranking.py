@@ -12,7 +12,7 @@ import numpy.typing as npt
 from draft_worker.engine import Batch
 from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.sampling import Sampling
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.sampler import NoiseRows, scores
 from protocol.sampling.threefry import NoiseStream
 from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.candidates import Candidates, Support
@@ -22,7 +22,7 @@ MIN_CANDIDATES = 4
 
 
 def propose(
-    logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch, noise: Noise
+    logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch, noise: NoiseRows
 ) -> list[Candidates]:
     """Candidates for each row of (L, V) `logits`; `positions[i]` is the absolute position of row i's next token.
 
@@ -57,7 +57,7 @@ def _possible(tokens: Sequence[int], chances: Sequence[float]) -> Candidates:
 
 
 def _drawn(
-    scaled: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch, noise: Noise
+    scaled: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch, noise: NoiseRows
 ) -> list[Candidates]:
     """The first candidate is a sample of the draft's renormalised best tokens (Leviathan et al. 2023)."""
     ids, values = top(scaled, min(MAX_SUPPORT, scaled.shape[-1]))

@@ -11,13 +11,11 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.candidates.columns import Columns
+from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.conditioned.runner import ConditionedRunner, Wave
 from draft_worker.conditioned.sequence import ConditionedRows, Outputs
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engine import Batch, EngineSequence
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Start
-from protocol.sampling.grammar import Grammars
-from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-class ConditionedEngine(Engine):
+class ConditionedEngine(ColumnsEngine):
     """A drafter, wherever it runs."""
 
     def __init__(self, name: str, folder: Path, runner: ConditionedRunner, tokenizer: str, tokens: Path) -> None:
@@ -34,16 +32,13 @@ class ConditionedEngine(Engine):
         self.name = name
         self.model = str(folder)
         self.architecture = runner.architecture
-        self.vocabulary = runner.vocabulary
+        self.read_tokens(tokens, runner.vocabulary, runner.head_tokens)
         self.context = runner.context
         self.device = runner.device
         self.tokenizer = tokenizer
         self.features = runner.features
         self.joint = runner.joint
         self._runner = runner
-        self._columns: dict[int, Columns] = {}
-        """By the size of the target's vocabulary."""
-        self._grammars = Grammars(tokens, runner.vocabulary)
 
     def measure(self, loading: float) -> None:
         """Measure the `costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
@@ -61,13 +56,7 @@ class ConditionedEngine(Engine):
 
     def around(self, rows: ConditionedRows, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         """A sequence that has the KV of `rows`."""
-        if vocabulary not in self._columns:
-            shared = min(self.vocabulary, vocabulary)
-            self._columns[vocabulary] = Columns(vocabulary, shared, self._runner.head_tokens)
-        return ConditionedSequence(self, rows, sampling, self._columns[vocabulary])
-
-    def processors(self, start: Start) -> LogitsProcessors | None:
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+        return ConditionedSequence(self, rows, sampling, self.columns(vocabulary))
 
     def joins(self, parts: Sequence[tuple["ConditionedSequence", int]]) -> bool:
         widest = self._runner.widest

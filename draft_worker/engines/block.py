@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
+from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.drafters.block_checkpoint import read_block
 from draft_worker.drafters.block_context import BlockContext
 from draft_worker.drafters.block_forward import Block, BlockRows, BlockRunner, MlxBlockRunner
 from draft_worker.drafters.markov import MarkovHead
 from draft_worker.drafters.token_ends import drafter_ends
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engine import Batch, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Start
-from protocol.sampling.grammar import Grammars
-from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
@@ -44,7 +42,7 @@ def load(setup: WorkerSetup) -> "BlockEngine":
     return engine
 
 
-class BlockEngine(Engine):
+class BlockEngine(ColumnsEngine):
     """A drafter, wherever it runs."""
 
     def __init__(self, folder: Path, runner: BlockRunner, tokens: Path, name: str = "block") -> None:
@@ -53,15 +51,12 @@ class BlockEngine(Engine):
         self.name = name
         self.model = str(folder)
         self.architecture = "dspark" if form.markov else "dflash"
-        self.vocabulary = form.vocabulary
+        self.read_tokens(tokens, form.vocabulary, runner.head_tokens)
         self.context = runner.context
         self.device = runner.device
         self.tokenizer = vocabulary_fingerprint(tokens)
         self.features = FeatureForm(form.outputs, form.output_width)
         self.runner = runner
-        self._columns: dict[int, Columns] = {}
-        """By the size of the target's vocabulary."""
-        self._grammars = Grammars(tokens, form.vocabulary)
 
     @classmethod
     def load(cls, folder: Path, target: Path | None) -> "BlockEngine":
@@ -81,13 +76,7 @@ class BlockEngine(Engine):
 
     def around(self, context: BlockContext, tokens: list[int], sampling: Sampling, vocabulary: int) -> "BlockSequence":
         """A sequence of these committed tokens."""
-        if vocabulary not in self._columns:
-            shared = min(self.vocabulary, vocabulary)
-            self._columns[vocabulary] = Columns(vocabulary, shared, self.runner.head_tokens)
-        return BlockSequence(self, context, tokens, sampling, self._columns[vocabulary])
-
-    def processors(self, start: Start) -> LogitsProcessors | None:
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+        return BlockSequence(self, context, tokens, sampling, self.columns(vocabulary))
 
 
 class _Anchor:

@@ -82,7 +82,7 @@ class LayerSkipEngine(MlxEngine):
             self.kv, self.model_fingerprint = exchange.form, exchange.fingerprint
 
     def around(self, rows: TreeSequence | PathSequence, sampling: Sampling, vocabulary: int) -> "LayerSkipSequence":
-        return LayerSkipSequence(self, rows, sampling, self._columns_of(vocabulary))
+        return LayerSkipSequence(self, rows, sampling, self.columns(vocabulary))
 
 
 class LayerSkipSequence(MlxSequence):

@@ -7,9 +7,10 @@ from pathlib import Path
 import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.engine import Batch, EngineSequence
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
-from draft_worker.short_head import shorten_head
+from draft_worker.short_head import ShortHead, shorten_head
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
@@ -19,13 +20,12 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Start
-from protocol.sampling.grammar import Grammars
-from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
 ENGINE = EngineDeclaration(help="a model in mlx-lm's format", model="checkpoint")
+_MOST_CONTEXT_TOKENS = 256
+"""Of a sequence: the latest ones stay."""
 
 
 def load(setup: WorkerSetup) -> "MlxEngine":
@@ -38,7 +38,7 @@ def load(setup: WorkerSetup) -> "MlxEngine":
     return engine
 
 
-class MlxEngine(Engine):
+class MlxEngine(ColumnsEngine):
     """Any model that `LanguageModel` can load."""
 
     name = "mlx"
@@ -46,19 +46,14 @@ class MlxEngine(Engine):
 
     def __init__(self, model: LanguageModel, tokenizer: str, head: HeadTokens | None = None) -> None:
         """`tokenizer`: the fingerprint of the model's tokenizer. `head`: the only tokens that the engine drafts."""
-        if head is not None:
-            shorten_head(model.network, head)
+        self._short: ShortHead | None = None if head is None else shorten_head(model.network, head)
         self.model = str(model.folder)
         self.architecture = model.architecture
-        self.vocabulary = model.vocabulary
+        self.read_tokens(model.folder, model.vocabulary, head)
         self.context = model.context
         self.device = str(mx.default_device())
         self.tokenizer = tokenizer
         self._network = model
-        self._head = head
-        self._columns: dict[int, Columns] = {}
-        """By the size of the target's vocabulary."""
-        self._grammars = Grammars(model.folder, model.vocabulary)
 
     @classmethod
     def load(cls, folder: Path) -> "MlxEngine":
@@ -76,19 +71,32 @@ class MlxEngine(Engine):
 
     def around(self, rows: TreeSequence | PathSequence, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         """A sequence that has the KV of `rows`."""
-        return MlxSequence(self, rows, sampling, self._columns_of(vocabulary))
-
-    def _columns_of(self, vocabulary: int) -> Columns:
-        if vocabulary not in self._columns:
-            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head)
-        return self._columns[vocabulary]
-
-    def processors(self, start: Start) -> LogitsProcessors | None:
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+        return MlxSequence(self, rows, sampling, self.columns(vocabulary))
 
     def evaluate_together(self, parts: Sequence[tuple["MlxSequence", Batch]]) -> list[list[Candidates]]:
-        logits = self._network.evaluate_together([sequence.part(batch) for sequence, batch in parts])
-        return [sequence.candidates(rows, batch) for rows, (sequence, batch) in zip(logits, parts, strict=True)]
+        forward = [sequence.part(batch) for sequence, batch in parts]
+        more = list(dict.fromkeys(token for sequence, _ in parts for token in sequence.context_tokens))
+        if self._short is not None and self._short.widens:
+            self._short.widen(more)
+        logits = self._network.evaluate_together(forward)
+        return [
+            sequence.candidates(_own(rows, more, sequence), batch)
+            for rows, (sequence, batch) in zip(logits, parts, strict=True)
+        ]
+
+    @property
+    def widens(self) -> bool:
+        """Whether tokens of a context that the head lacks can be guessed."""
+        return self._short is not None and self._short.widens
+
+
+def _own(logits: mx.array, more: list[int], sequence: "MlxSequence") -> mx.array:
+    """The columns of `sequence`, from those of a head that was widened by the context tokens of several."""
+    head, own = logits.shape[-1] - len(more), sequence.context_tokens
+    if not more or (sequence.head_count == head and len(own) == len(more)):
+        return logits
+    chosen = [*range(sequence.head_count), *(head + more.index(token) for token in own)]
+    return logits[:, mx.array(chosen)]
 
 
 class MlxSequence(EngineSequence):
@@ -103,7 +111,11 @@ class MlxSequence(EngineSequence):
         self._rows = rows
         self.step_nodes = None if isinstance(rows, TreeSequence) else 1
         self._sampling = sampling
-        self._columns = columns
+        self._head_columns = self._columns = columns
+        self.context_tokens: Sequence[int] = ()
+        """Tokens that the sequence has read and the draft's head lacks: they can be guessed too."""
+        self.head_count = columns.count
+        """Columns of the head itself."""
 
     @property
     def committed(self) -> int:
@@ -114,6 +126,7 @@ class MlxSequence(EngineSequence):
         return self._rows.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
+        self._see(tokens)
         self._rows.prefill(tokens)
         self._rows.forget(self._rows.committed)
 
@@ -122,6 +135,7 @@ class MlxSequence(EngineSequence):
 
     def part(self, batch: Batch) -> ForwardPart:
         """This sequence's part of a joint forward."""
+        self._see([*batch.committed, *batch.tokens])
         behind, begin = len(batch.committed), self._rows.next_row
         tip = begin + behind - 1 if behind else -1
         parents = [tip if parent == -1 else parent for parent in batch.parents]
@@ -154,4 +168,11 @@ class MlxSequence(EngineSequence):
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "MlxSequence":
         rows = self._rows if exclusive else self._rows.copy(length)
         rows.truncate(length)
-        return self._engine.around(rows, sampling, vocabulary)
+        opened = self._engine.around(rows, sampling, vocabulary)
+        opened._see(self.context_tokens)
+        return opened
+
+    def _see(self, tokens: Sequence[int]) -> None:
+        if self._engine.widens and (more := self._columns.lacking(tokens)):
+            self.context_tokens = (*self.context_tokens, *more)[-_MOST_CONTEXT_TOKENS:]
+            self._columns = self._head_columns.beside(self.context_tokens)

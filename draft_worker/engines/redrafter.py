@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
+from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.drafters.fed_rows import FedRows, safe
 from draft_worker.drafters.redrafter_checkpoint import ReDrafterCheckpoint, read_redrafter
 from draft_worker.drafters.token_ends import Layer, drafter_ends
-from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.engine import Batch, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.messages.features import FINAL, FeatureForm
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Start
-from protocol.sampling.grammar import Grammars
-from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
@@ -43,7 +41,7 @@ def load(setup: WorkerSetup) -> "ReDrafterEngine":
     return engine
 
 
-class ReDrafterEngine(Engine):
+class ReDrafterEngine(ColumnsEngine):
     """A drafter and the embedding of its target."""
 
     name = architecture = "redrafter"
@@ -52,16 +50,12 @@ class ReDrafterEngine(Engine):
         """`tokens`: the folder of the tokenizer."""
         form = drafter.network.form
         self.model = str(folder)
-        self.vocabulary = form.vocabulary
+        self.read_tokens(tokens, form.vocabulary, drafter.head_tokens)
         self.device = str(mx.default_device())
         self.tokenizer = vocabulary_fingerprint(tokens)
         self.features = FeatureForm((FINAL,), form.width)
         self.network = drafter.network
-        self._head_tokens = drafter.head_tokens
         self.embed = embed
-        self._columns: dict[int, Columns] = {}
-        """By the size of the target's vocabulary."""
-        self._grammars = Grammars(tokens, form.vocabulary)
 
     @classmethod
     def load(cls, folder: Path, target: Path | None) -> "ReDrafterEngine":
@@ -79,12 +73,7 @@ class ReDrafterEngine(Engine):
 
     def around(self, tokens: list[int], fed: FedRows, sampling: Sampling, vocabulary: int) -> "ReDrafterSequence":
         """A sequence of these committed tokens, the last ones of which have the features `fed`."""
-        if vocabulary not in self._columns:
-            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head_tokens)
-        return ReDrafterSequence(self, tokens, fed, sampling, self._columns[vocabulary])
-
-    def processors(self, start: Start) -> LogitsProcessors | None:
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+        return ReDrafterSequence(self, tokens, fed, sampling, self.columns(vocabulary))
 
 
 class _Known(NamedTuple):

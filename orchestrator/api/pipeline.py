@@ -44,7 +44,7 @@ class Pipeline(Client):
     `pace`: a shipped device profile's name or a file's path; the workers are then as slow as its devices.
     `draft_scale`: how many times as long as the profile's draft this draft takes.
     `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
-    `trace`: a folder that every process writes its spans to at the end, for `orchestrator.tools.profile`.
+    `trace`: a folder that every process writes its spans to at the end, for `orchestrator.lab.profile`.
     `room`: bytes that it may take of this machine's memory, if other pipelines have the rest (None: all for models).
     `on_progress` is called while a model is fetched or converted, which happens once, in the constructor.
     `on_wait` is called several times a second while models load, with the seconds so far.

@@ -28,7 +28,7 @@ from orchestrator.cli.commands.measurements.profile import profile
 from orchestrator.cli.commands.pairs import pairs_command
 from orchestrator.cli.commands.plan import plan
 from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.commands.service import service
+from orchestrator.cli.commands.service.command import service
 from orchestrator.cli.commands.start import serve_workers, start, workers
 from orchestrator.cli.commands.train_draft import train_draft
 from orchestrator.cli.configuration import default_map, origin, read_environment

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from orchestrator.http.access.connections import connection_class
-from orchestrator.http.access.log_limit import LogLimit
 from orchestrator.http.app import application
 from orchestrator.http.backend import PipelineBackend, PipelineThread, ServedPipeline
 from orchestrator.http.server import Server
@@ -24,6 +24,33 @@ from protocol.errors import InputError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
 from protocol.transport.ports import require_unused
+
+_SECONDS = 60.0
+
+
+class LogLimit(logging.Filter):
+    """Passes `most` warnings a minute; the next one says how many were left out. Errors, our own, all pass."""
+
+    def __init__(self, most: int = 10, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._most = most
+        self._clock = clock
+        self._began = float("-inf")
+        self._seen = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR:
+            return True
+        now = self._clock()
+        if now - self._began >= _SECONDS:
+            left_out = self._seen - self._most
+            if left_out > 0:
+                record.msg = f"{record.getMessage()} ({left_out} such lines were left out before.)"
+                record.args = ()
+            self._began, self._seen = now, 0
+        self._seen += 1
+        return self._seen <= self._most
+
 
 _GRACE_SECONDS = 2
 """For responses in progress when the server ends."""
@@ -138,7 +165,7 @@ def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None
     if made:
         click.echo(f"API key, until the server ends: {settings.key}")
     if not loopback(host):
-        click.echo("Key and texts travel unencrypted beyond this machine: see docs/serving.md.", err=True)
+        click.echo("Key and texts travel unencrypted beyond this machine: see docs/use/serving/access.md.", err=True)
 
 
 def bound(host: str, port: int) -> socket.socket:

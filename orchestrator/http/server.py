@@ -14,17 +14,17 @@ from typing import Any, Protocol, TypeAlias
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from orchestrator.api.owner import attach_command
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.admission_limit import AdmissionLimit, Places
 from orchestrator.http.access.disconnects import OpenWork, unless_gone
 from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.body_reading import read_body
 from orchestrator.http.embeddings.model import embedding_model
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, of_pipeline
 from orchestrator.http.generation import ChoiceStream, OutputSource
-from orchestrator.http.invitations import Invitations
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
-from orchestrator.http.monitoring.health import Condition, Health, StateSource
+from orchestrator.http.monitoring.health import LOADING, Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
 from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
@@ -37,8 +37,46 @@ from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
+
+
+class Invitations:
+    """`POST /v1/pipeline/invitation`: a join line, good for one machine."""
+
+    def __init__(self, invite: Callable[[], Invitation] | None, pipeline: StateSource, key: str | None) -> None:
+        """`invite` is None for a pipeline that no other machine can join. Without a `key` nobody is known to be the
+        owner, so nobody gets a line."""
+        self._invite = invite
+        self._pipeline = pipeline
+        self._key = key
+
+    @property
+    def offered(self) -> bool:
+        return self._invite is not None and self._key is not None
+
+    async def create(self, _: Request) -> Response:
+        if self._invite is None:
+            raise ApiError(404, "No machine can join this pipeline: start the server with --listen HOST:PORT.")
+        if self._key is None:
+            raise ApiError(
+                403, "A server without a key gives no join lines: run `launch-pipeline workers invite` beside it."
+            )
+        try:
+            state = await self._pipeline.state()
+            if state is None:
+                raise ApiError(503, LOADING, code="loading", headers={"retry-after": "5"})
+            invitation = await asyncio.to_thread(self._invite)
+        except PipelineError as error:
+            raise of_pipeline(error) from error
+        told: dict[str, Any] = {
+            "line": invitation.line,
+            "command": attach_command(invitation, state),
+            "seconds": invitation.seconds,
+        }
+        return JSONResponse(told, headers={"cache-control": "no-store"})
+
 
 RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
 """Makes the renderer of a response from the prompt and the number of its tokens."""

@@ -1,16 +1,14 @@
-"""A process of the draft worker's package that does one long job and reports on standard output, a line of JSON each.
+"""A program of ours that does one long job and reports on standard output, a line of JSON each.
 
 Knows neither the job nor its reports.
 """
 
-import os
-import subprocess
-import tempfile
 from collections.abc import Generator, Mapping
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from orchestrator.machine.child_process import NO_VARIABLES, ChildProcess
 from protocol.contracts.coreml.conversion import Failed
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
@@ -22,53 +20,32 @@ def reports(
     module: str,
     order: msgspec.Struct,
     report: Any,
-    last: tuple[type[_Report], ...],
+    last: tuple[type[_Report], ...] = (),
     *,
     name: str,
-    grace: float,
-    environment: Mapping[str, str] | None = None,
+    grace: float = 0.0,
+    variables: Mapping[str, str] = NO_VARIABLES,
 ) -> Generator[Any, None, None]:
-    """Run `python -m module ORDER`; its reports, of the union type `report`, up to one of the types `last`.
+    """Run `python -m module ORDER`; its reports, of the union type `report`, up to one of the types `last`, or to its
+    end with exit code 0.
 
     Closing the generator early asks the process to end and gives it `grace` seconds to put its files in order. Raises
     InputError or PipelineError with the process's own sentence if the job fails. `name`: such as "The conversion".
     """
-    with tempfile.TemporaryFile() as words:
-        process = subprocess.Popen(
-            [*module_command(module), msgspec.json.encode(order).decode()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=words,
-            env={**os.environ, **(environment or {})},
-        )
+    command = [*module_command(module), msgspec.json.encode(order).decode()]
+    with ChildProcess(command, variables=variables, session=False) as process:
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
+            while (line := process.line()) is not None:
                 try:
                     found = msgspec.json.decode(line, type=report)
                 except msgspec.DecodeError:
-                    # Killed in the middle of a line.
                     break
                 if isinstance(found, Failed):
                     raise (InputError if found.input_error else PipelineError)(found.text)
                 yield found
                 if isinstance(found, last):
                     return
-            raise PipelineError(f"{name} ended unexpectedly; start it again. Its last words: {_last_words(words)}")
+            if last or process.wait(grace) != 0:
+                raise PipelineError(f"{name} ended unexpectedly; start it again. Its last words: {process.last_words}")
         finally:
-            _end(process, grace)
-
-
-def _last_words(words: IO[bytes]) -> str:
-    words.seek(0)
-    return " ".join(words.read().decode(errors="replace").strip().splitlines()[-1:]) or "none"
-
-
-def _end(process: subprocess.Popen[bytes], grace: float) -> None:
-    process.terminate()
-    try:
-        # A process that can't write its reports would end before its files are in order, so they are read.
-        process.communicate(timeout=grace)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+            process.end(grace)

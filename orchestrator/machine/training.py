@@ -24,5 +24,5 @@ def training(order: TrainingOrder, threads: int) -> Generator[Any, None, None]:
         (TrainingFinished, TrainingPaused),
         name="The training",
         grace=_GRACE,
-        environment=worker_environment("draft", range(threads)),
+        variables=worker_environment("draft", range(threads)),
     )

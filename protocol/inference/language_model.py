@@ -30,6 +30,24 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import MAX_CONTEXT, Level
 from protocol.messages.features import Outputs
 
+_WINDOW_NAMES = ("max_size", "chunk_size")
+"""Attributes of mlx-lm's caches that hold a window, in tokens."""
+
+
+def impossible_windows(caches: Iterable[object]) -> list[object]:
+    """What mlx-lm's caches hold as windows that is no whole number above 0. mlx-lm takes it from config.json as it is,
+    and a window of 0 tokens gives logits without an error."""
+    return [window for window in _windows(caches) if type(window) is not int or window < 1]
+
+
+def _windows(caches: Iterable[object]) -> Iterator[object]:
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            yield from _windows(cache.caches)
+        else:
+            yield from (getattr(cache, name) for name in _WINDOW_NAMES if hasattr(cache, name))
+
+
 _ROPES = ("rope", "rotary_emb")
 """Names of ropes in mlx-lm's attention."""
 _FORK = tuple(range(12)), (PREFIX, *[0] * 11)
@@ -285,21 +303,3 @@ def _let_positions_through(model: nn.Module) -> None:
 def _reason(error: Exception) -> str:
     """The beginning of an error, short enough for a sentence."""
     return shorten(str(error), 200, placeholder=" …").rstrip(".") or type(error).__name__
-
-
-_WINDOW_NAMES = ("max_size", "chunk_size")
-"""Attributes of mlx-lm's caches that hold a window, in tokens."""
-
-
-def impossible_windows(caches: Iterable[object]) -> list[object]:
-    """What mlx-lm's caches hold as windows that is no whole number above 0. mlx-lm takes it from config.json as it is,
-    and a window of 0 tokens gives logits without an error."""
-    return [window for window in _windows(caches) if type(window) is not int or window < 1]
-
-
-def _windows(caches: Iterable[object]) -> Iterator[object]:
-    for cache in caches:
-        if isinstance(cache, CacheList):
-            yield from _windows(cache.caches)
-        else:
-            yield from (getattr(cache, name) for name in _WINDOW_NAMES if hasattr(cache, name))

@@ -55,7 +55,7 @@ def proved_encodings(new_sequence: Callable[[Encodings], Any], level: Level, bit
 
 
 def unpacking_is_faster() -> bool:
-    """On a processor: its quantized products take twice the time of unpacking and float32 products (docs/log.md)."""
+    """On a processor: quantized products take twice the time of unpacking and float32 products (docs/log/2026.md)."""
     return mx.default_device() == mx.Device(mx.cpu)
 
 

@@ -7,6 +7,7 @@ change a row's result.
 from collections import OrderedDict
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +22,12 @@ _CACHE_ROWS = 32
 """The cache keeps at least this many rows: the positions that one tree spans, however large the vocabulary."""
 _PROBE = (0x9E3779B9, 1234)
 """The seed and position at which MLX's generator is compared with `threefry`."""
+
+
+class NoiseRows(Protocol):
+    """Standard Gumbel noise of some tokens, a row a position."""
+
+    def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array: ...
 
 
 class Noise:
@@ -70,7 +77,7 @@ class Noise:
             )
 
 
-def scores(logits: mx.array, positions: Sequence[int], sampling: Sampling, noise: Noise) -> mx.array:
+def scores(logits: mx.array, positions: Sequence[int], sampling: Sampling, noise: NoiseRows) -> mx.array:
     """(L, V) float32: the argmax of row i is the token sampled at absolute position `positions[i]`.
 
     `logits`: (L, V), already processed. The Gumbel-max trick: argmax(log p + g) is distributed as p. At temperature

@@ -4,7 +4,7 @@ MLX's own rendezvous blocks the whole interpreter until the last rank has connec
 neither a signal nor the end of its parent. Here rank 0 listens at its address from the hosts file, the others connect
 to it, and MLX gets the port only when all ranks are present. On each connection both sides prove that they have the
 key, without sending it, before anything else counts. What follows is not encrypted, and MLX's own connections are not
-authenticated: docs/security.md.
+authenticated: docs/machines/security.md.
 
 A rank sends its greeting with a nonce; rank 0 answers with a nonce of its own and an HMAC over both; the rank sends
 another HMAC over both. Each begins with its sender's role, so that neither can be sent back as the other, and fresh

@@ -16,7 +16,12 @@ from orchestrator.cli.app import cli
 from protocol.messages.base import VERSION, Message
 from tests.support.paths import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / ".github").rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 CURRENT = [page for page in PAGES if page.stem not in ("CHANGELOG", "demo-pair", "draft-training")]
 """Pages about the program's present options. The changelog names former ones, the pages on training their programs'."""
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -30,6 +35,7 @@ FOREIGN_OPTIONS = {
     "--weak-model",
     "--backend",  # guidellm
     "--tokenizer",
+    "--quick",  # bin/test
     "--insert",  # distil.py
     "--written",
 }
@@ -97,7 +103,7 @@ def test_the_readme_is_short_and_begins_with_a_sentence_two_commands_and_the_pic
 
 
 def test_the_page_of_commands_has_every_command_in_its_table():
-    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "use" / "commands.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `([a-z-]+)", page, re.MULTILINE))
 
     assert named == {name for name, command in cli.commands.items() if not command.hidden}
@@ -140,7 +146,7 @@ def test_every_module_that_python_is_told_to_run_exists(page: Path):
 def test_the_table_of_messages_has_every_message_once():
     for module in iter_modules(protocol.messages.__path__):
         import_module(f"{protocol.messages.__name__}.{module.name}")
-    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "inside" / "protocol.md").read_text(encoding="utf-8")
     table = page.split("## Messages")[1].split("\n\n")[1]
     named = [name for cell in re.findall(r"^\|([^|]*)\|", table, re.MULTILINE) for name in CODE.findall(cell)]
 
@@ -150,7 +156,7 @@ def test_the_table_of_messages_has_every_message_once():
 
 
 def test_the_protocols_page_is_about_the_present_version():
-    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "inside" / "protocol.md").read_text(encoding="utf-8")
 
     assert f", version {VERSION}." in page
 
@@ -168,7 +174,7 @@ def test_every_package_says_what_lives_there(module: str):
 
 
 def test_the_folders_in_the_architecture_exist():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "inside" / "architecture.md").read_text(encoding="utf-8")
     tree = page.split("## Folders")[1].split("```")[1]
     parents: list[str] = []
     for indent, name in re.findall(r"^( *)([\w]+/)", tree, re.MULTILINE):

@@ -10,7 +10,7 @@ import pytest
 
 from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
-from draft_worker.engines.mlx import MlxEngine
+from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.head_tokens import read_head_tokens
 from draft_worker.short_head import shorten_head
 from protocol.contracts.head_tokens import HEAD_TOKENS
@@ -62,19 +62,60 @@ def test_a_quantised_head_is_shortened_too(tied: bool):
     np.testing.assert_allclose(np.array(stock_logits(model, PROMPT)), whole[TOKENS], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_can_be_widened(tied: bool):
+    model, more = network(tie_word_embeddings=tied), [2, 60]
+    whole = np.array(stock_logits(model, PROMPT))
+
+    head = shorten_head(model, TOKENS)
+
+    assert head.widens == tied
+    if tied:
+        head.widen(more)
+        found = np.array(stock_logits(model, PROMPT))
+        np.testing.assert_allclose(found, whole[[*TOKENS, *more]], rtol=1e-5, atol=1e-5)
+        head.widen([])
+        assert stock_logits(model, PROMPT).shape[-1] == len(TOKENS)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sequences_in_one_forward_guess_tokens_of_their_own_context_alone(name: str):
+    sampling = SAMPLINGS[name]
+    prompts = (PROMPT, (6, 1, 50, 3, 20))
+
+    def opened(engine: MlxEngine, prompt: tuple[int, ...]) -> MlxSequence:
+        sequence = engine.open(sampling, VOCABULARY)
+        sequence.prefill(prompt)
+        return sequence
+
+    engine = MlxEngine(LanguageModel(network(tie_word_embeddings=True)), "", TOKENS)
+    parts = [(opened(engine, prompt), batch(sampling)) for prompt in prompts]
+    together = engine.evaluate_together(parts)
+
+    for (sequence, _), prompt, found in zip(parts, prompts, together, strict=True):
+        (alone,) = engine.evaluate_together([(opened(engine, prompt), batch(sampling))])
+        assert [each.tokens for each in found] == [each.tokens for each in alone]
+        assert {token for each in found for token in each.tokens} <= {*TOKENS.tolist(), *prompt, *NODES}
+        assert set(sequence.context_tokens) == {*prompt, *NODES} - set(TOKENS.tolist())
+
+
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("target", [VOCABULARY - 1, VOCABULARY, VOCABULARY + 61])
-def test_candidates_are_those_of_a_whole_head_without_the_other_tokens(name: str, target: int):
-    """For targets whose vocabulary is smaller, equal and larger: the noise of a token depends on it and the token."""
+def test_candidates_are_those_of_a_whole_head_without_the_other_tokens(name: str, target: int, tied: bool):
+    """For targets whose vocabulary is smaller, equal and larger: the noise of a token depends on it and the token. A
+    tied head has the context's tokens too."""
     sampling, shared = SAMPLINGS[name], min(target, VOCABULARY)
-    sequence = MlxEngine(LanguageModel(network()), "", TOKENS).open(sampling, target)
+    model = network(tie_word_embeddings=tied)
+    sequence = MlxEngine(LanguageModel(network(tie_word_embeddings=tied)), "", TOKENS).open(sampling, target)
     sequence.prefill(PROMPT)
     found = sequence.evaluate(batch(sampling))
 
     logits = np.full((len(NODES), shared), -np.inf, np.float32)
-    head = np.array([token for token in TOKENS if token < shared])
+    guessable = {*TOKENS.tolist(), *PROMPT, *NODES} if tied else set(TOKENS.tolist())
+    head = np.array(sorted(token for token in guessable if token < shared))
     for row, node in enumerate(NODES):
-        logits[row, head] = np.array(stock_logits(network(), [*PROMPT, node]))[head]
+        logits[row, head] = np.array(stock_logits(model, [*PROMPT, node]))[head]
     positions = [len(PROMPT) + 1] * len(NODES)
     expected = propose(mx.array(logits), positions, sampling, batch(sampling), Noise(target, shared))
     for got, want in zip(found, expected, strict=True):
@@ -113,7 +154,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tokens: np.ndarray)
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(temperature=1.0, seed=1, top_p=0.9)], ids=["greedy", "top-p"]
 )
-def test_the_engine_guesses_tokens_of_the_folders_file_alone(tmp_path: Path, sampling: Sampling):
+def test_the_engine_guesses_tokens_of_the_folders_file_and_of_the_context_alone(tmp_path: Path, sampling: Sampling):
     folder = tmp_path / "draft"
     shutil.copytree(DEMO_DRAFT, folder)
     tokens = np.arange(5, 4096, 100, dtype=np.int32)
@@ -125,4 +166,4 @@ def test_the_engine_guesses_tokens_of_the_folders_file_alone(tmp_path: Path, sam
     (found,) = sequence.evaluate(Batch(committed=(), tokens=(40,), parents=(-1,), limit=8))
 
     assert len(found.tokens) >= 1
-    assert set(found.tokens) <= set(tokens.tolist())
+    assert set(found.tokens) <= {*tokens.tolist(), 10, 20, 30, 40}

@@ -3,11 +3,11 @@
 import sys
 
 from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.tools.drill.processes import until
+from orchestrator.lab.drill.processes import until
 from tests.conftest import Reference
 from tests.support.paths import ROOT
 
-_EXAMPLE = ROOT / "docs" / "own_draft.py"
+_EXAMPLE = ROOT / "docs" / "inside" / "own_draft.py"
 _PROMPT = "for i in range(3):\n    print(i)\n"
 
 

@@ -10,8 +10,8 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker
-from orchestrator.tools.simulate.simulation import Simulation
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker
+from orchestrator.lab.simulate.simulation import Simulation
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello

@@ -19,8 +19,8 @@ from draft_worker.engines.redrafter import ReDrafterEngine
 from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine, WrappedEngine, WrappedSequence
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker
-from orchestrator.tools.simulate.simulation import Simulation
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker
+from orchestrator.lab.simulate.simulation import Simulation
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchestrator.lab.first_light.report.findings import LightReport
+from orchestrator.lab.first_light.stages import stage_names
 from orchestrator.machine.profiles.device_profiles import load_profile
-from orchestrator.tools.first_light.report.findings import LightReport
-from orchestrator.tools.first_light.stages import stage_names
 from tests.support.paths import ROOT
 from tests.support.processes import until
 from tests.support.started_processes import started_with

@@ -77,7 +77,7 @@ def test_the_command_line_drafts_for_it_by_prompt_lookup(target: str, alone: Res
 
 @pytest.mark.thorough
 def test_a_program_of_ones_own_drafts_for_it(target: str, alone: Result):
-    with Pipeline(target, draft_command=(sys.executable, str(ROOT / "docs" / "own_draft.py"))) as pipeline:
+    with Pipeline(target, draft_command=(sys.executable, str(ROOT / "docs" / "inside" / "own_draft.py"))) as pipeline:
         result = pipeline.generate(PROMPT, PARAMS)
 
     assert result.tokens == alone.tokens

@@ -12,9 +12,9 @@ from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker
+from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.text.tokenizer import TextCodec
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker
-from orchestrator.tools.simulate.simulation import Simulation
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX

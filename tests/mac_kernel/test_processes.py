@@ -18,14 +18,14 @@ PROCESS_TESTS = (
     "tests/end_to_end/test_coreml_pipeline.py::test_a_draft_that_is_killed_goes_on_without_reading_again",
     "tests/end_to_end/test_attach.py::test_a_target_of_another_machine_serves_and_its_death_is_survived",
     "tests/end_to_end/test_kills.py::test_without_its_orchestrator_a_pipeline_says_so_and_its_workers_end",
-    "tests/orchestrator/tools/test_drills.py::test_tokens_are_right_and_nothing_is_left_behind[segments]",
+    "tests/orchestrator/lab/test_drills.py::test_tokens_are_right_and_nothing_is_left_behind[segments]",
 )
 """What notices the kernel most, and takes half a minute; the slow test runs the rest."""
 NEEDS_A_SCREEN = "tests/end_to_end/test_page_browser.py"
 THREE_DAYS = """
 import json, os, signal, sys
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.tools.drill.processes import mark, members, remains
+from orchestrator.lab.drill.processes import mark, members, remains
 from protocol.paths import segments_folder
 
 prompt, params = tuple(range(1, 400)), SamplingParams(temperature=0.8, seed=4, max_tokens=24)

@@ -1,7 +1,7 @@
 """Measurements of a bench with given speeds, for tests of its figures, tables and pictures."""
 
-from orchestrator.tools.bench.contender import Family, TimedGeneration
-from orchestrator.tools.bench.measurement import Measurement, Setting
+from orchestrator.lab.bench.contender import Family, TimedGeneration
+from orchestrator.lab.bench.measurement import Measurement, Setting
 
 
 def measurement(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
-from orchestrator.tools.drill import faulty_draft
+from orchestrator.lab.drill import faulty_draft
 from protocol.messages.worker import FromWorker, Hello, ToWorker
 from protocol.worker.interface import Worker
 from protocol.worker.process import WorkerSetup, serve

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.tools.first_light.report.findings import Attachment, Check, Findings, Table, Value
-from orchestrator.tools.first_light.settings import StageOrder
-from orchestrator.tools.first_light.stage_process import Broken, Found, Notice, SoFar
+from orchestrator.lab.first_light.report.findings import Attachment, Check, Findings, Table, Value
+from orchestrator.lab.first_light.settings import StageOrder
+from orchestrator.lab.first_light.stage_process import Broken, Found, Notice, SoFar
 
 SECRETS = Path(os.environ.get("FAKE_SECRETS", os.devnull))
 """A file with one text a line, all of which it tells everywhere."""

@@ -1,8 +1,8 @@
 """Looks at a pipeline's processes from outside: the drills' own means, for tests."""
 
 from orchestrator import Pipeline
-from orchestrator.tools.drill import processes
-from orchestrator.tools.drill.processes import members, remains, state, until
+from orchestrator.lab.drill import processes
+from orchestrator.lab.drill.processes import members, remains, state, until
 
 __all__ = ["mark", "members", "remains", "state", "until"]
 

@@ -2,10 +2,10 @@
 
 from msgspec.structs import replace
 
-from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.language import Language
-from orchestrator.tools.simulate.modelled_worker import CONTEXT, Work
-from orchestrator.tools.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.draft import ModelledDraft
+from orchestrator.lab.simulate.language import Language
+from orchestrator.lab.simulate.modelled_worker import CONTEXT, Work
+from orchestrator.lab.simulate.target import ModelledTarget
 from protocol.messages.base import Level
 from protocol.messages.features import FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import FromWorker, ToWorker, Verdict

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from orchestrator.core.commands import Command, SendMessage
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.modelled_pipeline import modelled_workers
-from orchestrator.tools.simulate.simulation import BuildWorker, Simulation
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.devices import Devices
+from orchestrator.lab.simulate.modelled_pipeline import modelled_workers
+from orchestrator.lab.simulate.simulation import BuildWorker, Simulation
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.worker import FromWorker, ToWorker

@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 from draft_worker.worker import DraftWorker
 from orchestrator.core.events import Arrived, Event
-from orchestrator.tools.simulate.modelled_worker import Work
-from orchestrator.tools.simulate.simulation import Simulation
+from orchestrator.lab.simulate.modelled_worker import Work
+from orchestrator.lab.simulate.simulation import Simulation
 from protocol.messages.base import NodeId
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker, Verdict
 from protocol.speculation.candidates import Candidates

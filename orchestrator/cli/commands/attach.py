@@ -70,7 +70,7 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_
     launch-pipeline attach prefill mac-studio.local:5571 --target MODEL       where --prefill-engine guest was given
     """
     # It imports the workers' loop and with it numpy, which takes a moment.
-    from orchestrator.tools.attach.attachment import Attachment, Lending
+    from orchestrator.cli.serving.attachment import Attachment, Lending
 
     print_notes(without_effect({}))
     folder = keys_folder()
@@ -122,7 +122,7 @@ def target_rank(file: str, rank: int, target: str | None, kv_bits: KvBits) -> No
 def _server(folder: Path, text: str | None, line: JoinLine | None, discover: bool) -> KnownServer:
     """The server, whose key is in the join line or was saved before; --discover finds its present address."""
     if discover:
-        from orchestrator.tools.attach.discovery import discover as discovered
+        from orchestrator.cli.serving.discovery import discover as discovered
 
         keys = [known.public for known in known_servers(folder)] if line is None else [line.server]
         if not keys:

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.lab.drill.outcome import DrillName, DrillOutcome
 from orchestrator.machine.downloads.default_target import VARIABLE
-from orchestrator.tools.drill.outcome import DrillName, DrillOutcome
 
 _FAILED = 1
 _NAMES = get_args(DrillName)
@@ -53,7 +53,7 @@ def drill(
     launch-pipeline drill --full --json > promises.json
     launch-pipeline drill --simulate 1000 --seed 0
     """
-    from orchestrator.tools.drill.registry import DRILLS, drill_counts
+    from orchestrator.lab.drill.registry import DRILLS, drill_counts
 
     if simulate is not None:
         _simulate(simulate, hours, seed or 0, as_json)
@@ -71,7 +71,7 @@ def drill(
 
 def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
     """Seeds from `seed` on, so that a count of one shows that seed again."""
-    from orchestrator.tools.drill.registry import simulate
+    from orchestrator.lab.drill.registry import simulate
 
     with _progress(quiet=as_json) as progress:
         outcome = simulate(count, seed, _stepper(progress, "simulated hours", count), hours)

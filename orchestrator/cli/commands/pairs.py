@@ -7,13 +7,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.lab.pairs import fits, forecast, memory, tokenizers
 from orchestrator.machine.downloads.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes, neural_engine
 from orchestrator.machine.models.local_models import LocalModel, local_models
 from orchestrator.machine.pairs.recommended_pairs import Pair, pairs
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
-from orchestrator.tools.pairs import fits, forecast, memory, tokenizers
 
 _GIB = 1 << 30
 

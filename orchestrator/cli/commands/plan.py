@@ -14,15 +14,13 @@ from rich.console import Console
 from orchestrator.api.checked_setup import checked_options
 from orchestrator.cli.options import speculation_options
 from orchestrator.core.options import Options
-from orchestrator.machine.profiles.calibration_file import calibration_file
-from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
-from orchestrator.tools.simulate.acceptance import AcceptanceModel
-from orchestrator.tools.simulate.devices import Devices, Wire, Wires
-from orchestrator.tools.simulate.drafters import DRAFTERS, with_drafter
-from orchestrator.tools.simulate.fit import fit
-from orchestrator.tools.simulate.prediction import prediction_report
-from orchestrator.tools.simulate.prediction.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
-from orchestrator.tools.simulate.prediction.sweep import (
+from orchestrator.lab.simulate.acceptance import AcceptanceModel
+from orchestrator.lab.simulate.devices import Devices, Wire, Wires
+from orchestrator.lab.simulate.drafters import DRAFTERS, with_drafter
+from orchestrator.lab.simulate.fit import fit
+from orchestrator.lab.simulate.prediction import prediction_report
+from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
+from orchestrator.lab.simulate.prediction.sweep import (
     SWEEPS,
     Point,
     sweep,
@@ -30,7 +28,9 @@ from orchestrator.tools.simulate.prediction.sweep import (
     with_draft_step,
     with_target_step,
 )
-from orchestrator.tools.simulate.trace import Recorded, coverage, read_trace
+from orchestrator.lab.simulate.trace import Recorded, coverage, read_trace
+from orchestrator.machine.profiles.calibration_file import calibration_file
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.errors import InputError
 from protocol.messages.base import Level
 

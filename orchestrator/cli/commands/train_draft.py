@@ -15,7 +15,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.training import training
-from orchestrator.tools.training_prompts import write_prompts
+from orchestrator.text.training_prompts import write_prompts
 from protocol.contracts.training import (
     DEPTHS,
     LONGEST_PROMPT,

@@ -8,8 +8,8 @@ import click
 
 from orchestrator.api.owner import Owner, attach_command
 from orchestrator.cli.options import Command
+from orchestrator.cli.serving.discovery import announced
 from orchestrator.machine.known_servers import KnownServer
-from orchestrator.tools.attach.discovery import announced
 from protocol.contracts.engines import TargetEngineName
 from protocol.errors import InputError
 from protocol.messages.client import PipelineState

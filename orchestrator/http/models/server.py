@@ -1,7 +1,8 @@
 """The routes of a server with several models, beside those that a model answers itself."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.core.models.events import ModelName
+from orchestrator.core.models.events import ModelName, Seconds
 from orchestrator.core.models.table import Phase
 from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.app import guarded
@@ -21,19 +22,88 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, model_card
 from orchestrator.http.models.dispatch import Asked, Dispatch
 from orchestrator.http.models.host import LoadedModel, ModelHost
-from orchestrator.http.models.live_model import LatestModel, LatestModelHealth
-from orchestrator.http.models.ollama_dispatch import OllamaDispatch
 from orchestrator.http.models.progress import ChunkForm, LineForm, PingForm, QueuedForm, StreamForm
-from orchestrator.http.monitoring.health import Condition
+from orchestrator.http.monitoring.health import Condition, Health
 from orchestrator.http.monitoring.live import Live
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
+from orchestrator.http.ollama.answer import empty_line
 from orchestrator.http.ollama.catalogue import CataloguedModel, CatalogueRoutes, catalogued
 from orchestrator.http.ollama.embed import EmbedRoutes
-from orchestrator.http.ollama.names import own_name
+from orchestrator.http.ollama.names import keep_seconds, own_name
 from orchestrator.http.ollama.routes import CHAT, GENERATE
 from orchestrator.http.responses.routes import ResponseStore, StoredResponses
 from orchestrator.http.settings import ServerSettings
+from protocol.errors import PipelineError
+from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState
+from protocol.messages.telemetry import TelemetryFrame
+
+_NONE = "No model is loaded: the next request loads one."
+
+
+class LatestModel:
+    """The pipeline of that model, as the live page needs it."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def state(self) -> PipelineState | None:
+        latest = self._host.latest
+        return None if latest is None else await latest.backend.state()
+
+    async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
+        latest = self._host.latest
+        if latest is None:
+            raise PipelineError(_NONE)
+        async with aclosing(latest.backend.watch(sequence)) as frames:
+            async for frame in frames:
+                if self._host.latest is not latest:
+                    return
+                yield frame
+
+
+class LatestModelHealth(Health):
+    """The condition of that model."""
+
+    def __init__(self, host: ModelHost) -> None:
+        super().__init__(LatestModel(host))
+        self._host = host
+
+    async def check(self) -> Condition:
+        latest = self._host.latest
+        return Condition("loading", _NONE) if latest is None else await latest.server.condition()
+
+
+_EMPTY = (b"", b"null", b"[]", b'""')
+
+
+class OllamaDispatch(Dispatch):
+    def __init__(
+        self,
+        host: ModelHost,
+        name_of: Callable[[Asked], ModelName],
+        new_form: Callable[[Asked], StreamForm | None],
+        patience: Seconds,
+        *,
+        chat: bool,
+    ) -> None:
+        """As of Dispatch."""
+        super().__init__(host, name_of, new_form, patience)
+        self._chat = chat
+
+    def _early(self, name: ModelName, asked: Asked) -> Response | None:
+        """A request without a prompt that keeps its model for no time only unloads it."""
+        if asked.keep_alive is None or keep_seconds(asked.keep_alive) != 0:
+            return None
+        if bytes(asked.messages if self._chat else asked.prompt).strip() not in _EMPTY:
+            return None
+        self._host.keep(name, 0.0)
+        return JSONResponse(empty_line(name, chat=self._chat, done=True, done_reason="unload"))
+
+    def _admitted(self, name: ModelName, asked: Asked) -> None:
+        if asked.keep_alive is not None:
+            self._host.keep(name, keep_seconds(asked.keep_alive))
+
 
 NewForm: TypeAlias = Callable[[Asked], StreamForm | None]
 _FIRST_EVENT_SECONDS = 1.0

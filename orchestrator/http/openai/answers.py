@@ -11,7 +11,6 @@ from msgspec import structs
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import OutputEvent, Reading, Text
-from orchestrator.http.openai.best_of import best
 from orchestrator.http.openai.content import chat_call
 from orchestrator.http.openai.logprobs import LogprobTranscript, echoed_logprobs, no_logprobs
 from orchestrator.http.openai.usage import usage
@@ -19,6 +18,20 @@ from orchestrator.http.renderer import COMMENT, frame
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
+
+
+def best(results: Sequence[Result], prompts: int, count: int) -> list[Result]:
+    """The `count` answers of each prompt with the highest log-probability per token, best first. `results` are in the
+    order of prompts and have likelihoods."""
+    each = len(results) // prompts
+    groups = [results[start : start + each] for start in range(0, len(results), each)]
+    return [result for group in groups for result in sorted(group, key=_log_probability, reverse=True)[:count]]
+
+
+def _log_probability(result: Result) -> float:
+    chosen = [likelihood.chosen for likelihood in result.likelihoods]
+    return sum(chosen) / len(chosen) if chosen else 0.0
+
 
 AnswerKind = Literal["chat", "text"]
 _PREFIX = {"chat": "chatcmpl", "text": "cmpl"}

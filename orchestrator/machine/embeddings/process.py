@@ -3,11 +3,6 @@
 import base64
 import binascii
 import math
-import os
-import selectors
-import subprocess
-import tempfile
-import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.downloads.environment import environment
 from orchestrator.machine.downloads.package_index import Unavailable
 from orchestrator.machine.hardware import installed_version, usable_cores, worker_environment
@@ -84,18 +80,9 @@ class EmbeddingProcess:
         """Returns at once: the first `embed` waits for the model. Raises PipelineError if nothing can be started."""
         self.ready = False
         """The model is loaded."""
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         try:
-            self._process = subprocess.Popen(
-                command.arguments,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                start_new_session=True,
-                env={**os.environ, **command.variables},
-            )
+            self._process = ChildProcess(command.arguments, variables=command.variables, asked=True)
         except OSError as error:
-            self._log.close()
             raise PipelineError(
                 f"The process of the embedding model can't be started ({error.strerror}): start the server again, "
                 "which installs what is missing."
@@ -103,7 +90,7 @@ class EmbeddingProcess:
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        return self._process.running
 
     def embed(self, rows: Sequence[Sequence[int]]) -> list["array[float]"]:
         """A vector of length 1 for each row of tokens, as float32.
@@ -114,11 +101,8 @@ class EmbeddingProcess:
         if not self.ready:
             self._received(_Ready, _LOADING_SECONDS)
             self.ready = True
-        pipe = self._process.stdin
-        assert pipe is not None
         try:
-            pipe.write(msgspec.json.encode({"rows": rows}) + b"\n")
-            pipe.flush()
+            self._process.send({"rows": rows})
         except OSError as error:
             raise self._ended() from error
         answer = self._received(_Answer, _ANSWER_SECONDS)
@@ -144,43 +128,16 @@ class EmbeddingProcess:
 
     def close(self) -> None:
         """End the process and free its memory."""
-        self.terminate()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._log):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
+        with self._process as process:
+            process.end(_END_SECONDS)
 
     def _received(self, kind: type[M], seconds: float) -> M:
         try:
-            return msgspec.json.decode(self._line(seconds), type=kind)
+            return msgspec.json.decode(self._process.line(seconds) or b"", type=kind)
+        except TimeoutError:
+            raise PipelineError(f"The embedding model gave no answer for {seconds / 60:.0f} minutes.") from None
         except msgspec.DecodeError as error:
             raise self._ended() from error
 
-    def _line(self, seconds: float) -> bytes:
-        """Up to the end of a line, or of the output."""
-        pipe = self._process.stdout
-        assert pipe is not None
-        parts: list[bytes] = []
-        deadline = time.monotonic() + seconds
-        # Not `select`, which knows the first 1024 descriptors alone: a server has more.
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while not parts or not parts[-1].endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise PipelineError(f"The embedding model gave no answer for {seconds / 60:.0f} minutes.")
-                parts.append(os.read(pipe.fileno(), 1 << 16))
-                if not parts[-1]:
-                    break
-        return b"".join(parts)
-
     def _ended(self) -> PipelineError:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
-        return PipelineError(f"The process of the embedding model ended; its last line: {lines[-1][:500]}")
+        return PipelineError(f"The process of the embedding model ended; its last line: {self._process.last_words}")

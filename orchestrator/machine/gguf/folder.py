@@ -1,6 +1,8 @@
 """A GGUF file to a folder in mlx-lm's format, kept in this user's cache folder."""
 
 import json
+import math
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,37 @@ from typing import Any
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.gguf.architectures import model_config, row_order, tensor_name
 from orchestrator.machine.gguf.container import GgufFile, read_gguf
-from orchestrator.machine.gguf.safetensors_file import write_safetensors
 from orchestrator.machine.gguf.tokenizer import end_tokens, token_id, write_tokenizer
 from orchestrator.machine.gguf.weights import GROUP, Part, common_format, packed_bits, parts
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
 from protocol.paths import cache_folder
+
+_SIZES = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2}
+_ALIGNMENT = 8
+
+
+def write_safetensors(file: Path, parts: Sequence[Part], on_bytes: Callable[[int, int], None]) -> None:
+    """`on_bytes` gets how many bytes of how many are written. Raises OSError if they can't be."""
+    entries: dict[str, object] = {"__metadata__": {"format": "mlx"}}
+    total = 0
+    for part in parts:
+        size = math.prod(part.shape) * _SIZES[part.format]
+        entries[part.name] = {"dtype": part.format, "shape": part.shape, "data_offsets": (total, total + size)}
+        total += size
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    written = 0
+    with file.open("wb") as out:
+        out.write(len(header).to_bytes(8, "little") + header)
+        for part in parts:
+            for chunk in part.chunks():
+                out.write(chunk.data)
+                written += chunk.nbytes
+                on_bytes(written, total)
+    assert written == total, f"{written} bytes instead of {total}"
+
 
 _FORMAT = 2
 """Raised if the same file becomes another folder, so that folders of older versions are not used."""

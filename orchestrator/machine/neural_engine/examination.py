@@ -1,9 +1,6 @@
 """Runs the stages of an examination of the Neural Engine, each in a process that may crash or hang."""
 
-import os
-import selectors
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from orchestrator.machine.child_process import ChildProcess
 from protocol.contracts.coreml.examination import (
     Broken,
     ExaminationOrder,
@@ -110,20 +108,13 @@ def _stages(predicts: int) -> list[tuple[str, Stage, Units, int]]:
 
 
 def _run(order: ExaminationOrder, examiner: Sequence[str], limits: Limits, on_stage: OnStage) -> StageOutcome:
-    with tempfile.TemporaryFile() as words:
-        process = subprocess.Popen(
-            [*examiner, msgspec.json.encode(order).decode()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=words,
-        )
+    command = [*examiner, msgspec.json.encode(order).decode()]
+    with ChildProcess(command, session=False) as process:
         try:
             reports, silence = _Reader(process, order.units, limits, on_stage).read()
         finally:
-            process.kill()
-            code = process.wait()
-        words.seek(0)
-        last = words.read().decode(errors="replace").strip().splitlines()[-1:]
+            process.end(by=signal.SIGKILL)
+        code, last = process.wait() or 0, process.words().strip().splitlines()[-1:]
     broken = next((report for report in reports if isinstance(report, Broken)), None)
     if silence:
         return StageOutcome(order.stage, order.units, reports, "hung", silence, lasting=False)
@@ -139,7 +130,7 @@ def _run(order: ExaminationOrder, examiner: Sequence[str], limits: Limits, on_st
 class _Reader:
     """Reads a stage's reports until it ends or is silent for too long."""
 
-    def __init__(self, process: subprocess.Popen[bytes], units: Units, limits: Limits, on_stage: OnStage) -> None:
+    def __init__(self, process: ChildProcess, units: Units, limits: Limits, on_stage: OnStage) -> None:
         self._process = process
         self._units = units
         self._limits = limits
@@ -162,22 +153,13 @@ class _Reader:
         return f"compiling {what} for the {'Neural Engine' if self._units == 'CPU_AND_NE' else 'processor'}"
 
     def _read(self) -> str:
-        output = self._process.stdout
-        assert output is not None
-        pending = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(output, selectors.EVENT_READ)
-            while True:
-                if not selector.select(self._next_look()):
-                    if words := self._still_silent():
-                        return words
-                    continue
-                piece = os.read(output.fileno(), 1 << 16)
-                if not piece:
-                    return "" if _ends(self._process, self._limits.silence) else self._hung(self._limits.silence)
-                self._heard_at = time.monotonic()
-                *lines, pending = (pending + piece).split(b"\n")
+        while (lines := self._process.read(self._next_look())) is not None:
+            if lines:
                 self._reports += map(_report, lines)
+                self._heard_at = time.monotonic()
+            elif words := self._still_silent():
+                return words
+        return "" if self._process.wait(self._limits.silence) is not None else self._hung(self._limits.silence)
 
     def _next_look(self) -> float:
         """Seconds until a silent process is given up, or until its load is told again."""
@@ -205,11 +187,3 @@ def _report(line: bytes) -> ExaminationReport:
         return msgspec.json.decode(line, type=ExaminationReport)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Broken(f"it said what is no report: {line[:80]!r}")
-
-
-def _ends(process: subprocess.Popen[bytes], patience: float) -> bool:
-    try:
-        process.wait(patience)
-    except subprocess.TimeoutExpired:
-        return False
-    return True

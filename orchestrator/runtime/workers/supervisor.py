@@ -10,20 +10,40 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from orchestrator.core.restarts import RestartPolicy
 from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.memory.weights import loaded_drafter
+from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
+from orchestrator.runtime.models_held import machines, model_folders, trained_drafter
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.gpu_shares import gpu_shares, weights_on_gpu
 from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.contracts.kv_bits import UNQUANTIZED
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
+
+
+def gpu_shares(weights: Mapping[Role, int]) -> dict[Role, float]:
+    """The share of each process, from the bytes of its weights. The shares sum to 1."""
+    total = sum(weights.values())
+    return {role: size / total for role, size in weights.items() if size}
+
+
+def weights_on_gpu(setup: OrchestratorSetup) -> dict[Role, int]:
+    """Bytes of the weights that MLX would hold for each local worker; no entry for a worker without any."""
+    found: dict[Role, int] = {role: weight_bytes(folder) for role, folder in model_folders(setup).items()}
+    if drafter := trained_drafter(setup):
+        found["draft"] = loaded_drafter(drafter, Path(setup.target), on_processor=False)
+    if "target" in found:
+        found["target"] //= machines(setup)
+    return found
+
 
 _GRACE = 2.0
 """Seconds between a request to end and the next stronger signal. SIGKILL comes last: on macOS it can leak wired GPU

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.tools.attach import attachment
-from orchestrator.tools.attach.attachment import Lending
+from orchestrator.cli.serving import attachment
+from orchestrator.cli.serving.attachment import Lending
 from protocol.errors import InputError
 from tests.support.models.drafter_files import write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.cli.app import cli
-from orchestrator.cli.commands import service as module
 from orchestrator.cli.commands.serve import serve
+from orchestrator.cli.commands.service import command as module
+from orchestrator.cli.commands.service.command import kept_environment, protected_folder, start_command
+from orchestrator.cli.commands.service.launchd import LaunchAgent
 from orchestrator.cli.serving.server_key import server_key
-from orchestrator.tools.service.launchd import LaunchAgent
-from orchestrator.tools.service.start_command import kept_environment, protected_folder, start_command
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
 from tests.support.service_programs import fake_launchctl, fake_systemctl, told

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.commands.serve import serve_models
 from orchestrator.cli.serving.model_table import ConfiguredModel
-from orchestrator.cli.serving.serving_models import serve_models
 from orchestrator.core.models.events import ModelEntry
 from orchestrator.http.models import run
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings

@@ -2,9 +2,9 @@
 
 from orchestrator.core.commands import Dismiss, SendMessage
 from orchestrator.core.events import Arrived
-from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker, WorkerHost
-from orchestrator.tools.simulate.simulation import BuildWorker
+from orchestrator.lab.simulate.draft import ModelledDraft
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker, WorkerHost
+from orchestrator.lab.simulate.simulation import BuildWorker
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import Reroot, Start

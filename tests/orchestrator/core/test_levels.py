@@ -5,12 +5,12 @@ import pytest
 from orchestrator.core.commands import Emit, SendMessage, TrialDecided
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.modelled_pipeline import modelled_workers
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker
-from orchestrator.tools.simulate.simulation import BuildWorker
-from orchestrator.tools.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.draft import ModelledDraft
+from orchestrator.lab.simulate.modelled_pipeline import modelled_workers
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker
+from orchestrator.lab.simulate.simulation import BuildWorker
+from orchestrator.lab.simulate.target import ModelledTarget
 from protocol.messages.base import Level, Role
 from protocol.messages.worker import Forest, Reroot, Start, Stop, Verify
 from protocol.speculation.token_tree import fits

@@ -13,10 +13,10 @@ import pytest
 from orchestrator.core.commands import Command
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
+from orchestrator.lab.simulate.draft import ModelledDraft
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work
+from orchestrator.lab.simulate.target import ModelledTarget
 from orchestrator.text.tokenizer import TextCodec
-from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work
-from orchestrator.tools.simulate.target import ModelledTarget
 from protocol.messages.base import Role
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import FromWorker, Prefilled, Verdict

@@ -9,11 +9,11 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.tools.simulate.devices import Wire
-from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work
-from orchestrator.tools.simulate.simulation import BuildWorker, SimulatedClient
-from orchestrator.tools.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.devices import Wire
+from orchestrator.lab.simulate.draft import ModelledDraft
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work
+from orchestrator.lab.simulate.simulation import BuildWorker, SimulatedClient
+from orchestrator.lab.simulate.target import ModelledTarget
 from protocol.messages.base import NodeId, Role
 from protocol.messages.worker import Fault, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
 from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready

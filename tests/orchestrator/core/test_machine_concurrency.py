@@ -8,7 +8,7 @@ from orchestrator.core.policy.expected_rate import best_count, best_counts
 from orchestrator.core.policy.in_turns import Autoregressive
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.scheduler import Scheduler
-from orchestrator.tools.simulate.devices import Wire
+from orchestrator.lab.simulate.devices import Wire
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Forest, Start, Stop, Verdict, Verify
 from tests.support.scripted_simulation import ONE, THREE, TWO, ScriptedSimulation, ready

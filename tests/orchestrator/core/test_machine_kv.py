@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.faults.faulty_workers import ModelledPrefill
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work
-from orchestrator.tools.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.faults.faulty_workers import ModelledPrefill
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work
+from orchestrator.lab.simulate.target import ModelledTarget
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import FromWorker, Prefill, Prefilled, Start, Stop, ToWorker, Verdict

@@ -15,11 +15,11 @@ from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.freshness import Freshness
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.draft import ModelledDraft
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work, WorkerHost
+from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.runtime.journal import Journal, replay
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.tools.simulate.draft import ModelledDraft
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker, Work, WorkerHost
-from orchestrator.tools.simulate.simulation import Simulation
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import FeatureForm
 from protocol.messages.worker import ToWorker

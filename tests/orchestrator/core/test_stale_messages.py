@@ -7,7 +7,7 @@ import msgspec
 from orchestrator.core.commands import SendMessage
 from orchestrator.core.events import Arrived, Ended
 from orchestrator.core.phases import Phase
-from orchestrator.tools.simulate.faults.invariants import reachable
+from orchestrator.lab.simulate.faults.invariants import reachable
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Fault, Grow, Pong, Prefilled, Verdict
 from tests.support.scripted_simulation import ScriptedSimulation, ready

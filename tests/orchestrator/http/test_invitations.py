@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from orchestrator.http.errors import ApiError
-from orchestrator.http.invitations import Invitations
+from orchestrator.http.server import Invitations
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation

@@ -13,7 +13,7 @@ from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import Blas
 from orchestrator.machine.blas.speed import ForwardTimes
 from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
-from orchestrator.tools.doctor import doctor
+from orchestrator.runtime.doctor import doctor
 from tests.support.paths import ROOT
 
 _BLAS = Blas("0.3.31", "NumPy's wheel", {"LD_PRELOAD": "libblas.so.3"})

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.app import cli
-from orchestrator.machine.idle_sleep import without_idle_sleep
+from orchestrator.cli.idle_sleep import without_idle_sleep
 
 _LONG = (
     *("attach", "bench", "calibrate", "convert", "doctor", "drill", "first-light", "profile"),
@@ -81,7 +81,7 @@ def test_a_failure_of_the_work_ends_it_too(caffeinate: Path):
 def test_nothing_is_left_of_a_process_that_was_killed(caffeinate: Path):
     work = f"""
 import time
-from orchestrator.machine.idle_sleep import without_idle_sleep
+from orchestrator.cli.idle_sleep import without_idle_sleep
 with without_idle_sleep("darwin", {str(caffeinate)!r}):
     time.sleep(60)
 """

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.lab.bench.guessing.messages import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
 from orchestrator.machine import reporting_process
 from orchestrator.machine.reporting_process import reports
-from protocol.contracts.acceptance import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
 from protocol.errors import PipelineError
 
 ORDER = AcceptanceOrder(target="", drafts=(), texts="")

@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 
 from orchestrator.core.commands import Keep, Recall
 from orchestrator.core.events import Recalled
+from orchestrator.lab.simulate.modelled_worker import modelled_hello
 from orchestrator.machine.disk_cache.chunks import CHUNK
 from orchestrator.machine.disk_cache.store import ChunkStore, cached_models, clear_disk_cache, disk_cache_folder
 from orchestrator.runtime.disk_cache import DiskCache
 from orchestrator.runtime.notices import Notice, NoticeSender, received
-from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.kv.arena import Arena
 from protocol.kv.segment_registry import owned
 from protocol.kv.segments import unlink_owned

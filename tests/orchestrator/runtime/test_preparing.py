@@ -1,6 +1,5 @@
 """The process that prepares the draft, as the orchestrator holds it: nothing of it ends the pipeline."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,14 +47,11 @@ def test_lines_that_a_library_prints_are_no_reports(tmp_path: Path, monkeypatch:
 
 def test_a_second_request_to_end_does_not_interrupt_the_cleaning_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     process = started(CLEANS, tmp_path, monkeypatch)
-    assert process._output.read(6) == b"ready\n"
-    output = process._output.fileno()
+    child = process._process
+    assert child.line() == b"ready"
     process.terminate()
-    assert isinstance(process._process, subprocess.Popen)
     process.terminate()
-    words = b""
-    while piece := preparing.os.read(output, 100):
-        words += piece
+    words = [child.line(), child.line()]
     process.close()
 
-    assert words == b"cleaned\n"
+    assert words == [b"cleaned", None]

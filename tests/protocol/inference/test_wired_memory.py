@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.runtime.workers.gpu_shares import gpu_shares
+from orchestrator.runtime.workers.supervisor import gpu_shares
 from protocol.inference.device import (
     BESIDE_TARGET,
     TARGET,

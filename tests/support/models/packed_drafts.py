@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from orchestrator.lab.training.chat_draft.package import pack
 from orchestrator.machine.gguf.folder import convert_gguf
-from orchestrator.tools.training.chat_draft.package import pack
 from tests.support.models.gguf_files import SIZES, weights, write_gguf
 from tests.support.models.tiny_models import network
 

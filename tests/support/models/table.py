@@ -1,4 +1,4 @@
-"""The table of architectures in docs/models.md: `python -m tests.support.models.table` writes it."""
+"""The table of architectures in docs/use/models.md: `python -m tests.support.models.table` writes it."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -9,7 +9,7 @@ from protocol.inference.language_model import LanguageModel
 from tests.support.models.architectures import IMPOSSIBLE, modules, tiny
 from tests.support.paths import ROOT
 
-DOCUMENT = ROOT / "docs" / "models.md"
+DOCUMENT = ROOT / "docs" / "use" / "models.md"
 BEGIN, END = "<!-- table of architectures -->", "<!-- end of the table -->"
 _COLUMNS = ("level", "requests", "reuse of a prefix", "restart", "divided", "Core ML draft", "architectures")
 _HEAD = f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"

@@ -1,4 +1,1 @@
-"""`launch-pipeline launch`: the server that a program of others asks, found or started for it.
-
-The programs themselves are in `orchestrator.tools.agents`.
-"""
+"""`launch-pipeline launch`: programs of others, and the server that they ask, found or started for them."""

@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.cli.commands.launch.serve_options import ServeSettings
+from orchestrator.cli.commands.launch.server import HttpServer
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.running_servers import running_servers
 from orchestrator.runtime.session import temporary_folder
-from orchestrator.tools.agents.server import HttpServer
 from protocol.own_modules import module_command
 from protocol.paths import SERVERS_VARIABLE
 

@@ -19,15 +19,15 @@ from orchestrator.cli.options import (
     without_effect,
 )
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.tools.bench.plan import DEFAULT_DRAFT_TOKENS
-from protocol.contracts.forward_comparison import LAYER_KINDS, ComparisonOrder, LayerKind
+from orchestrator.lab.bench.forward_comparison.messages import LAYER_KINDS, ComparisonOrder, LayerKind
+from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
 from protocol.errors import PipelineError
 
 if TYPE_CHECKING:
-    from orchestrator.tools.bench.acceptance import ExaminedDrafter
-    from orchestrator.tools.bench.measurement import BenchRequest, Measurement
-    from orchestrator.tools.bench.plan import BenchPlan
-    from orchestrator.tools.bench.prompts import BenchPrompt
+    from orchestrator.lab.bench.acceptance import ExaminedDrafter
+    from orchestrator.lab.bench.measurement import BenchRequest, Measurement
+    from orchestrator.lab.bench.plan import BenchPlan
+    from orchestrator.lab.bench.prompts import BenchPrompt
 
 _COMPARED = "ar,sd,ssd,adaptive"
 _LIMIT = 11
@@ -171,10 +171,10 @@ def bench(
 
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench.results import acceptance_report, report
-    from orchestrator.tools.bench.results.figures import rows, rows_by_category
-    from orchestrator.tools.bench.results.plot import draw, draw_distances
-    from orchestrator.tools.bench.trials import run
+    from orchestrator.lab.bench.results import acceptance_report, report
+    from orchestrator.lab.bench.results.figures import rows, rows_by_category
+    from orchestrator.lab.bench.results.plot import draw, draw_distances
+    from orchestrator.lab.bench.trials import run
 
     plan = plan_of(options, _COMPARED, repeats=1, temperature=())
     texts = prompts_of(plan, path, limit or (_LIMIT if path is None else None))
@@ -211,9 +211,9 @@ def _examined(
 ) -> "list[ExaminedDrafter]":
     """What the drafts guess of the texts that were measured, each alone, under a progress bar. None if that fails: the
     speeds are measured by then and must not be lost."""
+    from orchestrator.lab.bench.acceptance import examined, written_texts
+    from orchestrator.lab.bench.results.report import BenchProgress
     from orchestrator.machine.hardware import usable_cores
-    from orchestrator.tools.bench.acceptance import examined, written_texts
-    from orchestrator.tools.bench.results.report import BenchProgress
 
     with BenchProgress(1) as progress:
 
@@ -238,8 +238,8 @@ def _refuse_slow_motion(pace: str | None) -> None:
 
 def _requests(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> "list[BenchRequest]":
     """Every turn of the prompts; under a progress bar the target answers those before others."""
-    from orchestrator.tools.bench.results.report import BenchProgress
-    from orchestrator.tools.bench.trials import count_answers, requests_of
+    from orchestrator.lab.bench.results.report import BenchProgress
+    from orchestrator.lab.bench.trials import count_answers, requests_of
 
     if not count_answers(prompts):
         return requests_of(prompts, plan)
@@ -250,8 +250,8 @@ def _requests(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> "list[Benc
 
 def _recorded(plan: "BenchPlan", requests: "Sequence[BenchRequest]") -> Path:
     """The recorded texts of the plan, made under a progress bar if they are absent."""
-    from orchestrator.tools.bench.recording import distinct_tasks, recorded
-    from orchestrator.tools.bench.results.report import BenchProgress
+    from orchestrator.lab.bench.recording import distinct_tasks, recorded
+    from orchestrator.lab.bench.results.report import BenchProgress
 
     with BenchProgress(len(distinct_tasks(plan, requests))) as progress:
         progress.starting("the target, to record its texts")

@@ -6,14 +6,14 @@ import click
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.pipelines import print_notes
-from protocol.contracts.forward_comparison import ComparisonOrder, LayerKind
+from orchestrator.lab.bench.forward_comparison.messages import ComparisonOrder, LayerKind
 
 
 def micro(target: str | None, draft: str | None, as_json: bool) -> None:
     """Measure and print single steps of the workers."""
-    from orchestrator.tools.bench.costs import micro
-    from orchestrator.tools.bench.models import bench_models
-    from orchestrator.tools.bench.results.report import wide_console
+    from orchestrator.lab.bench.costs import micro
+    from orchestrator.lab.bench.models import bench_models
+    from orchestrator.lab.bench.results.report import wide_console
 
     with ConversionBar(quiet=False) as bar:
         models = bench_models(target, draft, same_model=False, on_progress=bar)
@@ -28,8 +28,8 @@ def micro(target: str | None, draft: str | None, as_json: bool) -> None:
 
 def forwards(kinds: tuple[LayerKind, ...], samples: int | None, as_json: bool) -> None:
     """Measure and print forwards of random models beside mlx-lm's own."""
-    from orchestrator.tools.bench.costs import beside_stock, beside_stock_report
-    from orchestrator.tools.bench.results.report import BenchProgress, wide_console
+    from orchestrator.lab.bench.costs import beside_stock, beside_stock_report
+    from orchestrator.lab.bench.results.report import BenchProgress, wide_console
 
     order = ComparisonOrder(kinds=kinds, samples=samples or ComparisonOrder().samples)
     with BenchProgress(len(kinds) * order.samples) as progress:

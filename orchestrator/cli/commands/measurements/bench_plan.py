@@ -11,8 +11,8 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.pipelines import print_notes
 
 if TYPE_CHECKING:
-    from orchestrator.tools.bench.plan import BenchPlan
-    from orchestrator.tools.bench.prompts import BenchPrompt
+    from orchestrator.lab.bench.plan import BenchPlan
+    from orchestrator.lab.bench.prompts import BenchPrompt
 
 REPEATS = 3
 """Of a workload whose prompts are few; a comparison repeats with other prompts instead."""
@@ -25,7 +25,7 @@ def plan_of(
     options: dict[str, Any], strategies: str, repeats: int = REPEATS, temperature: Sequence[float] = (0.0,)
 ) -> "BenchPlan":
     """The options, with these where they were not given; no temperature is the plan's own default."""
-    from orchestrator.tools.bench.plan import BenchPlan
+    from orchestrator.lab.bench.plan import BenchPlan
 
     defaults = {"strategies": strategies, "repeats": repeats, "temperature": temperature}
     return BenchPlan.of(**{**options, **{name: options[name] or default for name, default in defaults.items()}})
@@ -34,7 +34,7 @@ def plan_of(
 def prompts_of(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":
     """The file's prompts, or the shipped ones for the target, whose models are fetched if need be."""
     from orchestrator.api.chat_prompts import own_template
-    from orchestrator.tools.bench.prompts import read_prompts
+    from orchestrator.lab.bench.prompts import read_prompts
 
     with ConversionBar(quiet=False) as bar:
         models = plan.models(bar)

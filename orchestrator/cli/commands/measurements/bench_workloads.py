@@ -11,9 +11,9 @@ from orchestrator.cli.commands.measurements.bench_plan import GROWING, complain,
 
 
 def growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.tools.bench.results.report import BenchProgress
-    from orchestrator.tools.bench.workloads import prompt_length_report as length_report
-    from orchestrator.tools.bench.workloads.prompt_length import LENGTHS, measure
+    from orchestrator.lab.bench.results.report import BenchProgress
+    from orchestrator.lab.bench.workloads import prompt_length_report as length_report
+    from orchestrator.lab.bench.workloads.prompt_length import LENGTHS, measure
 
     plan = plan_of(options, GROWING)
     with BenchProgress(len(plan.strategies) * len(LENGTHS)) as turns:
@@ -29,9 +29,9 @@ def growth(path: Path | None, limit: int | None, plot: Path | None, as_json: boo
 def reuse(
     conversation: int, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.results.report import BenchProgress, wide_console
-    from orchestrator.tools.bench.workloads import prefix_reuse_report as reuse_report
-    from orchestrator.tools.bench.workloads.prefix_reuse import measure
+    from orchestrator.lab.bench.results.report import BenchProgress, wide_console
+    from orchestrator.lab.bench.workloads import prefix_reuse_report as reuse_report
+    from orchestrator.lab.bench.workloads.prefix_reuse import measure
 
     if plot is not None:
         raise click.UsageError("--reuse draws no picture: leave --plot out.")
@@ -50,9 +50,9 @@ def reuse(
 def concurrency(
     requests: str, path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any
 ) -> None:
-    from orchestrator.tools.bench.results.report import BenchProgress
-    from orchestrator.tools.bench.workloads import concurrency_report
-    from orchestrator.tools.bench.workloads.concurrency import measure, parse_requests
+    from orchestrator.lab.bench.results.report import BenchProgress
+    from orchestrator.lab.bench.workloads import concurrency_report
+    from orchestrator.lab.bench.workloads.concurrency import measure, parse_requests
 
     if plot is not None:
         raise click.UsageError("--requests draws no picture: leave --plot out.")

@@ -40,8 +40,8 @@ def calibrate(out: Path | None, **options: Any) -> None:
     launch-pipeline calibrate --target mlx-community/Qwen2.5-3B-Instruct-4bit --out mine.toml
     launch-pipeline bench --pace mine.toml
     """
-    from orchestrator.tools.calibration.calibrate import calibrate as measured
-    from orchestrator.tools.calibration.calibrate import to_toml
+    from orchestrator.lab.calibration.calibrate import calibrate as measured
+    from orchestrator.lab.calibration.calibrate import to_toml
 
     path = out or calibration_file()
     _require_writable(path)

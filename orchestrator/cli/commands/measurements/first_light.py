@@ -12,16 +12,16 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.lab.first_light.stages import stage_named, stage_names
 from orchestrator.machine.pairs.recommended_pairs import pairs
-from orchestrator.tools.first_light.stages import stage_named, stage_names
 
 if TYPE_CHECKING:
-    from orchestrator.tools.first_light.report.findings import LightReport, StageReport
-    from orchestrator.tools.first_light.report.folder import LightFolder
-    from orchestrator.tools.first_light.run import Choice, RunStage
-    from orchestrator.tools.first_light.settings import LightSettings
-    from orchestrator.tools.first_light.stage_runner import Observer
-    from orchestrator.tools.first_light.stages import Stage
+    from orchestrator.lab.first_light.report.findings import LightReport, StageReport
+    from orchestrator.lab.first_light.report.folder import LightFolder
+    from orchestrator.lab.first_light.run import Choice, RunStage
+    from orchestrator.lab.first_light.settings import LightSettings
+    from orchestrator.lab.first_light.stage_runner import Observer
+    from orchestrator.lab.first_light.stages import Stage
 
 _FAILED = 1
 _FOLDER = "first-light"
@@ -78,9 +78,9 @@ def first_light(
     launch-pipeline first-light --minutes 15 --skip second-bench
     launch-pipeline first-light --only neural-engine
     """
-    from orchestrator.tools.first_light.power.power_meter import ask_for_rights
-    from orchestrator.tools.first_light.run import Choice, will_run
-    from orchestrator.tools.first_light.settings import LightSettings
+    from orchestrator.lab.first_light.power.power_meter import ask_for_rights
+    from orchestrator.lab.first_light.run import Choice, will_run
+    from orchestrator.lab.first_light.settings import LightSettings
 
     settings = LightSettings(short=short, energy=energy, second_pair=second_pair)
     wanted = [] if only else [name for name in stage_names() if name not in skip]
@@ -102,17 +102,17 @@ def first_light(
 
 def _folder(path: Path, settings: "LightSettings", wanted: list[str]) -> "LightFolder":
     """The folder of the run with these settings, or a new one for `wanted` stages."""
-    from orchestrator.tools.bench.prompts import shipped_prompts
-    from orchestrator.tools.first_light.identity import identity
-    from orchestrator.tools.first_light.report.folder import LightFolder
-    from orchestrator.tools.first_light.report.redaction import Redactor
+    from orchestrator.lab.bench.prompts import shipped_prompts
+    from orchestrator.lab.first_light.identity import identity
+    from orchestrator.lab.first_light.report.folder import LightFolder
+    from orchestrator.lab.first_light.report.redaction import Redactor
 
     began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return LightFolder.of(path, identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted)
 
 
 def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", quiet: bool) -> "LightReport":
-    from orchestrator.tools.first_light.run import run
+    from orchestrator.lab.first_light.run import run
 
     try:
         with _Screen(quiet) as screen:
@@ -126,8 +126,8 @@ def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", qui
 
 def _runner() -> "RunStage":
     """Runs a stage; the one that measures energy gets a power meter, which sudo starts at this terminal."""
-    from orchestrator.tools.first_light.power.power_meter import powermetrics
-    from orchestrator.tools.first_light.stage_runner import run_stage
+    from orchestrator.lab.first_light.power.power_meter import powermetrics
+    from orchestrator.lab.first_light.stage_runner import run_stage
 
     def run_one(stage: "Stage", settings: Any, seconds: float, observer: "Observer") -> Any:
         if stage.name != "energy" or sys.platform != "darwin":
@@ -195,7 +195,7 @@ class _Screen:
         self._task = self._progress.add_task(stage.name, now="starting")
 
     def observer(self, stage: "Stage") -> "Observer":
-        from orchestrator.tools.first_light.stage_runner import Observer
+        from orchestrator.lab.first_light.stage_runner import Observer
 
         return Observer(self._notice, self._tick)
 

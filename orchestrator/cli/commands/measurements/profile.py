@@ -12,10 +12,10 @@ from rich.console import Console
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import given_only, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.tools.bench.prompts import read_prompts
+from orchestrator.lab.bench.prompts import read_prompts
 
 if TYPE_CHECKING:
-    from orchestrator.tools.profile.measure import ProfileTask
+    from orchestrator.lab.profile.measure import ProfileTask
 
 _NARROWEST = 104
 """Characters the tables need."""
@@ -63,7 +63,7 @@ def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> Non
 def _task(prompt: str, options: dict[str, Any]) -> "ProfileTask":
     """Raises InputError for a temperature, seed or number of tokens that can't be."""
     # Neither numpy nor matplotlib nor the trace's schema should slow the other commands' start down.
-    from orchestrator.tools.profile.measure import ProfileTask
+    from orchestrator.lab.profile.measure import ProfileTask
 
     temperatures = tuple(dict.fromkeys(options["temperature"])) or (0.0, 1.0)
     given = {name: value for name, value in given_only(options).items() if name not in _OWN}
@@ -74,9 +74,9 @@ def _task(prompt: str, options: dict[str, Any]) -> "ProfileTask":
 
 
 def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
-    from orchestrator.tools.profile.measure import measure
-    from orchestrator.tools.profile.report.page import require_folder, write_files
-    from orchestrator.tools.profile.report.table import tables
+    from orchestrator.lab.profile.measure import measure
+    from orchestrator.lab.profile.report.page import require_folder, write_files
+    from orchestrator.lab.profile.report.table import tables
 
     require_folder(out)
     with _notice(as_json) as notice:
@@ -92,7 +92,7 @@ def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
 
 
 def _overhead(task: "ProfileTask", groups: int, as_json: bool) -> None:
-    from orchestrator.tools.profile.overhead import tracing_cost
+    from orchestrator.lab.profile.overhead import tracing_cost
 
     with _notice(as_json) as notice:
         found = tracing_cost(task, groups, notice, on_note=lambda note: print_notes([note]))

@@ -5,10 +5,10 @@ import pytest
 from orchestrator.core.commands import Emit, SendMessage
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Usefulness
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.devices import Devices
+from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
 from protocol.messages.worker import Start, Stop
 
 DEVICES = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))

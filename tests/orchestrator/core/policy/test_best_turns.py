@@ -1,6 +1,6 @@
 """In turns, the expected-rate rule is as fast as the best fixed plan of growth steps and nodes, in virtual time.
 
-The devices are two processor cores that draft and target share (docs/log.md, "One device, in turns").
+The devices are two processor cores that draft and target share (docs/log/2026.md, "One device, in turns").
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import Decision, SequenceView, VerifyNodes, WaitUntil
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.tools.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.tools.simulate.devices import Devices
-from orchestrator.tools.simulate.modelled_pipeline import modelled_pipeline
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.devices import Devices
+from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
 from protocol.worker.pacing import DevicePace
 
 TARGET = DevicePace(steps=((1, 0.053), (2, 0.057), (4, 0.067), (8, 0.079), (16, 0.115)), prefill_rate=300.0)

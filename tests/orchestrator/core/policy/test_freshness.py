@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.freshness import Freshness
-from orchestrator.tools.simulate.draft import ModelledDraft, _DraftedSequence
-from orchestrator.tools.simulate.modelled_worker import ModelledWorker
-from orchestrator.tools.simulate.simulation import Simulation
-from orchestrator.tools.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.draft import ModelledDraft, _DraftedSequence
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker
+from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.target import ModelledTarget
 from protocol.messages.base import Role
 from protocol.messages.features import FeatureForm, Taps
 from protocol.messages.worker import Reroot

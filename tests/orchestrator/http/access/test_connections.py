@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from orchestrator.http.access.connections import Connection, Strangers
-from orchestrator.http.access.log_limit import LogLimit
+from orchestrator.http.run import LogLimit
 from orchestrator.http.settings import ConnectionLimits
 from tests.orchestrator.http.test_rules import CHAT, HELLO
 from tests.support.fake_pipeline import FakePipeline

@@ -10,8 +10,7 @@ from orchestrator.machine.memory.weights import loaded_drafter
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.gpu_shares import gpu_shares, weights_on_gpu
-from orchestrator.runtime.workers.supervisor import Supervisor
+from orchestrator.runtime.workers.supervisor import Supervisor, gpu_shares, weights_on_gpu
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.messages.base import Role
 from tests.support.models.drafter_files import write

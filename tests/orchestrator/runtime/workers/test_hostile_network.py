@@ -1,6 +1,6 @@
 """A hub that listens on a network, under fire: strangers without keys, and an admitted guest that lies.
 
-The long runs: `bin/test -m slow` with this file; what they gave is in docs/log.md.
+The long runs: `bin/test -m slow` with this file; what they gave is in docs/log/2026.md.
 """
 
 import resource
@@ -18,8 +18,8 @@ import zmq
 from orchestrator.core.events import Arrived, Event, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.language import VOCABULARY
-from orchestrator.tools.simulate.modelled_worker import modelled_hello
+from orchestrator.lab.simulate.language import VOCABULARY
+from orchestrator.lab.simulate.modelled_worker import modelled_hello
 from protocol.errors import WireError
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.kv import KvOffer

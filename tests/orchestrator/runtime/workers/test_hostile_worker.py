@@ -10,9 +10,9 @@ from orchestrator.core.commands import Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Request, Submitted, Tick, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.tools.simulate.language import VOCABULARY
-from orchestrator.tools.simulate.modelled_worker import modelled_hello
-from orchestrator.tools.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.language import VOCABULARY
+from orchestrator.lab.simulate.modelled_worker import modelled_hello
+from orchestrator.lab.simulate.target import ModelledTarget
 from protocol.errors import WireError
 from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, SequenceId, plain
 from protocol.messages.kv import KvOffer

@@ -13,12 +13,12 @@ import zmq
 from msgspec.structs import replace
 
 from draft_worker.worker import DraftWorker
+from orchestrator.cli.serving.attachment import _raise_refusal
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
+from orchestrator.lab.simulate.modelled_worker import modelled_hello
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
-from orchestrator.tools.attach.attachment import _raise_refusal
-from orchestrator.tools.simulate.modelled_worker import modelled_hello
 from protocol.errors import InputError
 from protocol.features.blocks import received
 from protocol.features.ring import FeatureRing

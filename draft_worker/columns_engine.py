@@ -1,0 +1,31 @@
+"""What every engine whose candidates come from MLX logits shares: the columns of its head, and logits processors."""
+
+from pathlib import Path
+
+from draft_worker.candidates.columns import Columns
+from draft_worker.engine import Engine
+from draft_worker.head_tokens import HeadTokens
+from protocol.messages.worker import Start
+from protocol.sampling.grammar import Grammars
+from protocol.sampling.processors.logits_processors import LogitsProcessors
+
+
+class ColumnsEngine(Engine):
+    """A subclass calls `read_tokens` while it is made."""
+
+    def read_tokens(self, folder: Path, vocabulary: int, head: HeadTokens | None) -> None:
+        """`folder` holds the tokenizer. `head`: the tokens of the draft's head if it has only some."""
+        self.vocabulary = vocabulary
+        self._head = head
+        self._grammars = Grammars(folder, vocabulary)
+        self._columns: dict[int, Columns] = {}
+        """By the size of the target's vocabulary."""
+
+    def columns(self, vocabulary: int) -> Columns:
+        """Beside a target of so many tokens."""
+        if vocabulary not in self._columns:
+            self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head)
+        return self._columns[vocabulary]
+
+    def processors(self, start: Start) -> LogitsProcessors | None:
+        return LogitsProcessors.wanted(start, self._grammars, lenient=True)

@@ -1,0 +1,135 @@
+"""mlx-lm's own decoding as contenders: a child process on cores of its own, and figures from its results."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.core.request_stats import pace_of
+from orchestrator.lab.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
+from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
+from orchestrator.lab.bench.names import PLAIN, contender_name
+from orchestrator.machine.child_process import ChildProcess
+from orchestrator.machine.hardware import partition_cores, worker_environment
+from orchestrator.machine.profiles.device_profiles import DeviceProfile
+from protocol.errors import PipelineError
+from protocol.own_modules import module_command
+
+_TERMINATION_SECONDS = 5.0
+
+
+@contextmanager
+def running(
+    target: str,
+    draft: str,
+    profile: DeviceProfile | None = None,
+    cores: Sequence[int] | None = None,
+    texts: Path | None = None,
+) -> Iterator["MlxLm"]:
+    """A process that runs mlx-lm with the models and libraries of our target, on `cores` (None: our target's).
+
+    `target` and `draft` are folders (no draft: empty). `profile` paces both models by its target's device.
+    `texts` is a file of recorded texts that stand in for the target.
+    """
+    setup = Setup(
+        target=target,
+        draft=draft,
+        texts="" if texts is None else str(texts),
+        cores=partition_cores().get("target", ()) if cores is None else tuple(cores),
+        target_pace=profile and profile.target.pace(),
+        draft_pace=profile and profile.draft_on_target_device.pace(),
+    )
+    command = [*module_command("orchestrator.lab.bench.baseline.process"), msgspec.json.encode(setup).decode()]
+    with ChildProcess(command, variables=worker_environment("target", setup.cores), asked=True) as process:
+        try:
+            yield MlxLm(process, profile.name if profile else "")
+        finally:
+            process.end(_TERMINATION_SECONDS)
+
+
+class MlxLm:
+    """The running process. It is idle between jobs."""
+
+    def __init__(self, process: ChildProcess, profile: str = "") -> None:
+        """`profile`: name of the device profile that paces it; empty for none."""
+        self.profile = profile
+        self._process = process
+
+    def await_ready(self) -> None:
+        """Wait until the models are loaded. Raises PipelineError if the process ended instead."""
+        self._result()
+
+    def run(self, job: Job) -> JobResult:
+        """Raises PipelineError if the process ended instead."""
+        self._send(job)
+        return self._result()
+
+    def run_batch(self, job: BatchJob) -> BatchJobResult:
+        """The same for several prompts."""
+        self._send(job)
+        return msgspec.json.decode(self._line(), type=BatchJobResult)
+
+    def _send(self, job: Job | BatchJob) -> None:
+        try:
+            self._process.send(job)
+        except OSError as error:
+            raise self._ended() from error
+
+    def _result(self) -> JobResult:
+        return msgspec.json.decode(self._line(), type=JobResult)
+
+    def _line(self) -> bytes:
+        line = self._process.line()
+        if line is None:
+            raise self._ended()
+        return line
+
+    def _ended(self) -> PipelineError:
+        return PipelineError(
+            f"mlx-lm's process ended; its last line: {self._process.last_words}. Check the models' folders."
+        )
+
+
+class MlxLmContender:
+    """`generate_step` (0 draft tokens) or `speculative_generate_step`."""
+
+    family: Family = "mlx-lm"
+
+    def __init__(self, process: MlxLm, draft_tokens: int, ends: Iterable[int], line: str = PLAIN) -> None:
+        self.name = contender_name(line, draft_tokens or None)
+        self._process = process
+        self._draft_tokens = draft_tokens
+        self._ends = tuple(ends)
+
+    def generate(self, task: GenerationTask) -> TimedGeneration:
+        job = Job(ends=self._ends, draft_tokens=self._draft_tokens, **task._asdict())
+        result = self._process.run(job)
+        rounds, tried = rounds_of(result.drafted, self._draft_tokens, task.max_tokens)
+        return TimedGeneration(
+            tokens=result.tokens,
+            tokens_per_second=len(result.tokens) / result.seconds,
+            tokens_per_round=len(result.tokens) / rounds,
+            acceptance_rate=sum(result.drafted) / tried if tried else None,
+            # Its prefill is never paced.
+            time_to_first_token=None if result.paced else result.arrivals[0],
+            total_time=None if result.paced else result.arrivals[-1],
+            arrivals=result.arrivals,
+            pace=result.paced and pace_of(self._process.profile, result.paced),
+        )
+
+
+def rounds_of(drafted: Sequence[bool], draft_tokens: int, max_tokens: int) -> tuple[int, int]:
+    """Rounds, and draft tokens that were verified: the accepted ones and the first rejected one of each round.
+
+    A round drafts at most as many tokens as may still be generated."""
+    rounds = tried = begin = 0
+    while begin < len(drafted):
+        accepted = next((k for k, guessed in enumerate(drafted[begin:]) if not guessed), len(drafted) - begin)
+        accepted = min(accepted, draft_tokens)
+        ended = begin + accepted == len(drafted)
+        rejected = not ended and accepted < min(draft_tokens, max_tokens - begin)
+        rounds += 1
+        tried += accepted + rejected
+        begin += accepted + 1
+    return rounds, tried

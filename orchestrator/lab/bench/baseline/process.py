@@ -1,0 +1,199 @@
+"""The process in which mlx-lm's own decoding runs: `python -m orchestrator.lab.bench.baseline.process SETUP`.
+
+It imports MLX, as `paced_network` does; no other module may import either.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import msgspec
+from mlx_lm.generate import BatchGenerator, generate_step, generation_stream, speculative_generate_step, wired_limit
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_sampler
+from mlx_lm.utils import dequantize_model, load_model
+
+from orchestrator.lab.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
+from orchestrator.lab.bench.baseline.paced_network import PacedDevice
+from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.errors import InputError, PipelineError
+from protocol.inference.device import spare_compiler
+from protocol.inference.recorded_network import KnownText, RecordedNetwork
+from protocol.worker.pacing import DevicePace
+from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
+
+_PREFILL_CHUNK = 512
+
+
+class Networks(NamedTuple):
+    """The models, in the precision that our workers use."""
+
+    target: Any
+    """None if recorded texts stand in for it."""
+    draft: Any
+    """None without a draft."""
+    paces: tuple[DevicePace, DevicePace] | None = None
+    """Of the target and of the draft."""
+    texts: RecordedTexts | None = None
+
+    def text(self, job: Job) -> RecordedText | None:
+        """The recorded text of a job; None if the target computes. Raises InputError for a job without a text."""
+        if self.texts is None:
+            return None
+        text = self.texts.of_prompt(job.tokens, request_sampling(job.temperature, job.seed))
+        if text is None:
+            raise InputError("No text is recorded for this prompt, temperature and seed: record it first.")
+        return text
+
+
+def main() -> int:
+    setup = msgspec.json.decode(sys.argv[1], type=Setup)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if setup.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup.cores)
+    # Output of libraries must not mix with the results.
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    paces = None
+    if setup.target_pace is not None and setup.draft_pace is not None:
+        paces = setup.target_pace, setup.draft_pace
+    draft = _loaded(setup.draft) if setup.draft else None
+    if setup.texts:
+        texts = RecordedTexts.read(Path(setup.texts), model_fingerprint(Path(setup.target)))
+        networks = Networks(None, draft, paces, texts)
+    else:
+        networks = Networks(_loaded(setup.target), draft, paces)
+    _write(results, JobResult())
+    for line in sys.stdin.buffer:
+        job = msgspec.json.decode(line, type=Job | BatchJob)
+        _write(results, decode(networks, job) if isinstance(job, Job) else decode_batch(networks, job))
+    return 0
+
+
+def decode(networks: Networks, job: Job) -> JobResult:
+    """Run a job. The clock starts when the caches hold all but the prompt's last token.
+
+    Raises PipelineError if the tokens are not those of the recorded text, if there is one.
+    """
+    requested = time.perf_counter()
+    mx.random.seed(job.seed)
+    arrivals: list[float] = []
+    tokens: list[int] = []
+    drafted: list[bool] = []
+    streams: list[Any] = [generation_stream]
+    device = PacedDevice()
+    with wired_limit(networks.target, streams):
+        steps = _steps(networks, job, device)
+        began = ended = time.perf_counter()
+        for token, from_draft in steps:
+            ended = time.perf_counter()
+            arrivals.append(ended - requested)
+            tokens.append(token)
+            drafted.append(from_draft)
+            if token in job.ends:
+                break
+        steps.close()
+        # mlx-lm computes ahead: that work must not run into the next contender's time.
+        mx.synchronize(generation_stream)
+    _require_recorded(tokens, networks.text(job))
+    paced = device.take() if networks.paces else None
+    return JobResult(tuple(tokens), tuple(drafted), ended - began, paced, tuple(arrivals))
+
+
+def decode_batch(networks: Networks, job: BatchJob) -> BatchJobResult:
+    """mlx-lm's batch generator over caches that hold all but the prompts' last tokens.
+
+    The clock runs from the first tokens of all prompts to the end of the first text."""
+    mx.random.seed(job.seed)
+    device = PacedDevice()
+    target = networks.target if networks.paces is None else device.network(networks.target, networks.paces[0])
+    generator = BatchGenerator(
+        target,
+        max_tokens=job.max_tokens,
+        stop_tokens=[[token] for token in job.ends],
+        sampler=make_sampler(temp=job.temperature),
+    )
+    caches = [_prefilled(networks.target, prompt[:-1]) for prompt in job.prompts]
+    generator.insert([[prompt[-1]] for prompt in job.prompts], caches=caches)
+    generated, began, ended = 0, 0.0, 0.0
+    while responses := generator.next_generated():
+        device.settle()
+        ended = time.perf_counter()
+        began, generated = (began, generated + len(responses)) if began else (ended, 0)
+        if any(response.finish_reason for response in responses):
+            break
+    generator.close()
+    mx.synchronize(generation_stream)
+    return BatchJobResult(generated, max(1e-9, ended - began), device.take() if networks.paces else None)
+
+
+def _steps(networks: Networks, job: Job, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
+    """mlx-lm's loop over caches that hold the prompt: tokens, and whether each is an accepted draft token."""
+    draft, paces, text = networks.draft, networks.paces, networks.text(job)
+    target: Any = networks.target if text is None else _recorded_network(networks, text)
+    *prefix, root = job.tokens
+    cache = _prefilled(target, prefix)
+    if paces is not None:
+        target, draft = device.network(target, paces[0]), device.network(draft, paces[1])
+    common: dict[str, Any] = {"max_tokens": job.max_tokens, "sampler": make_sampler(temp=job.temperature)}
+    if job.draft_tokens == 0:
+        return _plain(generate_step(mx.array([root]), target, prompt_cache=cache, **common))
+    cache += _prefilled(networks.draft, prefix)
+    common |= {"num_draft_tokens": job.draft_tokens, "prompt_cache": cache}
+    return _speculative(speculative_generate_step(mx.array([root]), target, draft, **common), device)
+
+
+def _recorded_network(networks: Networks, text: RecordedText) -> RecordedNetwork:
+    assert networks.texts is not None
+    return RecordedNetwork(KnownText(text.whole, networks.texts.target.vocabulary))
+
+
+def _require_recorded(tokens: Sequence[int], text: RecordedText | None) -> None:
+    if text is not None and tuple(tokens) != text.tokens[: len(tokens)]:
+        raise PipelineError("mlx-lm's tokens are not those of the recorded text: delete the recording and try again.")
+
+
+def _plain(steps: Any) -> Generator[tuple[int, bool], None, None]:
+    for token, _ in steps:
+        yield int(token), False
+
+
+def _speculative(steps: Any, device: PacedDevice) -> Generator[tuple[int, bool], None, None]:
+    """The tokens of a round come when its verification is done."""
+    for token, _, from_draft in steps:
+        device.settle()
+        yield int(token), bool(from_draft)
+
+
+def _prefilled(network: Any, tokens: Sequence[int]) -> list[Any]:
+    """A prompt cache that holds `tokens`."""
+    cache = make_prompt_cache(network)
+    for begin in range(0, len(tokens), _PREFILL_CHUNK):
+        network(mx.array([tokens[begin : begin + _PREFILL_CHUNK]]), cache=cache)
+        mx.eval([layer.state for layer in cache])
+    return cache
+
+
+def _loaded(folder: str) -> Any:
+    """A stock mlx-lm model, cast as our workers cast theirs: float32 on a processor."""
+    network, _ = load_model(Path(folder), lazy=True, trust_remote_code=False)
+    if mx.default_device() == mx.Device(mx.cpu):
+        network = dequantize_model(network)
+        network.set_dtype(mx.float32)
+        spare_compiler()
+    mx.eval(network.parameters())
+    return network
+
+
+def _write(pipe: Any, result: JobResult | BatchJobResult) -> None:
+    pipe.write(msgspec.json.encode(result) + b"\n")
+    pipe.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

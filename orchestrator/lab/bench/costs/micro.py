@@ -1,0 +1,189 @@
+"""`launch-pipeline bench --micro`: single steps of the workers, each measured in processes of its own."""
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.lab.bench.costs.figure import Figure
+from orchestrator.lab.bench.weights_read import weights_read
+from orchestrator.lab.calibration.calibrate import forward_times
+from orchestrator.machine.hardware import chip, partition_cores, worker_environment
+from protocol.errors import PipelineError
+from protocol.messages.base import Role
+from protocol.own_modules import module_command
+
+
+class CostLine(NamedTuple):
+    """Seconds of a forward of w tokens: fixed + marginal * w."""
+
+    fixed: float
+    marginal: float
+    deviation: float
+    """The largest distance of a measured time from the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardCost:
+    """The forwards of one model on its own cores."""
+
+    model: str
+    """target or draft."""
+    seconds: Mapping[int, float]
+    """Medians by width."""
+    weights: int
+    """Bytes that a forward of one token reads."""
+    bandwidth: float | None
+    """Bytes a second of the stream test on the same cores; None where the model computes on a GPU."""
+
+    @property
+    def line(self) -> CostLine:
+        return least_squares(self.seconds)
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """Bytes a second of the weights in a forward of one token, as a share of the stream test's."""
+        return None if self.bandwidth is None else self.weights / self.seconds[1] / self.bandwidth
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as JSON values. Times in milliseconds."""
+        line = self.line
+        return {
+            "model": self.model,
+            "milliseconds": {str(width): 1e3 * seconds for width, seconds in self.seconds.items()},
+            "fixed_milliseconds": 1e3 * line.fixed,
+            "marginal_milliseconds": 1e3 * line.marginal,
+            "largest_deviation_milliseconds": 1e3 * line.deviation,
+            "weights_bytes": self.weights,
+            "stream_bytes_per_second": self.bandwidth,
+            "bandwidth_share": self.bandwidth_share,
+        }
+
+
+def least_squares(seconds: Mapping[int, float]) -> CostLine:
+    """The line through times by width, at least two, with the least sum of squared distances."""
+    widths, times = np.array(list(seconds)), np.array(list(seconds.values()))
+    design = np.stack([np.ones(len(widths)), widths], axis=1)
+    (fixed, marginal), *_ = np.linalg.lstsq(design, times, rcond=None)
+    deviation = np.abs(design @ (fixed, marginal) - times).max()
+    return CostLine(float(fixed), float(marginal), float(deviation))
+
+
+ADOPTION = "orchestrator.lab.bench.costs.micro_adoption"
+HOST = (
+    ("orchestrator.lab.bench.costs.micro_coreml",),
+    ("orchestrator.lab.bench.costs.micro_telemetry",),
+    ("orchestrator.lab.bench.costs.micro_context",),
+)
+"""Programs that time what the host does beside the devices."""
+_PROGRAMS = (HOST[0], (ADOPTION,), *HOST[1:])
+_STREAM = "orchestrator.lab.bench.costs.micro_bandwidth"
+_TIMEOUT_SECONDS = 600.0
+_FORWARD_NOTE = """\
+A target's forward verifies that many tokens; a draft's is a growth step that evaluates that many nodes. Medians of \
+real workers, one computing at a time, each on its own cores. fixed, per token: the least-squares line through these \
+times; off: the largest distance from it. read: weights that a forward of one token reads. stream: the best copy or \
+dot product through memory on the same cores. share: read, divided by the time at width 1, as a share of stream."""
+
+
+def measured(programs: Sequence[Sequence[str]] = _PROGRAMS) -> list[Figure]:
+    """The figures of these programs, each with its arguments. Raises PipelineError if a process fails."""
+    # The limits are stated for one core, which is what a draft worker has on a small machine.
+    return [figure for program in programs for figure in _run(program, worker_environment("draft", (0,)))]
+
+
+def measured_forwards(
+    target: Path, draft: Path, *, samples: int = 15, notice: Callable[[str], None] = lambda _: None
+) -> list[ForwardCost]:
+    """The cost of the target's and of the draft's forwards on this machine, `samples` of each width.
+
+    `target` and `draft` are folders. `notice` is called with what is measured now. Raises PipelineError if a process
+    fails.
+    """
+    cores = partition_cores()
+    times = forward_times(target, draft, samples=samples, notice=notice)
+    notice("the memory's bandwidth")
+    folders: dict[Role, Path] = {"target": target, "draft": draft}
+    return [
+        ForwardCost(
+            model=role,
+            seconds=times[role].steps,
+            weights=weights_read(folder, on_processor=bool(cores)),
+            bandwidth=_stream(role, cores[role]) if cores else None,
+        )
+        for role, folder in folders.items()
+    ]
+
+
+def table(figures: Sequence[Figure]) -> Table:
+    """A row a figure; what exceeds its limit is marked."""
+    rows = Table(title=f"Single steps, medians, one core of {chip()}")
+    for column in ("step", "value", "limit"):
+        rows.add_column(column, justify="left" if column == "step" else "right")
+    for figure in figures:
+        limit = "" if figure.limit is None else f"{figure.limit:g} {figure.unit}"
+        value = f"{figure.value:.3f} {figure.unit}".strip()
+        rows.add_row(figure.name, value if figure.within_limit else f"[red]{value}[/red]", limit)
+    return rows
+
+
+def forward_table(costs: Sequence[ForwardCost]) -> Group:
+    """A row a model: milliseconds by width, the line through them, and the share of the memory's bandwidth."""
+    widths = list(dict.fromkeys(width for cost in costs for width in cost.seconds))
+    rows = Table(title="Forwards, ms by number of tokens", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    rows.add_column("model")
+    for column in (*map(str, widths), "fixed", "per token", "off", "read", "stream", "share"):
+        rows.add_column(column, justify="right", no_wrap=True)
+    for cost in costs:
+        times = (cost.seconds.get(width) for width in widths)
+        milliseconds = (*times, *cost.line)
+        rows.add_row(
+            cost.model, *("-" if time is None else f"{1e3 * time:.2f}" for time in milliseconds), *_bytes(cost)
+        )
+    return Group(rows, Text(_FORWARD_NOTE, style="dim"))
+
+
+def to_json(figures: Sequence[Figure], costs: Sequence[ForwardCost] = ()) -> dict[str, Any]:
+    """The figures, the costs of forwards and the machine as JSON values."""
+    return {
+        "machine": chip(),
+        "figures": msgspec.to_builtins(figures),
+        "forwards": [cost.to_json() for cost in costs],
+    }
+
+
+def _bytes(cost: ForwardCost) -> tuple[str, str, str]:
+    """Weights, bandwidth and share."""
+    read = f"{cost.weights / 1e6:.0f} MB"
+    if cost.bandwidth is None or cost.bandwidth_share is None:
+        return read, "-", "-"
+    return read, f"{cost.bandwidth / 1e9:.1f} GB/s", f"{cost.bandwidth_share:.0%}"
+
+
+def _stream(role: Role, cores: Sequence[int]) -> float:
+    """Bytes a second: the faster of the two streams."""
+    # The program has a thread a core; BLAS must not add any.
+    environment = worker_environment(role, cores) | {"OPENBLAS_NUM_THREADS": "1"}
+    return max(figure.value for figure in _run([_STREAM, ",".join(map(str, cores))], environment))
+
+
+def _run(program: Sequence[str], environment: Mapping[str, str]) -> list[Figure]:
+    command = [*module_command(program[0]), *program[1:]]
+    everything = {**os.environ, **environment}
+    try:
+        out = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, env=everything)
+    except subprocess.TimeoutExpired as error:
+        text = f"{program[0]} gave no figures within {_TIMEOUT_SECONDS:.0f} s: try again on an idle machine."
+        raise PipelineError(text) from error
+    if out.returncode:
+        last_line = (out.stderr.strip().splitlines() or ["none"])[-1]
+        raise PipelineError(f"{program[0]} failed; its last line: {last_line}")
+    return msgspec.json.decode(out.stdout, type=list[Figure])

@@ -1,0 +1,164 @@
+"""What a bench compares: the settings, and the words of the command line that name them. Pure but for `models`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator.core.options import StrategyName
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.models import BenchModels, bench_models
+from orchestrator.lab.bench.names import LOOKUP
+from orchestrator.lab.bench.rivals.catalogue import parse_rivals
+from orchestrator.machine.progress import OnProgress, silent
+from orchestrator.runtime.link_emulation import EmulatedLink
+from protocol.errors import InputError
+from protocol.messages.base import Verification
+
+CHAINS = ("sd", "ssd")
+"""Strategies that verify chains of K tokens."""
+DEFAULT_DRAFT_TOKENS = "1-4,6,8"
+_MOST_DRAFT_TOKENS = 64
+_TEMPERATURES, _TEMPERATURES_OF_ONE_MODEL = (0.0, 1.0), (0.8,)
+_OTHER_NAMES = {
+    "autoregressive": "ar",
+    "speculative": "sd",
+    "prompt-lookup": LOOKUP,
+}
+"""Names that other programs have for these strategies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlan:
+    """The settings of a bench."""
+
+    target: str | None
+    draft: str | None
+    strategies: tuple[StrategyName, ...]
+    """LOOKUP may be one of them: prompt lookup alone."""
+    draft_tokens: tuple[int, ...]
+    """Every K of mlx-lm's speculation, of sd and of ssd. None at all: no speculation of mlx-lm, and the default K."""
+    temperatures: tuple[float, ...]
+    repeats: int
+    max_tokens: int
+    controls: bool = True
+    """Also `adaptive` without prompt lookup, prompt lookup alone, a random draft, and mlx-lm on the target's cores."""
+    core_ml_draft: bool = False
+    """Also a pipeline whose draft runs in Core ML, converted on its first use."""
+    same_model: bool = False
+    """The target is its own draft."""
+    verification: Verification = "coupled"
+    """rejection: above temperature 0, strategies that verify chains also run with rejection sampling."""
+    links: tuple[EmulatedLink, ...] = ()
+    """Each link adds a contender for every strategy with a draft: the draft is behind the link."""
+    pace: str | None = None
+    """Name or path of the device profile that all contenders are paced by."""
+    replay: bool = False
+    """Record the target's texts once, and replay them in place of the target's model."""
+    target_hosts: str | None = None
+    """A hosts file with local addresses alone: our pipelines divide their targets."""
+    rivals: tuple[str, ...] = ()
+    """Other software that takes part, by name."""
+    drafters: tuple[Path, ...] = ()
+    """Folders of further drafts, which run beside the same target under the same strategies."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        draft_tokens: str,
+        strategies: str,
+        temperature: Sequence[float],
+        link_delay: str | None = None,
+        link_loss: float = 0.0,
+        same_model: bool = False,
+        pace: str | None = None,
+        rivals: str | None = None,
+        drafters: str | None = None,
+        **others: Any,
+    ) -> "BenchPlan":
+        """From the options of the command line. Raises InputError naming the wrong one."""
+        default = _TEMPERATURES_OF_ONE_MODEL if same_model else _TEMPERATURES
+        temperatures = tuple(dict.fromkeys(temperature)) or default
+        for each in temperatures:
+            GenerationTask((0,), 1, each, 0).sampling().submit("", "check")
+        if same_model and pace is not None:
+            raise InputError("--same-model can't be paced: a device profile has no times of the target as a draft.")
+        return cls(
+            draft_tokens=parse_draft_tokens(draft_tokens),
+            strategies=parse_strategies(strategies),
+            temperatures=temperatures,
+            links=parse_links(link_delay, link_loss),
+            same_model=same_model,
+            pace=pace,
+            rivals=parse_rivals(rivals),
+            drafters=parse_drafters(drafters),
+            **others,
+        )
+
+    def models(self, on_progress: OnProgress = silent) -> BenchModels:
+        """Target and draft; they may be fetched or converted. Raises InputError for what can't be had."""
+        return bench_models(self.target, self.draft, self.same_model, on_progress)
+
+    @property
+    def replays(self) -> bool:
+        """Whether recorded texts stand in for the target: only the pace of a device gives them a time."""
+        return self.replay and self.pace is not None
+
+    @property
+    def rejecting(self) -> tuple[StrategyName, ...]:
+        """Strategies that also run with rejection sampling: those that verify chains. None in a replay: it needs the
+        target's whole distribution."""
+        if self.verification == "coupled" or self.replays:
+            return ()
+        return tuple(strategy for strategy in self.strategies if strategy in CHAINS)
+
+
+def parse_strategies(text: str) -> tuple[StrategyName, ...]:
+    """Strategies separated by commas, also under other names. Raises InputError naming the unknown ones."""
+    known = {**{name: name for name in (*STRATEGIES, LOOKUP)}, **_OTHER_NAMES}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(known)}.")
+    return tuple(dict.fromkeys(known[name] for name in names))
+
+
+def parse_drafters(text: str | None) -> tuple[Path, ...]:
+    """Folders separated by commas; None for none. Raises InputError for what is no folder, and for equal names."""
+    folders = [Path(name.strip()).expanduser() for name in (text or "").split(",") if name.strip()]
+    absent = [folder for folder in folders if not folder.is_dir()]
+    if absent or (text is not None and not folders):
+        raise InputError(f"{absent[0] if absent else repr(text)} is no folder: name the folders of drafts.")
+    if len({folder.name for folder in folders}) < len(folders):
+        raise InputError("Two drafts have folders of the same name, and the table would not tell them apart.")
+    return tuple(folder.resolve() for folder in folders)
+
+
+def parse_links(delays: str | None, loss: float) -> tuple[EmulatedLink, ...]:
+    """Links with these delays: milliseconds one way, separated by commas. Raises InputError for anything else."""
+    try:
+        milliseconds = [float(delay) for delay in delays.split(",")] if delays else []
+        links = [EmulatedLink(delay=delay / 1000, loss=loss) for delay in dict.fromkeys(milliseconds)]
+        return msgspec.convert(msgspec.to_builtins(links), tuple[EmulatedLink, ...])
+    except (ValueError, msgspec.ValidationError) as error:
+        raise InputError(
+            f"{delays!r} names no link: give milliseconds one way up to 10,000, like 0.3,2,10,50, and a loss up to 0.5."
+        ) from error
+
+
+def parse_draft_tokens(text: str) -> tuple[int, ...]:
+    """A number, a range or several of them: "2", "1-8", "1,2,4"; "0" is none. Raises InputError for anything else."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        low, high = first.strip(), (last or first).strip()
+        if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high) <= _MOST_DRAFT_TOKENS):
+            raise InputError(
+                f"{text!r} names no draft tokens: give numbers up to {_MOST_DRAFT_TOKENS}, like 1-8 or 1,2,4."
+            )
+        counts.update(range(int(low), int(high) + 1))
+    return tuple(sorted(counts - {0}))

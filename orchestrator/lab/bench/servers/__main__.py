@@ -1,0 +1,142 @@
+"""Sends the same requests to `launch-pipeline serve` and to mlx-lm's own server, and prints tables.
+
+Run `.venv/bin/python -m orchestrator.lab.bench.servers` on Linux or a Mac. It takes a quarter of an hour and ends
+every server that it starts. It imports MLX to convert the demo pair; no other module of this folder does.
+"""
+
+import platform
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+
+from orchestrator.lab.bench.servers.answer_probes import thinking, tool_calls
+from orchestrator.lab.bench.servers.client_probes import clients
+from orchestrator.lab.bench.servers.contenders import Contenders
+from orchestrator.lab.bench.servers.http_requests import NoAnswer
+from orchestrator.lab.bench.servers.long_prompts import CONTEXT, TOKENS, long_prompts, restarted
+from orchestrator.lab.bench.servers.model_probes import models
+from orchestrator.lab.bench.servers.probes import Probe, access, completions, invalid_requests, parameters, routes
+from orchestrator.lab.bench.servers.random_pair import random_pair
+from orchestrator.lab.bench.servers.scripted_pair import scripted_pair
+from orchestrator.lab.bench.servers.server_process import ROOT, Server, end_with_servers, running
+from orchestrator.lab.bench.servers.stream_probes import streams
+
+_PAIR = {"target": ROOT / "target_worker/demo_model", "draft": ROOT / "draft_worker/demo_model"}
+
+
+_SAME = "The text with a draft equals the text without"
+_RESTART = f"seconds to the first text of {TOKENS:,} tokens; after a restart, ours with `--disk-cache`"
+Column = dict[str, str]
+Sections = Mapping[str, Mapping[str, Probe]]
+
+
+class Report:
+    """Tables with a column a server and a row a probe."""
+
+    def __init__(self) -> None:
+        self._columns: defaultdict[str, Column] = defaultdict(dict)
+        self._rows: dict[str, Iterable[str]] = {}
+
+    def compare(self, servers: Contenders, sections: Sections) -> None:
+        """Send every probe to every server."""
+        probes = {name: probe for section in sections.values() for name, probe in section.items()}
+        for server in servers:
+            self._columns[server.title] |= _column(server, probes)
+        self._rows |= {title: section.keys() for title, section in sections.items()}
+
+    def add(self, title: str, server: Server, column: Column) -> None:
+        """A table, or more rows of one that is there."""
+        self._columns[server.title] |= column
+        self._rows[title] = dict.fromkeys((*self._rows.get(title, ()), *column))
+
+    def print(self) -> None:
+        for title, names in self._rows.items():
+            print(f"| {title} | {' | '.join(self._columns)} |\n|{'---|' * (len(self._columns) + 1)}")
+            for name in names:
+                print(f"| {name} | {' | '.join(column.get(name, '') for column in self._columns.values())} |")
+            print()
+
+
+def main() -> None:
+    end_with_servers()
+    report = Report()
+    with tempfile.TemporaryDirectory() as folder:
+        _compare(report, Path(folder))
+    print(f"{_versions()}\n")
+    report.print()
+
+
+def _compare(report: Report, folder: Path) -> None:
+    # Our workers compute in 32 bits on a processor. In 16 bits the greedy text would depend on the width of a forward.
+    target, draft = (_in_32_bits(source, folder / name) for name, source in _PAIR.items())
+    demo = Contenders.of_pair(target, draft)
+    sections = {"Routes": routes(), "Parameters": parameters(), "Invalid requests": invalid_requests(draft)}
+    report.compare(demo, sections | {"While the server generates": streams(), "Access": access()})
+    for drafting, alone in ((demo.ours, demo.ours_alone), (demo.mlx_lm_drafting, demo.mlx_lm)):
+        report.add(_SAME, drafting, _same(drafting, alone))
+    scripted = Contenders.of_pair(*scripted_pair(folder / "scripted"))
+    report.compare(scripted, {"Thinking": thinking(), "Tools": tool_calls(), "Clients": clients()})
+    report.compare(Contenders.of_models(target, draft, draft, folder), {"Several models": models()})
+    long = Contenders.of_pair(*random_pair(folder / "long", CONTEXT), "--disk-cache", "1", home=folder)
+    title = "A long prompt"
+    report.compare(long, {title: long_prompts()})
+    for server in long:
+        report.add(title, server, {_RESTART: restarted(server)})
+
+
+def _column(server: Server, probes: dict[str, Probe]) -> Column:
+    """The outcome of every probe. A server that fails or stays occupied is replaced for the next probe."""
+    column: Column = {}
+    left = dict(probes)
+    while left:
+        with running(server) as process:
+            while left and process.healthy() and not process.occupied:
+                name, probe = next(iter(left.items()))
+                del left[name]
+                print(f"{server.title}: {name}", file=sys.stderr)
+                try:
+                    column[name] = probe(process)
+                except NoAnswer:
+                    column[name], process.occupied = "no answer for minutes", True
+                if not process.healthy():
+                    column[name] += "; then no answer until a restart"
+    return column
+
+
+def _same(drafting: Server, alone: Server) -> Column:
+    """Whether a draft changes the texts."""
+    with running(drafting) as process:
+        found = completions(process)
+    with running(alone) as process:
+        expected = completions(process)
+    return {name: "yes" if texts == expected[name] else "no" for name, texts in found.items()}
+
+
+def _in_32_bits(source: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((source / name).read_text().replace('"float16"', '"float32"'))
+    weights = mx.load(str(source / "model.safetensors"))
+    assert isinstance(weights, dict)
+    wide = {name: weight.astype(mx.float32) for name, weight in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), wide, {"format": "mlx"})
+    return folder
+
+
+def _versions() -> str:
+    names = ("launch-pipeline", "mlx-lm", "mlx")
+    return ", ".join([*(f"{name} {version(name)}" for name in names), f"Python {platform.python_version()}"])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except RuntimeError as error:
+        sys.exit(str(error))

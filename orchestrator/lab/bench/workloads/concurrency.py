@@ -1,0 +1,246 @@
+"""Several requests at once: tokens/s of all together, and the wait of a request that joins the others.
+
+mlx-lm batches plain decoding only: with a draft it serves one request after the other. Prints nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+from typing import Any, NamedTuple
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.core.options import StrategyName
+from orchestrator.lab.bench.baseline.contender import MlxLm, running
+from orchestrator.lab.bench.baseline.messages import BatchJob, Job
+from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.prompts import BenchPrompt
+from orchestrator.lab.bench.results.figures import kept_pace
+from orchestrator.lab.bench.trials import encoded
+from orchestrator.machine.profiles.device_profiles import load_profile
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError
+from protocol.messages.client import Statistics
+
+_PIECES_BEFORE_JOIN = 3
+"""Pieces of text that every other request has received when the last request joins."""
+_MAX_REQUESTS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencyRun:
+    """One contender with a number of requests at once."""
+
+    contender: str
+    requests: int
+    tokens_per_second: float
+    """Of all requests together, while all of them are decoded; over all repeats."""
+    round_seconds: float | None = None
+    """Length of a round of the request that joins the others; median."""
+    joining_seconds: float | None = None
+    """From the submission of the request that joins, just after a round began, to its first token, without the target's
+    prefill of its prompt; median."""
+    exact: bool | None = None
+    """Whether every token equals that of the request alone; None for mlx-lm, which samples with noise of its own."""
+    representative: bool = True
+    """It kept its pace, if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The pieces of one request: when each came (seconds on any clock), and its number of tokens."""
+
+    submitted: float
+    pieces: tuple[tuple[float, int], ...]
+    tokens: tuple[int, ...]
+    statistics: Statistics
+
+    @property
+    def first(self) -> float:
+        return self.pieces[0][0]
+
+    @property
+    def last(self) -> float:
+        return self.pieces[-1][0]
+
+
+class Throughput(NamedTuple):
+    """Tokens that came within a time."""
+
+    tokens: int
+    seconds: float
+
+
+def throughput(served: Sequence[Arrivals]) -> Throughput:
+    """Of the time in which all requests are decoded: from the last first token to the first last token."""
+    begin, end = max(one.first for one in served), min(one.last for one in served)
+    if end <= begin:
+        # The texts are too short for that: take the whole time, prefill included.
+        begin, end = min(one.submitted for one in served), max(one.last for one in served)
+    return Throughput(
+        sum(count for one in served for at, count in one.pieces if begin < at <= end), max(1e-9, end - begin)
+    )
+
+
+def rate(parts: Iterable[Throughput]) -> float:
+    """Tokens a second over all parts."""
+    tokens, seconds = (sum(column) for column in zip(*parts, strict=True))
+    return tokens / seconds
+
+
+def groups(tasks: Sequence[GenerationTask], count: int) -> list[list[GenerationTask]]:
+    """Groups of `count` tasks that together hold every task, so that every number of requests has the same texts."""
+    return [[tasks[(begin + index) % len(tasks)] for index in range(count)] for begin in range(0, len(tasks), count)]
+
+
+def parse_requests(text: str) -> tuple[int, ...]:
+    """Numbers of requests, ascending. Raises InputError for anything else."""
+    counts = tuple(sorted({int(each) for each in text.split(",") if each.isdigit()}))
+    if (
+        not counts
+        or not all(each.isdigit() for each in text.split(","))
+        or not 1 <= counts[0] <= counts[-1] <= _MAX_REQUESTS
+    ):
+        raise InputError(f"--requests takes numbers from 1 to {_MAX_REQUESTS}, for instance 1,2,4,8; not {text!r}.")
+    return counts
+
+
+def measure(
+    plan: BenchPlan,
+    requests: Sequence[int],
+    prompts: Sequence[BenchPrompt],
+    on_start: Callable[[str], None],
+    on_done: Callable[[str], None],
+) -> list[ConcurrencyRun]:
+    """Every contender with each number of requests; `on_done` is called with the name of each."""
+    models, tokens = plan.models(), encoded(prompts, plan)
+    tasks = [
+        GenerationTask(tokens[index % len(tokens)], plan.max_tokens, plan.temperatures[0], index)
+        for index in range(max(requests))
+    ]
+    runs = list(_of_mlx_lm(plan, requests, tasks, on_start, on_done))
+    references: dict[GenerationTask, tuple[int, ...]] = {}
+    for strategy in plan.strategies:
+        on_start(strategy)
+        # Without arenas, so that a repeat finds no KV of its prompt.
+        with Pipeline(pace=plan.pace, arena_memory=0, **models.pipeline(strategy)) as pipeline:
+            # This also gives every pipeline the same history of estimates before it is measured.
+            alone = {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
+            references = references or alone
+            runs += _of_pipeline(strategy, pipeline, plan, requests, references, on_done)
+    return runs
+
+
+def _of_pipeline(
+    strategy: StrategyName,
+    pipeline: Pipeline,
+    plan: BenchPlan,
+    requests: Sequence[int],
+    references: Mapping[GenerationTask, tuple[int, ...]],
+    on_done: Callable[[str], None],
+) -> Iterator[ConcurrencyRun]:
+    """`references`: every task with its tokens when it is served alone."""
+    for count in requests:
+        batches = groups(list(references), count) * plan.repeats
+        served = [_serve(pipeline, batch) for batch in batches]
+        on_done(f"{strategy}, {count} at once")
+        arrivals = list(chain.from_iterable(served))
+        expected = [references[task] for task in chain.from_iterable(batches)]
+        joining = [batch[-1] for batch in served]
+        yield ConcurrencyRun(
+            contender=strategy,
+            requests=count,
+            tokens_per_second=rate(map(throughput, served)),
+            round_seconds=median((one.last - one.first) / max(1, one.statistics.rounds - 1) for one in joining),
+            joining_seconds=median(one.first - one.submitted - one.statistics.prefill_seconds for one in joining),
+            exact=all(one.tokens == tokens for one, tokens in zip(arrivals, expected, strict=True)),
+            representative=kept_pace(one.statistics.pace for one in arrivals),
+        )
+
+
+def _serve(pipeline: Pipeline, tasks: Sequence[GenerationTask]) -> list[Arrivals]:
+    """All tasks at once; the last one is submitted when the others are being decoded."""
+    begun = [0] * (len(tasks) - 1)
+
+    def one(index: int) -> Arrivals:
+        submitted, pieces = time.perf_counter(), []
+        with pipeline.stream(tasks[index].tokens, tasks[index].sampling()) as stream:
+            for _ in stream:
+                pieces.append((time.perf_counter(), stream.tokens))
+                if index < len(begun):
+                    begun[index] += 1
+            assert stream.result is not None
+            return Arrivals(submitted, _differences(pieces), stream.result.tokens, stream.result.statistics)
+
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        others = [threads.submit(one, index) for index in range(len(tasks) - 1)]
+        while any(count < _PIECES_BEFORE_JOIN and not other.done() for count, other in zip(begun, others, strict=True)):
+            time.sleep(0.002)
+        last = threads.submit(one, len(tasks) - 1)
+        return [future.result() for future in (*others, last)]
+
+
+def _differences(counts: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    before = [0, *(count for _, count in counts)]
+    return tuple((at, count - earlier) for (at, count), earlier in zip(counts, before, strict=False))
+
+
+def _of_mlx_lm(
+    plan: BenchPlan,
+    requests: Sequence[int],
+    tasks: Sequence[GenerationTask],
+    on_start: Callable[[str], None],
+    on_done: Callable[[str], None],
+) -> Iterator[ConcurrencyRun]:
+    models = plan.models()
+    draft = str(models.draft) if plan.draft_tokens else ""
+    profile = None if plan.pace is None else load_profile(plan.pace)
+    ends = tuple(sorted(TextCodec(models.target).eos))
+    with ExitStack() as stack:
+        on_start("mlx-lm")
+        process = stack.enter_context(running(str(models.target), draft, profile))
+        process.await_ready()
+        for count in requests:
+            yield _batched(process, plan, tasks, count, ends)
+            on_done(f"mlx-lm, {count} at once")
+        for draft_tokens in plan.draft_tokens if draft else ():
+            yield from _one_after_the_other(process, plan, draft_tokens, requests, tasks, ends)
+            on_done(f"mlx-lm K={draft_tokens}")
+
+
+def _batched(
+    process: MlxLm, plan: BenchPlan, tasks: Sequence[GenerationTask], count: int, ends: tuple[int, ...]
+) -> ConcurrencyRun:
+    """mlx-lm's own batch generator, without a draft."""
+    common: dict[str, Any] = {"max_tokens": plan.max_tokens, "temperature": plan.temperatures[0], "ends": ends}
+    jobs = [BatchJob(prompts=tuple(task.tokens for task in batch), seed=0, **common) for batch in groups(tasks, count)]
+    results = [process.run_batch(job) for job in jobs * plan.repeats]
+    return ConcurrencyRun(
+        contender="mlx-lm, batched",
+        requests=count,
+        tokens_per_second=rate(Throughput(each.generated, each.seconds) for each in results),
+        representative=kept_pace(each.paced for each in results),
+    )
+
+
+def _one_after_the_other(
+    process: MlxLm,
+    plan: BenchPlan,
+    draft_tokens: int,
+    requests: Sequence[int],
+    tasks: Sequence[GenerationTask],
+    ends: tuple[int, ...],
+) -> Iterator[ConcurrencyRun]:
+    """With a draft each request has the models to itself, so the rate of one request is the rate of all."""
+    jobs = [Job(ends=ends, draft_tokens=draft_tokens, **task._asdict()) for task in tasks]
+    results = [process.run(job) for job in jobs for _ in range(plan.repeats)]
+    speed = rate(Throughput(len(each.tokens), each.seconds) for each in results)
+    representative = kept_pace(each.paced for each in results)
+    for count in requests:
+        yield ConcurrencyRun(
+            contender=f"mlx-lm K={draft_tokens}", requests=count, tokens_per_second=speed, representative=representative
+        )

@@ -1,0 +1,132 @@
+"""Compares and times a target's forwards by width: `python -m orchestrator.lab.first_light.forward_examination ORDER`.
+
+One JSON report a line. A forward over several tokens must give the logits of as many forwards over one token; on a
+GPU it does up to the order of sums, and where two tokens are nearly tied, the order decides.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+from mlx_lm.utils import dequantize_model
+
+from orchestrator.lab.first_light.forward_messages import Compared, ForwardOrder, ForwardReport, Loaded, Shape, Timed
+from protocol.inference.language_model import LanguageModel
+from protocol.inference.slots import PREFIX
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.messages.base import Level
+
+_WARM_UP = 2
+_SHAPES: Mapping[Level, tuple[Shape, ...]] = {"tree": ("chain", "tree"), "chain": ("chain",), "plain": ()}
+"""Of forwards over several tokens, by what the model evaluates."""
+_CHUNK = 512
+
+
+def main() -> int:
+    order = msgspec.json.decode(sys.argv[-1], type=ForwardOrder)
+    # Libraries may print to standard output, which is for reports alone.
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    model = LanguageModel.load(Path(order.folder), In32Bits() if order.precision == "float32" else None)
+    for report in examine(model, order, time.perf_counter):
+        output.write(msgspec.json.encode(report) + b"\n")
+        output.flush()
+    return 0
+
+
+class In32Bits:
+    """For `LanguageModel.load`: the whole network, with every weight unpacked to float32."""
+
+    def divide(self, network: Any) -> None:
+        """Unpack in place. Weights are not read yet."""
+        dequantize_model(network).set_dtype(mx.float32)
+
+    def await_loaded(self) -> None:
+        """Nobody else loads."""
+
+
+def examine(model: LanguageModel, order: ForwardOrder, clock: Callable[[], float]) -> Iterator[ForwardReport]:
+    """Everything that the order asks for, as far as the model's level allows it."""
+    sequence = model.sequence()
+    first = sequence.evaluate((0,), (PREFIX,))
+    device = "GPU" if mx.default_device() == mx.Device(mx.gpu) else "processor"
+    yield Loaded(device, str(first.dtype).removeprefix("mlx.core."))
+    if order.compared:
+        expected = _rows(model, order, 1, "chain")
+        for width in order.compared:
+            for shape in _SHAPES[model.level] if width > 1 else ("chain",):
+                got = _rows(model, order, width, shape)
+                yield compare(expected[: len(got)], got, width, shape)
+    for context in order.contexts:
+        yield from _timed(model, order, context, clock)
+
+
+def compare(expected: np.ndarray, got: np.ndarray, width: int, shape: Shape) -> Compared:
+    """(N, V) float32 logits of the same N positions."""
+    spread = expected.std(axis=1)
+    best, theirs = expected.argmax(axis=1), got.argmax(axis=1)
+    flipped = np.flatnonzero(best != theirs)
+    second, first = np.sort(np.partition(expected, -2, axis=1)[:, -2:], axis=1).T
+    gaps = ((first - second) / spread)[flipped]
+    difference = float((np.abs(got - expected).max(axis=1) / spread).max())
+    return Compared(width, shape, len(expected), difference, len(flipped), float(gaps.max()) if len(gaps) else None)
+
+
+def _rows(model: LanguageModel, order: ForwardOrder, width: int, shape: Shape) -> np.ndarray:
+    """(N, V) float32: the logits at every position behind the prompt, evaluated `width` tokens at a time.
+
+    The KV of earlier tokens is that of the same width, as in a pipeline.
+    """
+    sequence = _prefilled(model, order.tokens[: order.prompt])
+    rest, rows = order.tokens[order.prompt :], []
+    step = width if shape == "chain" else width - 1
+    # Only whole forwards: a narrower last one would not be of this width.
+    for begin in range(0, len(rest) - step + 1, step):
+        path = rest[begin : begin + step]
+        first = sequence.next_row
+        parents = [PREFIX, *range(first, first + step - 1)]
+        if shape == "tree":
+            path, parents = (*path, path[0]), [*parents, PREFIX]
+        logits = sequence.evaluate(path, parents)[:step].astype(mx.float32)
+        rows.append(np.array(logits))
+        sequence.keep(range(first, first + step), ())
+    return np.concatenate(rows)
+
+
+def _timed(model: LanguageModel, order: ForwardOrder, context: int, clock: Callable[[], float]) -> Iterator[Timed]:
+    random = np.random.default_rng(context)
+    widest = max(order.timed)
+    if context + widest > model.context:
+        return
+    sequence = _prefilled(model, random.integers(model.vocabulary, size=context).tolist())
+    for width in order.timed if model.level != "plain" else (1,):
+        tokens = random.integers(model.vocabulary, size=width).tolist()
+        seconds = [_forward(sequence, tokens, clock) for _ in range(_WARM_UP + order.samples)]
+        yield Timed(width, context, 1e3 * median(seconds[_WARM_UP:]))
+
+
+def _forward(sequence: TreeSequence, tokens: Sequence[int], clock: Callable[[], float]) -> float:
+    began = clock()
+    first = sequence.next_row
+    mx.eval(sequence.evaluate(tokens, [PREFIX, *range(first, first + len(tokens) - 1)]))
+    seconds = clock() - began
+    sequence.keep((), ())
+    return seconds
+
+
+def _prefilled(model: LanguageModel, tokens: Sequence[int]) -> TreeSequence:
+    sequence = model.sequence()
+    for begin in range(0, len(tokens), _CHUNK):
+        sequence.prefill(tokens[begin : begin + _CHUNK])
+    return sequence
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""Kills on purpose, and whether the promises are kept. Always with the demo pair: the promises are the pipeline's."""
+
+import os
+
+from orchestrator.lab.drill.outcome import DrillName
+from orchestrator.lab.drill.registry import DRILLS, drill_counts
+from orchestrator.lab.first_light.asked import Asked
+from orchestrator.lab.first_light.report.findings import Check, Findings
+from orchestrator.machine.downloads.default_target import VARIABLE
+
+_SEED = 1
+_SHORT: tuple[DrillName, ...] = ("segments",)
+_FULL: tuple[DrillName, ...] = (
+    *("draft-kill", "target-kill", "draft-stop", "draft-garbage", "orchestrator-kill", "interrupt", "segments"),
+)
+
+
+def measure(asked: Asked) -> Findings:
+    os.environ[VARIABLE] = "demo"
+    counts = drill_counts(_SHORT if asked.settings.short else _FULL, 2 if asked.settings.short else None)
+    checks: list[Check] = []
+    for name, count in counts.items():
+        asked.notice(f"{name}, {count} times")
+        outcome = DRILLS[name].run(count, _SEED, lambda: None)
+        broken = [*outcome.failures, *outcome.late]
+        # Only wrong tokens and leftovers break a promise everywhere; a busy machine may be late.
+        status = "fail" if outcome.failures else "warn" if outcome.late else "ok"
+        checks.append(Check(name, status, f"{outcome.promise}. {outcome.measured}", " ".join(broken[:3]) or None))
+    return Findings(checks=tuple(checks))

@@ -1,0 +1,64 @@
+"""What this machine lacks for a stage. Asks the system; starts nothing heavy and imports no Core ML."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from orchestrator.lab.first_light.settings import LightSettings, Need
+from orchestrator.lab.first_light.stages import Stage
+from orchestrator.lab.pairs import fits
+from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.hardware import MlxDevice
+from orchestrator.machine.pairs.recommended_pairs import pairs
+
+RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
+"""The processor package's energy counter in microjoules (Linux, Documentation/power/powercap/powercap.rst)."""
+
+
+def lacking(stage: Stage, settings: LightSettings) -> str:
+    """What this machine lacks for the stage, as words behind "not here:"; empty if nothing."""
+    return next(filter(None, (_lacking(need, settings) for need in stage.needs)), "")
+
+
+def has_neural_engine() -> bool:
+    """A Mac with Apple silicon and Core ML's Python package. Whether Core ML uses it, only its times tell."""
+    return machine_facts.neural_engine() is not None and machine_facts.installed_version("coremltools") is not None
+
+
+def computes_on_gpu() -> bool:
+    """Whether MLX computes on a GPU here."""
+    device = machine_facts.mlx_device()
+    return isinstance(device, MlxDevice) and device.kind == "gpu"
+
+
+def _lacking(need: Need, settings: LightSettings) -> str:
+    match need:
+        case "GPU":
+            return "" if computes_on_gpu() else "no GPU that MLX uses"
+        case "Neural Engine":
+            return "" if has_neural_engine() else "no Neural Engine with Core ML"
+        case "second pair":
+            return _no_second_pair(settings)
+        case "energy":
+            return _no_energy(settings)
+
+
+def _no_second_pair(settings: LightSettings) -> str:
+    if settings.short:
+        return "the short form measures the demo pair alone"
+    pair = pairs()[settings.second_pair]
+    if fits(pair, on_processor=False, available=machine_facts.memory_bytes()):
+        return ""
+    return f"no memory for the pair {settings.second_pair}"
+
+
+def _no_energy(settings: LightSettings) -> str:
+    if not settings.energy:
+        return "no --energy was given, which needs an administrator's rights"
+    if sys.platform == "darwin":
+        return "" if shutil.which("powermetrics") else "no powermetrics"
+    try:
+        RAPL.read_text()
+    except OSError:
+        return "no energy counter of the processor that this user may read"
+    return ""

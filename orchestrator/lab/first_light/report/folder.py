@@ -1,0 +1,153 @@
+"""The folder of a first light: which one a start goes on with, and what is written to it. Every byte is redacted."""
+
+import zipfile
+from collections.abc import Collection, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.lab.first_light.report.findings import FORMAT, LightReport, StageReport
+from orchestrator.lab.first_light.report.redaction import Redactor
+from protocol.errors import InputError
+
+REPORT, PAGE, _IDENTITY = "report.json", "index.html", "run.json"
+_STAGES, _LOGS = "stages", "logs"
+_ARCHIVED = Path("first-light")
+"""The folder in the archive: the user's own name for it may name somebody."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What results of two starts must have in common to stand in one report."""
+
+    format: int = FORMAT
+    program: str
+    code: str
+    """A digest of the program's source files."""
+    machine: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+class _Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    identity: Identity
+    began: str
+
+
+class LightFolder:
+    """Where a first light writes. A stage's result is there, whole, as soon as the stage is done."""
+
+    def __init__(self, path: Path, run: _Run, redactor: Redactor, resumed: bool) -> None:
+        """`resumed`: it had results before."""
+        self.path = path
+        self.identity = run.identity
+        self.began = run.began
+        self.resumed = resumed
+        self._redactor = redactor
+
+    @classmethod
+    def of(
+        cls, path: Path, identity: Identity, began: str, redactor: Redactor, wanted: Collection[str]
+    ) -> "LightFolder":
+        """`path`, or a numbered one beside it: the one that an equal run has left unfinished, else a new one.
+
+        `wanted`: the stages with whose results a folder is finished; none: an equal run's folder is never finished.
+        Raises InputError for a folder that holds other things, and for one that can't be written.
+        """
+        identity = msgspec.convert(redactor.values(msgspec.to_builtins(identity)), Identity)
+        for candidate in _candidates(path):
+            if not candidate.exists():
+                return cls._new(candidate, _Run(identity, began), redactor)
+            run = _run(candidate)
+            if run is None and candidate == path and candidate.is_dir() and not any(candidate.iterdir()):
+                return cls._new(candidate, _Run(identity, began), redactor)
+            if run is None and candidate == path:
+                raise InputError(f"{candidate} holds other things: choose another folder for --out.")
+            if run is not None and run.identity == identity:
+                folder = cls(candidate, run, redactor, resumed=True)
+                if not wanted or not folder.done().keys() >= set(wanted):
+                    return folder
+        raise AssertionError("there is always a next name")
+
+    @classmethod
+    def _new(cls, path: Path, run: _Run, redactor: Redactor) -> "LightFolder":
+        folder = cls(path, run, redactor, resumed=False)
+        try:
+            for part in (path / _STAGES, path / _LOGS):
+                part.mkdir(parents=True, exist_ok=True)
+            folder._write(_IDENTITY, _json(run))
+        except OSError as error:
+            raise InputError(f"{path} can't be written ({error.strerror}): choose another folder for --out.") from error
+        return folder
+
+    def results(self) -> dict[str, StageReport]:
+        """The results that are there, by stage. One of another format, or a damaged one, is measured again."""
+        found: dict[str, StageReport] = {}
+        for file in sorted((self.path / _STAGES).glob("*.json")):
+            try:
+                report = msgspec.json.decode(file.read_bytes(), type=StageReport)
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if report.format == FORMAT:
+                found[report.stage] = report
+        return found
+
+    def done(self) -> dict[str, StageReport]:
+        """The results that the next start keeps: it measures a stage that failed again."""
+        return {name: report for name, report in self.results().items() if report.status != "failed"}
+
+    def save(self, report: StageReport, log: str) -> StageReport:
+        """Write a stage's log, its files and its result, the result last. Returns the result as it is written."""
+        shown = msgspec.convert(self._redactor.values(msgspec.to_builtins(report)), StageReport)
+        self._write(f"{_LOGS}/{report.stage}.txt", self._redactor.text(log))
+        for attachment in shown.findings.attachments:
+            self._write(Path(attachment.name).name, attachment.text)
+        shown = msgspec.structs.replace(shown, findings=msgspec.structs.replace(shown.findings, attachments=()))
+        self._write(f"{_STAGES}/{report.stage}.json", _json(shown))
+        return shown
+
+    def report(self, stages: Iterable[StageReport]) -> LightReport:
+        """The stages, which may be results and others, as one report."""
+        shown = msgspec.convert(self._redactor.values(msgspec.to_builtins(list(stages))), tuple[StageReport, ...])
+        run = self.identity
+        return LightReport(
+            program=run.program, machine=run.machine, options=run.options, began=self.began, stages=shown
+        )
+
+    def write(self, report: LightReport, page: str) -> None:
+        """The one JSON and the page, both of a report of this folder."""
+        self._write(REPORT, _json(report))
+        self._write(PAGE, page)
+
+    def archive(self) -> Path:
+        """The folder as one file beside it, for an issue. A zip names no user, as a tar would."""
+        whole = self.path.resolve()
+        packed = whole.with_name(f"{whole.name}.zip")
+        unfinished = whole.with_name(f"{whole.name}.zip.new")
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(path for path in self.path.rglob("*") if path.is_file()):
+                archive.write(file, _ARCHIVED / file.relative_to(self.path))
+        return unfinished.replace(packed)
+
+    def _write(self, name: str, text: str) -> None:
+        """The whole text or, if this process ends, the file that was there before."""
+        file = self.path / name
+        unfinished = file.with_name(f".{file.name}.new")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(file)
+
+
+def _json(value: msgspec.Struct) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+
+
+def _candidates(path: Path) -> Iterator[Path]:
+    yield path
+    whole = path.resolve()
+    yield from (whole.with_name(f"{whole.name}-{number}") for number in count(2))
+
+
+def _run(folder: Path) -> _Run | None:
+    try:
+        return msgspec.json.decode((folder / _IDENTITY).read_bytes(), type=_Run)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,136 @@
+"""A first light from start to end: which stages run, which are done already, and why others do not run."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.lab.first_light.needs import lacking
+from orchestrator.lab.first_light.report.findings import LightReport, StageReport, Status
+from orchestrator.lab.first_light.report.folder import LightFolder
+from orchestrator.lab.first_light.report.page import page
+from orchestrator.lab.first_light.settings import LightSettings
+from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
+from orchestrator.lab.first_light.stages import STAGES, Stage
+
+Clock = Callable[[], float]
+Lacking = Callable[[Stage, LightSettings], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the user wants of a run. Unlike the settings, it changes no result."""
+
+    minutes: float
+    """In all; a stage that needs more than is left is skipped."""
+    only: tuple[str, ...] = ()
+    """Stages to run, also those that are done; none: all that are not."""
+    skip: tuple[str, ...] = ()
+
+    def leaves_out(self, stage: Stage) -> bool:
+        return stage.name in self.skip or bool(self.only and stage.name not in self.only)
+
+
+class Screen(Protocol):
+    """Shows what goes on."""
+
+    def began(self, stage: Stage, seconds_left: float) -> None: ...
+
+    def observer(self, stage: Stage) -> Observer: ...
+
+    def ended(self, report: StageReport, known: bool) -> None:
+        """`known`: the result is of an earlier start."""
+        ...
+
+
+class RunStage(Protocol):
+    """`run_stage`, or a test's replacement."""
+
+    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, observer: Observer, /) -> RanStage: ...
+
+
+def run(
+    folder: LightFolder,
+    settings: LightSettings,
+    choice: Choice,
+    screen: Screen,
+    *,
+    stages: Iterable[Stage] = STAGES,
+    run_one: RunStage = run_stage,
+    lacks: Lacking = lacking,
+    clock: Clock = time.monotonic,
+) -> LightReport:
+    """Every stage in order. After each one the folder has its result and a whole report; KeyboardInterrupt passes.
+
+    Stages that failed at an earlier start come last: they may hang again until the time is over.
+    """
+    began, ordered = clock(), list(stages)
+    earlier, done = folder.results(), folder.done()
+    results = dict(earlier)
+    for stage in _failed_last(ordered, earlier.keys() - done.keys()):
+        if _wanted(stage, choice, done):
+            left = 60 * choice.minutes - (clock() - began)
+            absent = _hindered(stage, settings, choice, left, lacks)
+            if absent is None:
+                screen.began(stage, left)
+                ran = run_one(stage, settings, min(60 * stage.limit, left), screen.observer(stage))
+                # Not the stage is to blame for the end of the run: the next start measures it.
+                ended = ran.late and left < 60 * stage.limit
+                results[stage.name] = _cut_off(stage, choice) if ended else folder.save(ran.report, ran.log)
+            elif absent.status == "not here":
+                results[stage.name] = folder.save(absent, "")
+            else:
+                # Not saved: the next start may have the time.
+                results.setdefault(stage.name, absent)
+            write(folder, ordered, results)
+        known = results[stage.name] is earlier.get(stage.name)
+        if known or not choice.leaves_out(stage):
+            screen.ended(results[stage.name], known)
+    return write(folder, ordered, results)
+
+
+def will_run(
+    stage: Stage, settings: LightSettings, choice: Choice, done: Collection[str], lacks: Lacking = lacking
+) -> bool:
+    """Whether `run` measures the stage, if those before it take no time. `done`: stages that have a result."""
+    return _wanted(stage, choice, done) and _hindered(stage, settings, choice, 60 * choice.minutes, lacks) is None
+
+
+def write(folder: LightFolder, stages: Iterable[Stage], results: Mapping[str, StageReport]) -> LightReport:
+    """The report of the results so far, as it is in the folder now."""
+    waiting = "its turn has not come"
+    report = folder.report(results.get(stage.name) or _absent(stage, "skipped", waiting) for stage in stages)
+    folder.write(report, page(report))
+    return report
+
+
+def _failed_last(stages: Iterable[Stage], failed: Collection[str]) -> list[Stage]:
+    # sudo remembers the password, which was asked for at the start, for some minutes only.
+    return sorted(stages, key=lambda stage: stage.name in failed and "energy" not in stage.needs)
+
+
+def _wanted(stage: Stage, choice: Choice, done: Collection[str]) -> bool:
+    return stage.name not in done or stage.name in choice.only
+
+
+def _hindered(
+    stage: Stage, settings: LightSettings, choice: Choice, seconds_left: float, lacks: Lacking
+) -> StageReport | None:
+    """The report of a stage that does not run now; None if it does."""
+    if choice.leaves_out(stage):
+        return _absent(stage, "skipped", "it was left out by --only or --skip")
+    if missing := lacks(stage, settings):
+        return _absent(stage, "not here", missing)
+    minutes = stage.estimate(settings)
+    if 60 * minutes > seconds_left:
+        left = f"it needs about {minutes:g} minutes, and {max(0.0, seconds_left) / 60:.1f} were left"
+        return _absent(stage, "skipped", left)
+    return None
+
+
+def _cut_off(stage: Stage, choice: Choice) -> StageReport:
+    return _absent(stage, "skipped", f"the {choice.minutes:g} minutes of this run were over")
+
+
+def _absent(stage: Stage, status: Status, reason: str) -> StageReport:
+    return StageReport(stage=stage.name, title=stage.title, status=status, reason=reason)

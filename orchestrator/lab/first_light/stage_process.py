@@ -1,0 +1,122 @@
+"""The process of one stage: `python -m orchestrator.lab.first_light.stage_process ORDER`.
+
+Standard output has one JSON object a line: notices, then the findings or the reason why there are none. Whatever it
+starts ends with it, and it ends with its parent.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from orchestrator.api.sampling.ineffective import IneffectiveOption
+from orchestrator.lab.first_light.asked import Asked
+from orchestrator.lab.first_light.report.findings import Findings
+from orchestrator.lab.first_light.settings import StageOrder
+from orchestrator.lab.first_light.stages import stage_named
+from orchestrator.machine.downloads.default_target import VARIABLE
+from protocol.errors import PipelineError
+
+_INTERRUPTED = 130
+_ENDING_SECONDS = 10.0
+
+
+class Notice(msgspec.Struct, frozen=True, tag="notice", forbid_unknown_fields=True):
+    """What the stage does now."""
+
+    text: str
+
+
+class SoFar(msgspec.Struct, frozen=True, tag="so far", forbid_unknown_fields=True):
+    """What the stage has found until now."""
+
+    findings: Findings
+
+
+class Found(msgspec.Struct, frozen=True, tag="found", forbid_unknown_fields=True):
+    """The stage is done."""
+
+    findings: Findings
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=True):
+    """The stage has failed, for this reason."""
+
+    text: str
+
+
+Answer: TypeAlias = Notice | SoFar | Found | Broken
+
+
+class Measurements(Protocol):
+    """A module of `measurements`."""
+
+    def measure(self, asked: Asked) -> Findings:
+        """Raises PipelineError with the reason if it can't."""
+        ...
+
+
+def main() -> int:
+    # A shell starts background commands with the interrupt ignored, which children inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    order = msgspec.json.decode(sys.argv[1], type=StageOrder)
+    # Libraries may print to standard output, which is for answers alone.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    end_with_parent(order.life)
+
+    def answer(what: Answer) -> None:
+        answers.write(msgspec.json.encode(what) + b"\n")
+        answers.flush()
+
+    # A stage compares plain decoding with speculation, with the same keywords.
+    warnings.simplefilter("ignore", IneffectiveOption)
+    if order.settings.short:
+        os.environ[VARIABLE] = "demo"
+    try:
+        asked = Asked(
+            order.settings, lambda text: answer(Notice(text)), lambda found: answer(SoFar(found)), order.power
+        )
+        answer(Found(measurements(order.stage).measure(asked)))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except PipelineError as error:
+        traceback.print_exc()
+        answer(Broken(str(error)))
+    except Exception as error:  # noqa: BLE001 - the border: a stage that fails is a finding
+        traceback.print_exc()
+        answer(Broken(f"{type(error).__name__}: {error}"))
+    return 0
+
+
+def measurements(name: str) -> Measurements:
+    """The module that carries out the stage `name`."""
+    module: Any = importlib.import_module(f"orchestrator.lab.first_light.measurements.{stage_named(name).module}")
+    return module
+
+
+def end_with_parent(life: int) -> None:
+    """End like after Ctrl-C, cleaning up, when the parent is gone."""
+
+    def watch() -> None:
+        while os.read(life, 1):
+            pass
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        # To that thread: a call that it waits in must end.
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        time.sleep(_ENDING_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="death-pipe").start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

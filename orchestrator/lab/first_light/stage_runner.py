@@ -1,0 +1,119 @@
+"""Runs one stage in a process of its own, which may crash, hang, or be ended by Ctrl-C. Prints nothing."""
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from orchestrator.lab.first_light.report.findings import Findings, StageReport
+from orchestrator.lab.first_light.settings import LightSettings, StageOrder
+from orchestrator.lab.first_light.stage_process import Answer, Broken, Found, Notice, SoFar
+from orchestrator.lab.first_light.stages import Stage
+from orchestrator.machine.child_process import ChildProcess
+from protocol.own_modules import module_command
+
+PROGRAM = module_command("orchestrator.lab.first_light.stage_process")
+_ENDING_SECONDS = 10.0
+"""In which an interrupted stage ends the processes that it started."""
+_TICK_SECONDS = 0.5
+_LOG_BYTES = 200_000
+"""The end of a stage's output that is kept."""
+
+
+class RanStage(NamedTuple):
+    report: StageReport
+    log: str
+    late: bool = False
+    """Its time was up."""
+
+
+class _Heard(NamedTuple):
+    """What a stage's process said."""
+
+    answer: Found | Broken | None
+    """Its last word; None if it had none."""
+    so_far: Findings
+    late: bool = False
+
+
+class Observer(NamedTuple):
+    """Called with what a stage does now, and several times a second with the seconds so far."""
+
+    notice: Callable[[str], None] = lambda _: None
+    tick: Callable[[float], None] = lambda _: None
+
+
+_UNOBSERVED = Observer()
+
+
+def run_stage(
+    stage: Stage,
+    settings: LightSettings,
+    seconds: float,
+    observer: Observer = _UNOBSERVED,
+    *,
+    power: int | None = None,
+    program: Sequence[str] = PROGRAM,
+) -> RanStage:
+    """The report of one stage; it is ended after `seconds`. No failure is raised; KeyboardInterrupt ends it at once.
+
+    `power`: a descriptor that the process may read. `program`: a test's replacement for the process.
+    """
+    began = time.monotonic()
+    life, theirs = socket.socketpair()
+    with life, theirs:
+        order = StageOrder(stage=stage.name, settings=settings, life=theirs.fileno(), power=power)
+        inherited = [theirs.fileno(), *([] if power is None else [power])]
+        command = [*program, msgspec.json.encode(order).decode()]
+        # Ctrl-C at the terminal reaches this process alone, which then ends the stage in order.
+        with ChildProcess(command, inherited=inherited) as process:
+            try:
+                heard = _read(process, began, seconds, observer)
+                if heard.answer is not None:
+                    process.wait(_ENDING_SECONDS)
+            finally:
+                process.end(_ENDING_SECONDS, by=signal.SIGINT)
+            found = _report(stage, heard, process.wait() or 0, seconds)
+            report = msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 1))
+            return RanStage(report, process.words(_LOG_BYTES), heard.late)
+
+
+def _report(stage: Stage, heard: _Heard, code: int, seconds: float) -> StageReport:
+    if isinstance(heard.answer, Found):
+        return StageReport(stage=stage.name, title=stage.title, status="done", findings=heard.answer.findings)
+    if isinstance(heard.answer, Broken):
+        reason = heard.answer.text
+    elif heard.late:
+        reason = f"it was not done within {seconds / 60:.1f} minutes and was ended"
+    else:
+        reason = f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+    return StageReport(stage=stage.name, title=stage.title, status="failed", reason=reason, findings=heard.so_far)
+
+
+def _read(process: ChildProcess, began: float, seconds: float, observer: Observer) -> _Heard:
+    """Until the stage's last word, its end, or the end of its time."""
+    found = Findings()
+    while (passed := time.monotonic() - began) < seconds:
+        observer.tick(passed)
+        lines = process.read(_TICK_SECONDS)
+        if lines is None:
+            return _Heard(None, found)
+        for answer in map(_answer, lines):
+            match answer:
+                case Notice(text):
+                    observer.notice(text)
+                case SoFar(found):
+                    pass
+                case Found() | Broken():
+                    return _Heard(answer, found)
+    return _Heard(None, found, late=True)
+
+
+def _answer(line: bytes) -> Answer:
+    try:
+        return msgspec.json.decode(line, type=Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Broken(f"its process said what is no answer: {line[:80]!r}")

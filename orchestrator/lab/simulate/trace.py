@@ -1,0 +1,176 @@
+"""A recorded run: the guesses of a real draft and the tokens of a real target, read from a file, as a language."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from orchestrator.core.events import Arrived, Request, Submitted
+from orchestrator.lab.simulate.language import random_token, uniform
+from orchestrator.runtime.journal import replay
+from protocol.errors import InputError
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.worker import Grow, Verdict
+from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import node_id
+
+_SUBSTITUTE, _OTHER, _BEYOND = range(5, 8)
+"""Streams of random numbers, different from those of invented languages."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPosition:
+    """One generated token, and the draft's guesses for it."""
+
+    token: int
+    candidates: Candidates | None
+    """None if the verdict came before the draft's guesses."""
+
+    @property
+    def rank(self) -> int | None:
+        """Rank of the right guess, from 1; None if no guess was right or none is known."""
+        if self.candidates is None or self.token not in self.candidates.tokens:
+            return None
+        return self.candidates.tokens.index(self.token) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One request of a recorded run."""
+
+    prompt: tuple[int, ...]
+    temperature: float
+    positions: tuple[TracedPosition, ...]
+
+
+def read_trace(path: Path) -> list[Recorded]:
+    """The requests with coupled verification of a `--record` file. Raises InputError if it holds no draft's guesses."""
+    readers: dict[SequenceId, _TraceReader] = {}
+    try:
+        for event, _ in replay(path):
+            match event:
+                case Submitted(sequence, request):
+                    readers[sequence] = _TraceReader(request)
+                case Arrived("draft", _, Grow() as growth) if growth.sequence in readers:
+                    readers[growth.sequence].grow(growth)
+                case Arrived("target", _, Verdict() as verdict) if verdict.sequence in readers:
+                    readers[verdict.sequence].add_verdict(verdict)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no recorded run ({error}): write one with `generate --record FILE`.") from error
+    recorded = [reader.recorded() for reader in readers.values() if reader.usable]
+    if not any(position.candidates is not None for one in recorded for position in one.positions):
+        raise InputError(
+            f"{path} holds no guesses of a draft: record a run with a draft, coupled verification and "
+            "`--strategy adaptive`, the default."
+        )
+    return recorded
+
+
+def coverage(recorded: Iterable[Recorded]) -> float:
+    """Share of generated tokens for which the draft's guesses are known."""
+    known = [position.candidates is not None for one in recorded for position in one.positions]
+    return sum(known) / max(1, len(known))
+
+
+class ReplayedLanguage:
+    """Request i is the i-th recorded one. Tokens, prompts and guesses on the target's path are the recorded ones.
+
+    Off that path, and where the guesses were not recorded, the guesses of another recorded position are used, chosen
+    by seed, with random tokens in place of those that were not the target's.
+    """
+
+    def __init__(self, recorded: Sequence[Recorded], seed: int = 0) -> None:
+        self._recorded = recorded
+        self._seed = seed
+
+    def prompt(self, request: int) -> tuple[int, ...]:
+        return self._recorded[request].prompt
+
+    def token(self, request: int, position: int) -> int:
+        known = self._position(request, position)
+        return random_token(self._seed, request, _BEYOND, position) if known is None else known.token
+
+    def candidates(self, request: int, node: NodeId, position: int, on_target_path: bool, limit: int) -> Candidates:
+        known = self._position(request, position) if on_target_path else None
+        if known is not None and known.candidates is not None:
+            return Candidates(known.candidates.tokens[:limit], known.candidates.probabilities[:limit])
+        substitute, claims = self._known[int(uniform(self._seed, node, _SUBSTITUTE) * len(self._known))]
+        right = substitute.rank if on_target_path else None
+        tokens = [
+            self.token(request, position) if rank == right else random_token(node, _OTHER, rank)
+            for rank in range(1, len(claims[:limit]) + 1)
+        ]
+        return Candidates(tokens, claims[:limit])
+
+    def _position(self, request: int, position: int) -> TracedPosition | None:
+        """None beyond the end of the recording."""
+        one = self._recorded[request]
+        index = position - len(one.prompt)
+        return one.positions[index] if 0 <= index < len(one.positions) else None
+
+    @cached_property
+    def _known(self) -> list[tuple[TracedPosition, Sequence[float]]]:
+        """Positions with known guesses, and the claimed probabilities."""
+        return [
+            (position, position.candidates.probabilities)
+            for one in self._recorded
+            for position in one.positions
+            if position.candidates is not None
+        ]
+
+
+class _TraceReader:
+    """Follows one sequence through its messages by node ids."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._root = node_id(NodeId(0), request.tokens[-1])
+        self._round = 0
+        self._guesses: dict[NodeId, dict[int, float]] = {}
+        self._tokens: list[int] = []
+        self._ids = [self._root]
+        """Of the first root and of every generated token."""
+
+    @property
+    def usable(self) -> bool:
+        return self._request.sampling.verification == "coupled" and bool(self._tokens)
+
+    def grow(self, growth: Grow) -> None:
+        for parent, token, claim in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
+            self._guesses.setdefault(parent, {}).setdefault(token, claim)
+
+    def add_verdict(self, verdict: Verdict) -> None:
+        if verdict.round != self._round:
+            return
+        tokens: list[int] = []
+        for id in verdict.path:
+            token = self._token(self._ids[-1] if not tokens else self._after(tokens), id)
+            if token is None:
+                return
+            tokens.append(token)
+        self._round += 1
+        for token in [*tokens, verdict.bonus]:
+            self._tokens.append(token)
+            self._ids.append(node_id(self._ids[-1], token))
+
+    def recorded(self) -> Recorded:
+        count = min(len(self._tokens), self._request.max_tokens)
+        pairs = zip(self._tokens[:count], self._ids, strict=False)
+        positions = tuple(TracedPosition(token, self._known(parent)) for token, parent in pairs)
+        return Recorded(self._request.tokens, self._request.sampling.temperature, positions)
+
+    def _after(self, tokens: Iterable[int]) -> NodeId:
+        id = self._ids[-1]
+        for token in tokens:
+            id = node_id(id, token)
+        return id
+
+    def _token(self, parent: NodeId, id: NodeId) -> int | None:
+        """The token that makes `id` a child of `parent`: a guess of the draft, or of prompt lookup, which repeats
+        earlier tokens."""
+        seen = (self._guesses.get(parent, {}), set(self._request.tokens), set(self._tokens))
+        return next((token for tokens in seen for token in tokens if node_id(parent, token) == id), None)
+
+    def _known(self, parent: NodeId) -> Candidates | None:
+        found = self._guesses.get(parent)
+        return None if found is None else Candidates(tuple(found), tuple(found.values()))

@@ -1,0 +1,298 @@
+"""Examines this machine: what is missing, and the next step. Changes nothing and prints nothing."""
+
+import importlib.metadata
+import json
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.blas.library import HOW_TO_GET_ONE, Blas, fast_blas
+from orchestrator.machine.blas.speed import ForwardTimes, forward_times
+from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
+from orchestrator.machine.finding import Finding
+from orchestrator.machine.hardware import MlxDevice
+from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target
+from orchestrator.machine.models.checkpoints import demo_model
+from orchestrator.machine.network import own_host
+from orchestrator.machine.placement import usual_cores
+from orchestrator.runtime.session import sessions_home, stale_sessions
+from protocol.contracts.coreml.neural_engine import EngineVerdict, all_recorded
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.errors import PipelineError
+from protocol.kv.segments import free_shared_memory, stale_segments
+from protocol.messages.base import Role
+from protocol.paths import segments_folder
+
+_BUILDS = (14, 15, 26)
+"""The versions of macOS for which the package index has builds of mlx-metal 0.32. That for 26 alone has the kernels for
+the matrix units of the M5 (ml-explore/mlx issue 3821)."""
+
+
+def metal_kernels(system: str, built_for: int | None, mlx: str | None) -> Finding:
+    """`system`: the version of macOS, empty if unknown. `built_for`: the major version that the installed wheel names.
+
+    `mlx`: the installed version of mlx and mlx-metal, which are always the same.
+    """
+    major = system.partition(".")[0]
+    if built_for is None or not major.isdecimal():
+        return Finding("Metal kernels", "ok", "not from a wheel of the package index")
+    best = max((build for build in _BUILDS if build <= int(major)), default=built_for)
+    if built_for >= best:
+        return Finding("Metal kernels", "ok", f"built for macOS {built_for}; this is macOS {system}")
+    return Finding(
+        "Metal kernels",
+        "warn",
+        f"built for macOS {built_for}, and this is macOS {system}: the build for macOS {best} has faster kernels",
+        f"SYSTEM_VERSION_COMPAT=0 python -m pip install --force-reinstall --no-deps mlx=={mlx} mlx-metal=={mlx} "
+        "(with uv: uv pip install --reinstall --no-deps ...), with the Python that runs launch-pipeline",
+    )
+
+
+_GIB = 1 << 30
+_CHECKOUT = Path(__file__).parents[3]
+_NOT_FOR_ALL = "another terminal program, or a launchd agent, may be refused without a word"
+_ROLES: tuple[Role, ...] = ("target", "draft")
+
+
+def examine() -> list[Finding]:
+    """All checks before a pipeline starts, the most basic first."""
+    return [
+        *(python(), packages(), mlx(machine_facts.mlx_device())),
+        *_linux_processor(),
+        *_kernels(),
+        *(cores(), memory(machine_facts.memory_bytes()), shared_memory(free_shared_memory())),
+        *(temporary_folder(), leftovers(), local_network(own_host()), default_pair(), demo_pair()),
+        *neural_engine(),
+    ]
+
+
+def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The findings as JSON values, in order."""
+    return [asdict(finding) for finding in findings]
+
+
+def reinstall(folder: Path = _CHECKOUT) -> str:
+    """The next step if something of the installation is missing. `folder`: where the packages are."""
+    if (folder / "bin" / "launch-pipeline").is_file():
+        return f"delete {folder}/.venv and start bin/launch-pipeline again; if that is not enough, clone it again"
+    return "install launch-pipeline again with the program that installed it (uv, pipx, pip or brew)"
+
+
+def python() -> Finding:
+    version = platform.python_version()
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        return Finding("Python", "fail", f"{version} for Intel: MLX needs Apple silicon", "install an arm64 Python")
+    return Finding("Python", "ok", f"{version} on {platform.system()} {platform.machine()}")
+
+
+def packages() -> Finding:
+    try:
+        lines = importlib.metadata.requires("launch-pipeline") or []
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("packages", "fail", "launch-pipeline itself is not installed", reinstall())
+    unmet = list(_unmet(lines))
+    if unmet:
+        return Finding("packages", "fail", "; ".join(unmet), reinstall())
+    return Finding("packages", "ok", "all installed")
+
+
+def mlx(answer: MlxDevice | str) -> Finding:
+    if isinstance(answer, str):
+        return Finding("MLX", "fail", f"can't be used: {answer}", reinstall())
+    return Finding("MLX", "ok", f"{answer.version} on the {answer.kind.upper()} ({answer.name})")
+
+
+def openblas(blas: Blas | None, times: ForwardTimes | None) -> Finding:
+    """`times`: of a forward with it, or with MLX's own BLAS."""
+    speed = "no forward could be measured"
+    if times is not None:
+        speed = f"a forward over 8 tokens takes {times.eight / times.one:.1f} times as long as over 1"
+    if blas is None:
+        return Finding("OpenBLAS", "warn", f"none: speculation can't help here; {speed}", HOW_TO_GET_ONE)
+    return Finding("OpenBLAS", "ok", f"{blas}; {speed}")
+
+
+def compiler(found: bool) -> Finding:
+    text = "g++, for MLX's fused kernels" if found else "no g++: MLX runs its kernels unfused, with the same results"
+    return Finding("compiler", "ok", text)
+
+
+def cores() -> Finding:
+    usable = machine_facts.usable_cores()
+    about = f"{len(usable)} of {machine_facts.chip()}"
+    shares = usual_cores()
+    if not shares:
+        return Finding("cores", "ok", f"{about}; the models run elsewhere or share them")
+    if len(usable) == 1:
+        return Finding(
+            "cores", "warn", f"{about}: draft and target take turns on it", "use two or more cores, or --strategy ar"
+        )
+    if shares["target"] == shares["draft"]:
+        return Finding("cores", "ok", f"{about}: draft and target share them, in turns")
+    return Finding("cores", "ok", f"{about}: target {len(shares['target'])}, draft {len(shares['draft'])}")
+
+
+def memory(total: int) -> Finding:
+    text = f"{total / _GIB:.0f} GiB"
+    if total < 2 * _GIB:
+        return Finding("memory", "warn", text, "stay with the demo pair or models of less than 1 GiB")
+    return Finding("memory", "ok", text)
+
+
+def shared_memory(free: int | None) -> Finding:
+    if free is None:
+        return Finding("shared memory", "ok", "no limit of its own")
+    text = f"{free / _GIB:.1f} GiB free"
+    if free < _GIB // 8:
+        return Finding(
+            "shared memory", "warn", text, "enlarge /dev/shm (in Docker: --shm-size=2g), or end what fills it"
+        )
+    return Finding("shared memory", "ok", text)
+
+
+def temporary_folder() -> Finding:
+    """Sockets live under a short path, and shared memory is listed in a folder of its own."""
+    for folder in (sessions_home().parent, _nearest(segments_folder()), Path(tempfile.gettempdir())):
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                free = shutil.disk_usage(folder).free
+        except OSError as error:
+            return Finding(
+                "temporary folder", "fail", f"{folder}: {error.strerror}", f"make {folder} writable, or free some space"
+            )
+    return Finding("temporary folder", "ok", f"{folder}, {free / _GIB:.0f} GiB free")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the first above it that exists."""
+    return next(above for above in (folder, *folder.parents) if above.exists())
+
+
+def leftovers() -> Finding:
+    try:
+        segments, sessions = stale_segments(), stale_sessions()
+    except PipelineError as error:
+        return Finding("leftovers", "fail", str(error))
+    if not segments and not sessions:
+        return Finding("leftovers", "ok", "none of dead pipelines")
+    text = f"{len(segments)} shared-memory segments and {len(sessions)} session folders of dead pipelines"
+    return Finding("leftovers", "warn", text, "start a pipeline: it removes them")
+
+
+def local_network(own: str | None, system: str = sys.platform, reach: Callable[[], None] | None = None) -> Finding:
+    """Whether this program can reach other machines. macOS asks the user for each program, except for what runs in
+    Terminal or over SSH (Apple's technote TN3179), and hides the network from a program without permission; `reach`
+    (default: a multicast datagram) raises OSError then."""
+    if own is None:
+        return Finding("local network", "ok", "none: workers of other machines can't come, all else works")
+    if system != "darwin":
+        return Finding("local network", "ok", f"this machine is {own} there")
+    try:
+        (reach or _multicast)()
+    except OSError as error:
+        return Finding(
+            "local network",
+            "warn",
+            f"this machine is {own} there, but this program can't reach it ({error.strerror})",
+            "System Settings > Privacy & Security > Local Network: allow the terminal program and Python, then start "
+            "again; in Terminal and over SSH no permission is needed",
+        )
+    return Finding("local network", "ok", f"this machine is {own} there, and may speak to others; {_NOT_FOR_ALL}")
+
+
+def _multicast() -> None:
+    """An empty datagram to the multicast group of mDNS (RFC 6762). A system that forbids it raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.sendto(b"", ("224.0.0.251", 5353))
+
+
+def default_pair() -> Finding:
+    try:
+        return Finding("default pair", "ok", str(default_pair_state()))
+    except PipelineError as error:
+        return Finding("default pair", "fail", str(error), f"set {VARIABLE} to one of these, or unset it")
+
+
+def demo_pair() -> Finding:
+    try:
+        folders = [demo_model(role) for role in _ROLES]
+        broken = [folder for folder in folders if not weights_are_whole(folder / "model.safetensors")]
+        same = len({vocabulary_fingerprint(folder) for folder in folders}) == 1
+    except PipelineError as error:
+        return Finding("demo pair", "fail", str(error), reinstall())
+    if broken or not same:
+        text = f"{broken[0]} has broken weights" if broken else "the two tokenizers differ"
+        return Finding("demo pair", "fail", text, reinstall())
+    return Finding("demo pair", "ok", "target and draft are complete and share a tokenizer")
+
+
+def neural_engine() -> list[Finding]:
+    if sys.platform != "darwin":
+        text = "none: --draft-engine coreml runs its package by an executor, which is no Neural Engine"
+        return [Finding("Neural Engine", "ok", text)]
+    text = "--draft-engine auto tries a draft there; launch-pipeline doctor --neural-engine examines one"
+    return [Finding("Neural Engine", "ok", text), *map(verdict, here(all_recorded()))]
+
+
+def here(verdicts: Iterable[EngineVerdict]) -> list[EngineVerdict]:
+    """The verdicts that hold for this system and chip."""
+    system, chip = machine_facts.system_build(), machine_facts.chip()
+    return [verdict for verdict in verdicts if (verdict.place.system, verdict.place.chip) == (system, chip)]
+
+
+def verdict(recorded: EngineVerdict) -> Finding:
+    """What was found out before about a draft on the Neural Engine."""
+    where = "on the Neural Engine" if recorded.choice == "coreml" else "in MLX"
+    name = recorded.model or f"package {recorded.place.package[:12]}"
+    return Finding("draft engine", "ok", f"{name}: {where} ({recorded.reason})")
+
+
+def weights_are_whole(path: Path) -> bool:
+    """Whether a safetensors file's header is readable and matches the number of bytes that follow it.
+
+    The format: 8 bytes of header length, a JSON header, then the tensors' bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= path.stat().st_size - 8:
+                return False
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return 8 + length + max(ends) == path.stat().st_size
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return False
+
+
+def _linux_processor() -> list[Finding]:
+    if not machine_facts.computes_on_processor():
+        return []
+    times = forward_times(machine_facts.worker_environment("target", ()))
+    return [openblas(fast_blas(), times), compiler(machine_facts.has_compiler())]
+
+
+def _kernels() -> list[Finding]:
+    if sys.platform != "darwin":
+        return []
+    return [metal_kernels(macos_version(), metal_wheel_target(), machine_facts.installed_version("mlx-metal"))]
+
+
+def _unmet(lines: Iterable[str]) -> Iterator[str]:
+    """The requirements of this environment, without extras, that no installed package meets, as text."""
+    for requirement in map(Requirement, lines):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = machine_facts.installed_version(requirement.name)
+        if version is None:
+            yield f"{requirement.name} is not installed"
+        elif not requirement.specifier.contains(version, prereleases=True):
+            yield f"{requirement.name} is {version} and must be {requirement.specifier}"

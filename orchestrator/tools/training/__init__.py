@@ -1,5 +1,0 @@
-"""Trains draft models and the demo pair: `prepare` makes the text, `train` the target, `distil` a draft.
-
-The programs run alone (`python -m orchestrator.tools.training.train`). `prepare` needs the project's own packages;
-the others need torch too, which the extra `training` installs.
-"""

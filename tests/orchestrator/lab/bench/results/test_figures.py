@@ -1,0 +1,267 @@
+"""Laws of a bench's rows: speeds over prompts, ratios by baseline, latencies, categories, the best K of a line."""
+
+import io
+import json
+from statistics import median
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from orchestrator.lab.bench.measurement import Measurement
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.results import report
+from orchestrator.lab.bench.results.figures import BenchRow, best_of_each_line, rows, rows_by_category
+from protocol.messages.client import Pace
+from tests.support.bench_measurements import measurement
+
+_NAMES = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "ssd K=2", "adaptive"]
+_SPEEDS = {"mlx-lm K=2": 1.3, "mlx-lm K=1": 1.2, "ssd K=1": 1.5, "ssd K=2": 1.4, "adaptive": 1.6}
+_CATEGORIES = ("chat", "code", "translation")
+
+
+def _plan() -> BenchPlan:
+    options = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "controls": False}
+    return BenchPlan.of(draft_tokens="1-2", strategies="ar,adaptive", temperature=(), **options)
+
+
+def _run(prompts: int = 9, repeats: int = 2) -> list[Measurement]:
+    """Every contender on every prompt; a third of the prompts in each category."""
+    random = np.random.default_rng(1)
+    return [
+        measurement(
+            name,
+            (30.0 + 5 * prompt) * _SPEEDS.get(name, 1.0) * random.uniform(0.98, 1.02),
+            prompt,
+            repeat=repeat,
+            category=_CATEGORIES[prompt % 3],
+            time_to_first_token=0.1 + prompt / 100,
+            total_time=2.0,
+            arrivals=(0.1, 0.2, 0.2, 0.4),
+        )
+        for repeat in range(repeats)
+        for prompt in range(prompts)
+        for name in _NAMES
+    ]
+
+
+def _row(found: list[BenchRow], name: str) -> BenchRow:
+    return next(row for row in found if row.contender == name)
+
+
+def _shown(found: list[BenchRow], by_category: dict[str, list[BenchRow]] | None = None, prompts: int = 9) -> str:
+    output = io.StringIO()
+    Console(file=output, width=128).print(report.tables(found, _plan(), prompts, by_category))
+    return output.getvalue()
+
+
+def test_quartiles_are_over_prompts_and_not_over_repeats():
+    found = [measurement("ar", speed, prompt, repeat=repeat)
+             for prompt, speeds in enumerate([(10.0, 10.0, 90.0), (20.0, 20.0, 20.0), (30.0, 1.0, 30.0)])
+             for repeat, speed in enumerate(speeds)]  # fmt: skip
+
+    (row,) = rows(found, ["ar"])
+
+    assert (row.tokens_per_second, row.quartiles) == (20.0, (15.0, 25.0))
+    assert (row.slowest, row.fastest, row.generations) == (1.0, 90.0, 9)
+
+
+def test_a_ratio_is_the_median_over_prompts_with_its_interval():
+    found = rows(_run(), _NAMES)
+
+    adaptive = _row(found, "adaptive")
+
+    assert adaptive.best_baseline == "mlx-lm K=2"
+    assert adaptive.over_best == adaptive.ratios["mlx-lm K=2"]
+    for ratio in adaptive.ratios.values():
+        assert ratio.interval is not None
+        assert ratio.interval.low <= ratio.median <= ratio.interval.high
+    assert adaptive.over_plain == adaptive.ratios["mlx-lm"].median == pytest.approx(1.6, rel=0.03)
+    assert adaptive.over_speculative == adaptive.ratios["mlx-lm K=2"].median == pytest.approx(1.6 / 1.3, rel=0.03)
+
+
+def test_each_line_of_the_baseline_is_compared_with_its_best_number_of_draft_tokens():
+    assert set(_row(rows(_run(), _NAMES), "ar").ratios) == {"mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar"}
+
+
+def test_the_baseline_is_mlx_lm_on_all_cores_at_its_best_and_no_other_line():
+    speeds = {"mlx-lm": 20.0, "mlx-lm K=2": 10.0, "mlx-lm, target's cores": 90.0, "ar": 30.0}
+    found = [measurement(name, speed, prompt) for name, speed in speeds.items() for prompt in range(2)]
+    ar = _row(rows(found, list(speeds)), "ar")
+
+    assert ar.best_baseline == "mlx-lm"
+    assert ar.over_best == (1.5, None)
+
+
+def test_a_contender_compared_with_itself_has_the_ratio_1():
+    for row in rows(_run(), _NAMES):
+        if row.contender in row.ratios:
+            assert row.ratios[row.contender] == (1.0, (1.0, 1.0))
+
+
+def test_latencies_are_medians_of_first_tokens_and_percentiles_of_all_gaps():
+    found = [
+        measurement("ar", 1.0, 0, time_to_first_token=0.1, total_time=1.0, arrivals=(0.1, 0.2, 0.3)),
+        measurement("ar", 1.0, 1, time_to_first_token=0.3, total_time=3.0, arrivals=(0.3, 0.3, 0.8, 1.8)),
+    ]
+
+    (row,) = rows(found, ["ar"])
+
+    assert (row.time_to_first_token, row.total_time) == (pytest.approx(0.2), pytest.approx(2.0))
+    assert row.inter_token_p50 == pytest.approx(0.3)
+    assert row.inter_token_p95 == pytest.approx(np.quantile([0.1, 0.1, 0.5, 1.0], 0.95))
+
+
+def test_a_contender_without_arrivals_has_no_latency():
+    (row,) = rows([measurement("ar", 1.0)], ["ar"])
+
+    assert (row.time_to_first_token, row.total_time, row.inter_token_p50, row.inter_token_p95) == (None,) * 4
+
+
+def test_the_generations_of_the_categories_are_all_generations():
+    found = _run()
+    by_category = rows_by_category(found, _NAMES)
+
+    assert list(by_category) == list(_CATEGORIES)
+    for row in rows(found, _NAMES):
+        parts = [_row(group, row.contender) for group in by_category.values()]
+        assert sum(part.generations for part in parts) == row.generations
+        assert sum(part.checked for part in parts) == row.checked
+        assert (min(part.slowest for part in parts), max(part.fastest for part in parts)) == (row.slowest, row.fastest)
+
+
+def test_the_rows_of_a_category_are_those_of_its_prompts_alone():
+    found = _run()
+    alone = rows([one for one in found if one.setting.category == "code"], _NAMES)
+
+    assert rows_by_category(found, _NAMES)["code"] == alone
+
+
+def test_no_category_chooses_a_baseline_of_its_own():
+    names = ["mlx-lm K=1", "mlx-lm K=2", "ar"]
+    speeds = {"mlx-lm K=1": (10.0, 30.0, 30.0), "mlx-lm K=2": (20.0, 20.0, 20.0), "ar": (20.0, 20.0, 20.0)}
+    found = [
+        measurement(name, speed, prompt, category="code" if prompt == 0 else "chat")
+        for name in names
+        for prompt, speed in enumerate(speeds[name])
+    ]
+
+    code = rows_by_category(found, names)["code"]
+
+    assert _row(code, "ar").best_baseline == "mlx-lm K=1"
+    assert _row(code, "ar").over_speculative == 2.0
+
+
+def test_prompts_without_categories_have_no_rows_by_category():
+    assert rows_by_category([measurement("ar", 1.0)], ["ar"]) == {}
+
+
+def test_the_table_has_the_best_k_of_each_line():
+    shown = best_of_each_line(rows(_run(), _NAMES))
+
+    assert [row.contender for row in shown] == [
+        *("mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "adaptive")
+    ]
+
+
+def test_a_wrong_or_invalid_contender_is_always_shown_and_never_the_best_of_its_line():
+    overran = Pace(profile="m4", forwards=100, overruns=50, stretch=0.1, valid=False)
+    found = [
+        measurement("sd K=1", 10.0),
+        measurement("sd K=2", 20.0, tokens=(3, 4)),
+        measurement("sd K=3", 15.0, pace=overran),
+    ]
+
+    shown = best_of_each_line(rows(found, ["sd K=1", "sd K=2", "sd K=3"]))
+
+    assert [row.contender for row in shown] == ["sd K=1", "sd K=2", "sd K=3"]
+    assert [row.valid for row in shown] == [True, False, False]
+
+
+def test_every_line_of_the_tables_fits_into_128_columns():
+    found = _run()
+    text = _shown(rows(found, _NAMES), rows_by_category(found, _NAMES))
+
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 128
+    (header,) = (line.split() for line in lines if line.startswith("contender") and "quartiles" in line)
+    (adaptive,) = (line.split() for line in lines if line.startswith("adaptive") and ".." in line)
+    assert len(adaptive) == len(header)
+
+
+def test_a_table_of_paced_runs_fits_too_and_compares_no_first_tokens():
+    pace = Pace(profile="m4", forwards=100, overruns=0, stretch=0.0, valid=True)
+    found = [measurement(name, 30.0 + prompt, prompt, pace=pace) for name in _NAMES for prompt in range(6)]
+
+    lines = _shown(rows(found, _NAMES)).splitlines()
+
+    (header,) = (line.split() for line in lines if line.startswith("contender"))
+    assert max(map(len, lines)) <= 128
+    assert "overran" in header
+    assert "first" not in header
+
+
+def test_the_second_table_has_the_ratio_of_each_category():
+    found = _run()
+    by_category = rows_by_category(found, _NAMES)
+    text = _shown(rows(found, _NAMES), by_category)
+
+    _, _, second = text.partition("/mlx-lm by category")
+    lines = {line.split()[0]: line.split() for line in second.splitlines() if line.startswith((*_CATEGORIES, "all"))}
+    for category, group in {**by_category, "all": rows(found, _NAMES)}.items():
+        ratio = _row(group, "adaptive").over_best
+        assert ratio is not None
+        assert lines[category][-1] == f"{ratio.median:.2f}"
+
+
+def test_many_categories_with_long_names_fit_into_128_columns():
+    names = [*_NAMES, "adaptive, no lookup", "lookup", "random draft", "llama.cpp ngram-simple, trigrams"]
+    categories = [f"question answering {number}" for number in range(13)]
+    found = [
+        measurement(name, 30.0, prompt, category=category)
+        for name in names
+        for prompt, category in enumerate(categories)
+    ]
+
+    lines = _shown(rows(found, names), rows_by_category(found, names)).splitlines()
+
+    assert max(map(len, lines)) <= 128
+    table = [line for line in lines if line.startswith("question answering")]
+    assert [line.split()[3:] for line in table] == [["1.00"] * (len(names) - 2)] * 13
+
+
+def test_every_column_is_explained_below_the_table():
+    shown = _shown(rows(_run(), _NAMES))
+    header = next(line.split() for line in shown.splitlines() if line.startswith("contender"))
+
+    assert all(f"{title}: " in shown.replace("\n", " ") for title in header[1:])
+
+
+def test_json_has_every_contender_and_category_with_intervals_by_name():
+    found = _run()
+    by_category = rows_by_category(found, _NAMES)
+
+    values = json.loads(json.dumps(report.to_json(rows(found, _NAMES), _plan(), 9, by_category)))
+
+    assert [row["contender"] for row in values["results"]] == _NAMES
+    assert {name: len(group) for name, group in values["by_category"].items()} == dict.fromkeys(
+        _CATEGORIES, len(_NAMES)
+    )
+    adaptive = values["results"][-1]
+    assert adaptive["quartiles"]["low"] <= adaptive["tokens_per_second"] <= adaptive["quartiles"]["high"]
+    ratio = adaptive["ratios"]["mlx-lm K=2"]
+    assert (adaptive["best_baseline"], adaptive["over_best"]) == ("mlx-lm K=2", ratio)
+    assert ratio["interval"]["low"] <= ratio["median"] <= ratio["interval"]["high"]
+
+
+def test_the_figures_do_not_depend_on_the_order_of_the_measurements():
+    found = _run()
+    shuffled = [found[index] for index in np.random.default_rng(2).permutation(len(found))]
+
+    assert rows(shuffled, _NAMES) == rows(found, _NAMES)
+    assert _row(rows(found, _NAMES), "ar").tokens_per_second == median(
+        median(
+            one.generation.tokens_per_second for one in found if one.contender == "ar" and one.setting.prompt == prompt
+        )
+        for prompt in range(9)
+    )

@@ -1,0 +1,569 @@
+"""Laws of the bench: figures follow from the measurements, and a contender with a wrong token has no figure."""
+
+import io
+import json
+import re
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from shutil import copytree
+from time import perf_counter
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from click.testing import CliRunner
+from mlx_lm.models.cache import BatchKVCache
+from rich.console import Console
+
+from orchestrator import Pipeline, SamplingParams
+from orchestrator.api.chat_prompts import chat_prompt
+from orchestrator.cli.app import cli
+from orchestrator.lab.bench import residents
+from orchestrator.lab.bench.baseline.contender import rounds_of
+from orchestrator.lab.bench.baseline.paced_network import PacedDevice
+from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
+from orchestrator.lab.bench.measurement import BenchRequest, Measurement, Setting, deviating, schedule, settings
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
+from orchestrator.lab.bench.residents import baseline_cores
+from orchestrator.lab.bench.results import report
+from orchestrator.lab.bench.results.figures import best_speculative, rows
+from orchestrator.lab.bench.results.plot import draw
+from orchestrator.lab.bench.trials import encoded, generations, measured, requests_of
+from orchestrator.lab.training.chat_draft import prompts as generator
+from protocol.contracts.engines import NO_DRAFT
+from protocol.errors import InputError
+from protocol.messages.client import Pace
+from protocol.worker.pacing import DevicePace
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+_ORDER = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "adaptive"]
+
+
+class _Contender:
+    """Returns the given tokens at a fixed speed, and records its tasks; `log` gets its name at every generation."""
+
+    def __init__(
+        self, name: str, family: Family = "coupled", tokens: tuple[int, ...] = (1, 2), log: list | None = None
+    ):
+        self.name = name
+        self.family: Family = family
+        self.tasks: list[GenerationTask] = []
+        self._tokens = tokens
+        self._log = log
+
+    def generate(self, task: GenerationTask) -> TimedGeneration:
+        self.tasks.append(task)
+        if self._log is not None:
+            self._log.append(self.name)
+        return TimedGeneration(tokens=self._tokens, tokens_per_second=10.0, tokens_per_round=1.0)
+
+
+def _plan(**changes) -> BenchPlan:
+    words = {"draft_tokens": "1-2", "strategies": "ar,adaptive", "temperature": ()}
+    others = {"target": None, "draft": None, "repeats": 2, "max_tokens": 8, "controls": False}
+    return BenchPlan.of(**(words | others | changes))
+
+
+def _measurement(contender: str, speed: float, setting: Setting, tokens: tuple[int, ...] = (1, 2), **figures):
+    family: Family = "mlx-lm" if contender.startswith("mlx-lm") else "coupled"
+    generation = TimedGeneration(tokens=tokens, tokens_per_second=speed, tokens_per_round=1.0, **figures)
+    return Measurement(setting, contender, family, generation)
+
+
+def _requests(*tokens: tuple[int, ...], categories: tuple[str, ...] = ()) -> list[BenchRequest]:
+    """A prompt of one turn for each."""
+    named = categories or ("",) * len(tokens)
+    return [
+        BenchRequest(each, prompt, category=category)
+        for prompt, (each, category) in enumerate(zip(tokens, named, strict=True))
+    ]
+
+
+def _at(prompt: int, temperature: float = 0.0) -> Setting:
+    return Setting(repeat=0, prompt=prompt, temperature=temperature)
+
+
+def test_every_contender_runs_once_in_every_setting():
+    order = [setting for setting, _ in settings(2, _requests((1,), (2,), (3,)), (0.0, 1.0))]
+
+    turns = list(schedule("abc", order))
+
+    assert len(order) == 12
+    assert sorted(turns) == sorted((setting, contender) for setting in order for contender in "abc")
+
+
+def test_each_setting_starts_with_the_next_contender():
+    turns = [contender for _, contender in schedule("abc", settings(1, _requests(*[(1,)] * 4), (0.0,)))]
+
+    assert "".join(turns) == "abcbcacababc"
+
+
+def test_a_setting_is_finished_before_the_next_begins():
+    order = list(settings(2, _requests((1,), (2,)), (0.0, 1.0)))
+
+    assert [setting for setting, _ in schedule("abc", order)] == [setting for setting in order for _ in "abc"]
+
+
+def test_all_contenders_get_the_same_task_in_a_setting():
+    contenders = [_Contender("mlx-lm", "mlx-lm"), _Contender("ar")]
+
+    measured(contenders, _requests((5, 6), (7, 8)), _plan(), lambda _: None)
+
+    assert sorted(contenders[0].tasks) == sorted(contenders[1].tasks)
+
+
+def test_sampled_generations_of_other_prompts_and_repeats_use_other_seeds():
+    one = _Contender("ar")
+
+    measured([one], _requests((5, 6), (7, 8)), _plan(temperature=(1.0,)), lambda _: None)
+
+    warm_up, *tasks = one.tasks
+    assert warm_up.max_tokens == 8
+    assert len({task.seed for task in tasks}) == len(tasks) == 4
+
+
+def test_a_measurement_knows_its_prompts_category():
+    requests = _requests((5, 6), (7, 8), categories=("chat", "maths"))
+
+    found = measured([_Contender("ar")], requests, _plan(repeats=1), lambda _: None)
+
+    assert {(one.setting.prompt, one.setting.category) for one in found} == {(0, "chat"), (1, "maths")}
+
+
+def test_every_contender_warms_up_before_the_first_measurement():
+    log: list[str] = []
+    progress: list[str] = []
+    contenders = [_Contender(name, log=log) for name in ("ar", "sd")]
+
+    found = measured(contenders, _requests((5, 6)), _plan(temperature=(0.0,), repeats=1), progress.append)
+
+    assert log == ["ar", "sd", "ar", "sd"]
+    assert progress == ["ar", "sd"]
+    assert len(found) == 2
+
+
+def test_speed_is_the_median_with_its_spread():
+    found = [_measurement("mlx-lm", speed, _at(prompt)) for prompt, speed in enumerate([10.0, 50.0, 20.0])]
+
+    (row,) = rows(found, ["mlx-lm"])
+
+    assert (row.tokens_per_second, row.slowest, row.fastest, row.generations) == (20.0, 10.0, 50.0, 3)
+
+
+def test_ratios_are_medians_over_pairs_and_not_ratios_of_medians():
+    plain = [_measurement("mlx-lm", speed, _at(prompt)) for prompt, speed in enumerate([10.0, 100.0, 30.0])]
+    ours = [_measurement("ar", speed, _at(prompt)) for prompt, speed in enumerate([20.0, 50.0, 90.0])]
+
+    row = rows([*plain, *ours], ["mlx-lm", "ar"])[1]
+
+    assert row.over_plain == 2.0
+    assert row.over_autoregressive == 1.0
+    assert row.over_speculative is None
+
+
+def test_the_best_speculative_baseline_has_the_highest_median_not_the_fastest_generation():
+    found = [_measurement("mlx-lm", 99.0, _at(0))]
+    found += [_measurement("mlx-lm K=1", speed, _at(prompt)) for prompt, speed in enumerate([20.0, 21.0, 22.0])]
+    found += [_measurement("mlx-lm K=2", speed, _at(prompt)) for prompt, speed in enumerate([10.0, 12.0, 90.0])]
+
+    assert best_speculative(found) == "mlx-lm K=1"
+
+
+def test_the_best_speculative_baseline_is_chosen_at_each_temperature():
+    found = []
+    for temperature, speeds in ((0.0, (10.0, 20.0)), (1.0, (20.0, 10.0))):
+        for count, speed in enumerate(speeds, start=1):
+            found.append(_measurement(f"mlx-lm K={count}", speed, _at(0, temperature)))
+        found.append(_measurement("adaptive", 40.0, _at(0, temperature)))
+
+    adaptive = [row for row in rows(found, ["mlx-lm K=1", "mlx-lm K=2", "adaptive"]) if row.contender == "adaptive"]
+
+    assert [row.over_speculative for row in adaptive] == [2.0, 2.0]
+
+
+def test_the_baseline_of_the_ratios_has_all_cores():
+    found = [
+        _measurement(name, speed, _at(0))
+        for name, speed in {
+            "mlx-lm": 10.0,
+            "mlx-lm K=2": 20.0,
+            "mlx-lm, target's cores": 90.0,
+            "mlx-lm, target's cores K=2": 80.0,
+            "ar": 40.0,
+        }.items()
+    ]
+
+    row = rows(found, [one.contender for one in found])[-1]
+
+    assert best_speculative(found) == "mlx-lm K=2"
+    assert (row.over_plain, row.over_speculative) == (4.0, 2.0)
+
+
+def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyPatch):
+    def cores(target: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        monkeypatch.setattr(residents, "usable_cores", lambda: (0, 1, 2, 3))
+        monkeypatch.setattr(residents, "usual_cores", lambda: {"target": target} if target else {})
+        return baseline_cores(once=False)
+
+    assert cores((0, 1, 2)) == {"mlx-lm": (0, 1, 2, 3), "mlx-lm, target's cores": (0, 1, 2)}
+    assert [*cores(())] == [*cores((0, 1, 2, 3))] == [*baseline_cores(once=True)] == ["mlx-lm"]
+
+
+def test_a_figure_without_measurements_is_none():
+    found = [
+        _measurement("mlx-lm", 1.0, _at(0)),
+        _measurement("ar", 1.0, _at(0), hit_rate=0.5, overhead_per_round=2e-4),
+    ]
+
+    plain, ours = rows(found, ["mlx-lm", "ar"])
+
+    assert (plain.hit_rate, plain.overhead_per_round) == (None, None)
+    assert (ours.hit_rate, ours.overhead_per_round) == (0.5, 2e-4)
+
+
+@pytest.mark.parametrize("wrong", _ORDER[1:])
+def test_one_wrong_token_at_temperature_0_is_found_in_every_contender(wrong: str):
+    found = [_measurement(name, 1.0, _at(0), (1, 3) if name == wrong else (1, 2)) for name in _ORDER]
+
+    assert [each.contender for each in deviating(found, _ORDER)] == [wrong]
+
+
+def test_a_missing_token_is_a_wrong_one():
+    found = [_measurement("mlx-lm", 1.0, _at(0), (1, 2)), _measurement("ar", 1.0, _at(0), (1,))]
+
+    assert [wrong.contender for wrong in deviating(found, _ORDER)] == ["ar"]
+
+
+def test_sampled_tokens_are_compared_among_ours_only():
+    tokens = {"mlx-lm": (7, 7), "mlx-lm K=1": (8, 8), "ar": (1, 2), "adaptive": (1, 3)}
+    found = [_measurement(name, 1.0, _at(0, 1.0), generated) for name, generated in tokens.items()]
+
+    assert [wrong.contender for wrong in deviating(found, _ORDER)] == ["adaptive"]
+    assert [row.checked for row in rows(found, list(tokens))] == [0, 0, 1, 1]
+
+
+def test_tokens_of_different_prompts_are_never_compared():
+    found = [_measurement("ar", 1.0, _at(0), (1, 2)), _measurement("ar", 1.0, _at(1), (3, 4))]
+
+    assert deviating(found, _ORDER) == []
+
+
+def test_rejection_sampling_competes_only_where_it_differs_and_is_never_compared_token_for_token():
+    contenders = [_Contender("ar"), _Contender("sd rejection", "rejection", tokens=(9, 9))]
+
+    found = measured(contenders, _requests((5, 6)), _plan(temperature=(0.0, 1.0), repeats=1), lambda _: None)
+
+    names = [contender.name for contender in contenders]
+    assert [(one.contender, one.setting.temperature) for one in found if one.family == "rejection"] == [(names[1], 1.0)]
+    assert deviating(found, names) == []
+    shown = {(row.contender, row.temperature): (row.checked, row.rejection) for row in rows(found, names)}
+    assert shown == {("ar", 0.0): (1, False), ("ar", 1.0): (1, False), ("sd rejection", 1.0): (0, True)}
+
+
+def test_a_plan_with_rejection_counts_its_generations_above_temperature_0_only():
+    plan = _plan(verification="rejection", strategies="ar,sd,ssd", temperature=(0.0, 0.7, 1.0), repeats=1)
+
+    contenders = [*map(_Contender, ("ar", "sd", "ssd")), _Contender("sd rejection", "rejection")]
+    assert plan.rejecting == ("sd", "ssd")
+    assert generations(contenders, plan, requests=2) == 2 * (3 * 3 + 2)
+    assert _plan(strategies="ar,sd,ssd").rejecting == ()
+
+
+def _paced(contender: str, overruns: int, prompt: int) -> Measurement:
+    pace = Pace(profile="m4", forwards=100, overruns=overruns, stretch=overruns / 1000, valid=overruns <= 1)
+    return _measurement(contender, 10.0, _at(prompt), pace=pace)
+
+
+def test_overruns_are_counted_over_all_forwards_of_a_contender():
+    found = [_paced("ar", overruns, prompt) for prompt, overruns in enumerate([0, 0, 3])]
+    found += [_paced("adaptive", overruns, prompt) for prompt, overruns in enumerate([1, 1, 2])]
+
+    ar, adaptive = rows(found, ["ar", "adaptive"])
+
+    assert (ar.overruns, ar.representative) == (pytest.approx(0.01), True)
+    assert (adaptive.overruns, adaptive.representative, adaptive.stretch) == (pytest.approx(4 / 300), False, 0.001)
+
+
+def test_a_run_that_overran_is_reported_as_invalid():
+    figures = rows([_paced("ar", 2, 0), _measurement("adaptive", 1.0, _at(0))], ["ar", "adaptive"])
+
+    (sentence,) = report.invalid(figures)
+
+    assert sentence.startswith("ar at temperature 0 is invalid: 2.0% of its forwards took longer")
+    assert report.to_json(figures, _plan(), prompts=1)["representative"] is False
+
+
+def test_a_paced_device_runs_forwards_in_turns_and_delays_each_until_its_result_is_needed():
+    device = PacedDevice()
+    pace = DevicePace(steps=((1, 0.004), (3, 0.008)), prefill_rate=1.0)
+    target, draft = (device.network(lambda tokens: tokens * 2, pace) for _ in range(2))
+
+    began = perf_counter()
+    first = target(mx.array([[1]]))
+    second = draft(mx.array([[1, 2, 3]]))
+    after_second = perf_counter() - began
+    device.settle()
+    device.settle()
+    after_all = perf_counter() - began
+
+    assert (first.tolist(), second.tolist()) == ([[2]], [[2, 4, 6]])
+    assert after_second >= 0.004
+    assert after_all >= 0.012
+    paced = device.take()
+    assert (paced.forwards, paced.seconds) == (2, pytest.approx(0.012))
+
+
+def test_a_paced_batch_reads_as_much_as_its_longest_row():
+    device = PacedDevice()
+    pace = DevicePace(steps=((1, 0.004),), prefill_rate=1.0, context_seconds=0.0001)
+    network = device.network(lambda tokens, cache: tokens, pace)
+    batch = BatchKVCache([0, 0])
+    batch.offset = mx.array([3, 20])
+
+    network(mx.array([[1], [2]]), cache=[batch])
+    device.settle()
+
+    assert device.take().seconds == pytest.approx(0.006)
+
+
+def test_a_paced_network_has_the_attributes_of_its_model():
+    network = PacedDevice().network(SimpleNamespace(layers=[1, 2]), DevicePace(steps=((1, 1.0),), prefill_rate=1.0))
+
+    assert network.layers == [1, 2]
+
+
+def test_a_wrong_contender_is_shown_without_a_speed():
+    found = [_measurement("mlx-lm", 123.0, _at(0), (1, 2)), _measurement("ar", 456.0, _at(0), (1, 3))]
+    figures = rows(found, ["mlx-lm", "ar"])
+    output = io.StringIO()
+
+    Console(file=output, width=100).print(report.tables(figures, _plan(), prompts=1))
+
+    shown = output.getvalue()
+    assert "123.0" in shown
+    assert "456" not in shown
+    assert "WRONG" in shown
+    assert report.failures(figures) == ["ar at temperature 0: 1 of 1 generations differ from the reference."]
+    assert report.to_json(figures, _plan(), prompts=1)["exact"] is False
+
+
+def test_rounds_of_a_speculative_run_follow_from_the_accepted_draft_tokens():
+    # Rounds of up to two drafts: both accepted + bonus, none accepted, one accepted + bonus, then cut off.
+    drafted = [True, True, False, False, True, False, True, True]
+
+    assert rounds_of(drafted, draft_tokens=2, max_tokens=8) == (4, 2 + 1 + 2 + 2)
+
+
+def test_a_last_round_verifies_no_more_draft_tokens_than_may_be_generated():
+    assert rounds_of([True, True, False, True], draft_tokens=2, max_tokens=4) == (2, 3)
+    assert rounds_of([False, False], draft_tokens=4, max_tokens=2) == (2, 2)
+
+
+def test_plain_decoding_takes_a_round_a_token_and_verifies_no_draft_token():
+    assert rounds_of([False] * 5, draft_tokens=0, max_tokens=5) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"), [("1-3", (1, 2, 3)), ("4", (4,)), ("1,2,4", (1, 2, 4)), ("0", ()), ("2-3,3-4", (2, 3, 4))]
+)
+def test_draft_tokens_are_numbers_and_ranges(words: str, counts: tuple[int, ...]):
+    assert _plan(draft_tokens=words).draft_tokens == counts
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"draft_tokens": "many"},
+        {"draft_tokens": "3-1"},
+        {"draft_tokens": "-1"},
+        {"draft_tokens": "1-999"},
+        {"strategies": "ar,magic"},
+        {"same_model": True, "pace": "m4-16gb-qwen2.5-3b"},
+        {"strategies": ""},
+        {"temperature": (-1.0,)},
+        {"temperature": (float("nan"),)},
+    ],
+)
+def test_an_impossible_plan_is_refused_with_a_sentence(changes: dict):
+    with pytest.raises(InputError, match=r"\w+ .*[:.] ?\w*"):
+        _plan(**changes)
+
+
+def test_prompts_come_from_a_file_of_json_lines(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "id": 1}\n\n{"prompt": "b"}\n{"prompt": "c"}\n')
+
+    assert read_prompts(path, limit=2) == [BenchPrompt("a"), BenchPrompt("b")]
+
+
+def test_a_limit_takes_prompts_evenly_over_the_categories(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    lines = [("a", "chat"), ("b", "chat"), ("c", "chat"), ("d", "code"), ("e", "maths"), ("f", "maths")]
+    path.write_text("\n".join(json.dumps({"prompt": text, "category": category}) for text, category in lines))
+
+    assert [prompt.text for prompt in read_prompts(path, limit=5)] == ["a", "d", "e", "b", "f"]
+    assert "".join(prompt.text for prompt in read_prompts(path, limit=None)) == "adebfc"
+
+
+def test_a_conversation_has_all_turns_of_its_user(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"turns": ["Hello", "And then?"], "category": "chat"}')
+
+    assert read_prompts(path, limit=None) == [BenchPrompt("Hello", "chat", chat=True, later=("And then?",))]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"prompt": "a"}\nno json\n',
+        '{"prompt": "a"}\n{"text": "b"}\n',
+        '{"prompt": "a"}\n{"turns": []}\n',
+        '{"prompt": "a"}\n{"prompt": "b", "turns": ["c"]}\n',
+    ],
+)
+def test_a_broken_line_of_prompts_is_named(tmp_path: Path, content: str):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+
+    with pytest.raises(InputError, match="line 2"):
+        read_prompts(path, limit=None)
+
+
+def test_prompts_that_are_missing_or_empty_are_refused(tmp_path: Path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+
+    for name in ("empty.jsonl", "missing.jsonl"):
+        with pytest.raises(InputError, match=name):
+            read_prompts(tmp_path / name, limit=None)
+
+
+def test_the_shipped_prompts_are_python():
+    prompts = read_prompts(None, limit=None)
+
+    assert len(prompts) >= 4
+    assert all("def " in prompt.text and not prompt.chat for prompt in prompts)
+
+
+@pytest.fixture
+def chat_target(tmp_path: Path) -> Path:
+    """The demo target with a chat template."""
+    folder = Path(copytree(DEMO_TARGET, tmp_path / "target"))
+    template = "{% for each in messages %}# {{ each.role }}: {{ each.content }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_a_later_turn_stands_behind_the_targets_own_answer(chat_target: Path):
+    plan = _plan(target=str(chat_target), draft=str(DEMO_DRAFT), max_tokens=5)
+    prompts = [BenchPrompt("One", "a", chat=True), BenchPrompt("Two", "b", chat=True, later=("Why?", "Sure?"))]
+    answered: list[None] = []
+
+    one, two, why, sure = requests_of(prompts, plan, lambda: answered.append(None))
+
+    assert [(each.prompt, each.turn, each.category) for each in (one, two, why, sure)] == [
+        (0, 0, "a"),
+        *((1, turn, "b") for turn in range(3)),
+    ]
+    assert [one.tokens, two.tokens] == encoded(prompts, plan)
+    assert len(answered) == 2
+    with Pipeline(str(chat_target), draft_engine=NO_DRAFT) as pipeline:
+        answer = pipeline.generate(two.tokens, SamplingParams(temperature=0, max_tokens=5)).text
+    conversation = [("user", "Two"), ("assistant", answer), ("user", "Why?")]
+    messages = [{"role": role, "content": content} for role, content in conversation]
+    assert why.tokens == tuple(chat_prompt(str(chat_target), messages))
+    assert len(sure.tokens) > len(why.tokens)
+
+
+def test_the_turns_of_a_prompt_count_as_one_prompt():
+    speeds = {(0, 0): 10.0, (0, 1): 30.0, (1, 0): 50.0}
+    found = [_measurement("ar", speed, Setting(0, prompt, 0.0, turn=turn)) for (prompt, turn), speed in speeds.items()]
+
+    (row,) = rows(found, ["ar"])
+
+    assert (row.tokens_per_second, row.generations) == (35.0, 3)
+
+
+def test_generations_of_other_turns_are_never_compared():
+    found = [_measurement("ar", 1.0, Setting(0, 0, 0.0, turn=turn), (turn, 2)) for turn in (0, 1)]
+
+    assert deviating(found, _ORDER) == []
+
+
+def test_the_shipped_messages_are_of_every_category_and_a_quarter_goes_on():
+    prompts = read_prompts(None, limit=None, chat=True)
+    counts = Counter(prompt.category for prompt in prompts)
+
+    assert (len(prompts), sum(bool(prompt.later) for prompt in prompts)) == (80, 20)
+    assert counts.keys() == {
+        *("writing", "roleplay", "reasoning", "maths", "coding", "extraction", "science", "humanities"),
+        *("translation", "summary", "question answering"),
+    }
+    assert set(counts.values()) == {7, 8}
+    assert {prompt.category for prompt in read_prompts(None, limit=11, chat=True)} == counts.keys()
+
+
+def test_no_shipped_message_is_of_the_form_of_those_that_the_draft_was_trained_on():
+    templates = (*generator.ABOUT, *generator.TASKS, *chain.from_iterable(generator.FOLLOW_UPS.values()))
+    forms = [re.compile(".*".join(map(re.escape, template.split("{}"))), re.DOTALL) for template in templates]
+    starts = (*generator.CODE, *generator.SUMMARIES, *generator.EXTRACTIONS)
+    messages = [text for prompt in read_prompts(None, None, chat=True) for text in (prompt.text, *prompt.later)]
+
+    assert [text for text in messages if text.startswith(starts) or any(form.fullmatch(text) for form in forms)] == []
+
+
+def test_a_bench_can_be_drawn(tmp_path: Path):
+    figures = rows(
+        [_measurement(name, 10.0, _at(0, temperature)) for name in _ORDER for temperature in (0.0, 1.0)], _ORDER
+    )
+
+    draw(figures, "two temperatures", tmp_path / "bench.png")
+
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="can't be written"):
+        draw(figures, "nowhere", tmp_path / "missing" / "bench.png")
+
+
+@pytest.mark.thorough
+def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
+    words = "bench --limit 1 --repeats 1 --max-tokens 6 --draft-tokens 2 --strategies sd --verification rejection"
+
+    result = CliRunner().invoke(cli, f"{words} --pace h100-qwen3-32b --json".split(), catch_exceptions=False)
+
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert report["exact"] is True
+    assert [row["contender"] for row in report["results"] if row["temperature"] == 1] == [
+        *("mlx-lm", "mlx-lm K=2", "sd K=2", "sd rejection K=2"),
+        *("adaptive, no lookup", "lookup", "random draft"),
+    ]
+    assert all(row["overruns"] is not None for row in report["results"])
+    # mlx-lm's prefill is not paced.
+    assert [row["time_to_first_token"] is None for row in report["results"]] == [
+        row["contender"].startswith("mlx-lm") for row in report["results"]
+    ]
+    assert report["results"][0]["tokens_per_second"] <= 1 / 0.01027
+
+
+@pytest.mark.thorough
+def test_a_real_run_is_exact_and_reports_it():
+    words = "bench --limit 1 --max-tokens 8 --draft-tokens 1,2 --mode speculative --same-model --json"
+
+    result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
+
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["exact"] is True
+    baselines = [f"{line}{count}" for line in baseline_cores(once=False) for count in ("", " K=1", " K=2")]
+    controls = ["adaptive, no lookup", "lookup", "random draft"]
+    assert [(row["temperature"], row["contender"]) for row in report["results"]] == [
+        (0.8, name) for name in [*baselines, "sd K=1", "sd K=2", *controls]
+    ]
+    assert all(row["tokens_per_second"] > 0 for row in report["results"])
+    assert all(0 < row["time_to_first_token"] <= row["total_time"] for row in report["results"])
+    assert all(0 < row["inter_token_p50"] <= row["inter_token_p95"] for row in report["results"])
+    (one, two) = (row for row in report["results"] if row["contender"].startswith("sd"))
+    # A draft that is the target guesses every token, so that K decides how many a round has.
+    assert (one["acceptance_rate"], two["acceptance_rate"]) == (1.0, 1.0)
+    assert one["tokens_per_round"] <= 2 < two["tokens_per_round"]

@@ -1,0 +1,48 @@
+"""The comparisons of servers: they end every server that they start, also when they are interrupted."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.processes import until
+
+pytestmark = pytest.mark.slow
+MODULE = "orchestrator.lab.bench.servers"
+KEY = "a-key-for-comparing"
+
+
+def servers() -> set[str]:
+    """Command lines of the servers that the program starts; each has a port of its own."""
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True)
+    return {line for line in listed.stdout.splitlines() if KEY in line or "-m mlx_lm server" in line}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", [MODULE, f"{MODULE}.by_length"])
+def test_an_interrupted_comparison_leaves_no_server(module: str, number: signal.Signals):
+    before = servers()
+    running = subprocess.Popen(
+        [sys.executable, "-m", module], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until(lambda: servers() - before, 60)
+    finally:
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=60)
+
+    assert running.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not servers() - before
+
+
+@pytest.mark.timeout(600)
+def test_a_table_by_length_has_every_server():
+    arguments = ["--random", "--lengths", "64,200", "--max-tokens", "12", "--repeats", "1"]
+
+    done = subprocess.run([sys.executable, "-m", f"{MODULE}.by_length", *arguments], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("| 64 |", "| 200 |"))]
+    assert [row.count("/s, ") for row in rows] == [4, 4], done.stdout

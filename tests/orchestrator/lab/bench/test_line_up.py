@@ -1,0 +1,159 @@
+"""Laws of a bench's line-up: the models, which pipelines there are, and under which names."""
+
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli.commands.measurements.bench import bench
+from orchestrator.lab.bench.models import BenchModels, bench_models
+from orchestrator.lab.bench.names import contender_name, line_and_draft_tokens
+from orchestrator.lab.bench.plan import BenchPlan, parse_strategies
+from orchestrator.lab.bench.residents import entries
+from orchestrator.machine.profiles.device_profiles import profile_names
+from protocol.errors import InputError
+from tests.support.models import drafter_files
+from tests.support.models.tokenizer_files import with_other_tokenizer
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+PAIR = BenchModels(DEMO_TARGET, DEMO_DRAFT)
+CONTROLS = ["adaptive, no lookup", "lookup", "random draft"]
+
+
+def plan(strategies: str, **options) -> BenchPlan:
+    usual = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "draft_tokens": "1,2,4", "temperature": ()}
+    return BenchPlan.of(strategies=strategies, **(usual | options))
+
+
+def names(plan: BenchPlan) -> list[str]:
+    return [contender_name(entry.line, count) for entry in entries(plan) for count in entry.draft_tokens]
+
+
+def test_chains_are_measured_at_every_k_and_nothing_else_is():
+    assert names(plan("ar,ssd,adaptive")) == ["ar", "ssd K=1", "ssd K=2", "ssd K=4", "adaptive", *CONTROLS]
+    assert names(plan("ssd", draft_tokens="0")) == ["ssd", *CONTROLS]
+
+
+def test_rejection_verification_is_measured_at_every_k_too():
+    assert names(plan("sd", verification="rejection", draft_tokens="1-2"))[:4] == [
+        *("sd K=1", "sd K=2", "sd rejection K=1", "sd rejection K=2")
+    ]
+
+
+@pytest.mark.parametrize("pace", [None, "m4-16gb-qwen2.5-3b"])
+def test_a_comparison_of_drafts_has_a_blind_one_and_prompt_lookup(pace: str | None):
+    one_device = ["adaptive, one device"] if pace else []
+    assert names(plan("adaptive", pace=pace)) == ["adaptive", *one_device, *CONTROLS]
+    assert names(plan("ar", pace=pace)) == ["ar"]
+
+
+def test_without_controls_there_are_the_named_strategies_alone():
+    assert names(plan("ar,adaptive", controls=False)) == ["ar", "adaptive"]
+
+
+def test_a_line_is_measured_once():
+    assert names(plan("prompt-lookup")) == ["lookup", "adaptive, no lookup", "random draft"]
+
+
+def test_further_drafts_run_under_the_same_strategies_and_without_lookup(tmp_path: Path):
+    other = Path(copytree(DEMO_DRAFT, tmp_path / "other"))
+    found = list(entries(plan("ar,sd,adaptive", draft_tokens="2,4", drafters=str(other))))
+
+    assert [entry.line for entry in found][3:-3] == ["sd, other", "adaptive, other", "adaptive, no lookup, other"]
+    assert found[3].draft_tokens == (2, 4)
+    assert {entry.keywords(PAIR)["draft"] for entry in found[3:-3]} == {str(other)}
+
+
+def test_a_trained_drafter_runs_by_the_engine_of_its_kind(tmp_path: Path):
+    drafter = drafter_files.write(tmp_path / "eagle", drafter_files.specforge())
+    found = next(entry for entry in entries(plan("adaptive", drafters=str(drafter))) if entry.draft == drafter)
+
+    assert found.keywords(PAIR)["draft_engine"] == "auto"
+    assert 0.0 < found.keywords(PAIR)["draft_scale"] < 1.0
+    assert PAIR.outputs_read([drafter, DEMO_DRAFT]) == (0, 2, 5)
+
+
+def test_a_further_draft_takes_the_profile_s_time_in_proportion_to_what_it_reads(tmp_path: Path):
+    same = Path(copytree(DEMO_DRAFT, tmp_path / "same"))
+
+    assert PAIR.draft_scale(same) == 1.0
+    assert PAIR.draft_scale(DEMO_TARGET) > 1.5
+
+
+@pytest.mark.parametrize("text", ["", "no-such-folder"])
+def test_a_further_draft_is_a_folder(text: str):
+    with pytest.raises(InputError, match="is no folder"):
+        plan("adaptive", drafters=text)
+
+
+def test_further_drafts_have_names_of_their_own(tmp_path: Path):
+    folders = [tmp_path / side / "draft" for side in "ab"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+
+    with pytest.raises(InputError, match="same name"):
+        plan("adaptive", drafters=",".join(map(str, folders)))
+
+
+def test_the_controls_are_adaptive_with_one_thing_changed():
+    without, lookup, blind = (entry.keywords(PAIR) for entry in list(entries(plan("ar,adaptive")))[2:])
+
+    assert [each["strategy"] for each in (without, lookup, blind)] == ["adaptive"] * 3
+    assert (without["lookup"], without["draft_engine"]) == ("off", "mlx")
+    assert (lookup["draft_engine"], blind["draft_engine"]) == ("ngram", "random")
+    assert "draft" not in lookup
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("autoregressive,speculative", ("ar", "sd")),
+        ("speculative,sd,ssd", ("sd", "ssd")),
+        ("prompt-lookup,lookup,adaptive", ("lookup", "adaptive")),
+    ],
+)
+def test_strategies_have_the_names_of_other_programs(words: str, meant: tuple[str, ...]):
+    assert parse_strategies(words) == meant
+
+
+@pytest.mark.parametrize("name", ["ar", "adaptive, no lookup", "mlx-lm, target's cores"])
+@pytest.mark.parametrize("count", [None, 1, 12])
+def test_a_name_tells_its_line_and_its_k(name: str, count: int | None):
+    assert line_and_draft_tokens(contender_name(name, count)) == (name, count)
+
+
+def test_the_default_models_are_those_of_a_pipeline():
+    assert bench_models(None, None, same_model=False) == BenchModels(DEMO_TARGET, DEMO_DRAFT)
+
+
+def test_a_model_can_be_its_own_draft():
+    found = bench_models(None, None, same_model=True)
+
+    assert (found.target, found.draft) == (DEMO_TARGET, DEMO_TARGET)
+    assert plan("sd", same_model=True).temperatures == (0.8,)
+
+
+def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path):
+    target = with_other_tokenizer(DEMO_TARGET, tmp_path / "target")
+
+    with pytest.raises(InputError, match="There is no draft"):
+        bench_models(str(target), None, same_model=False)
+
+
+@pytest.mark.parametrize("workload", [["--growth"], ["--requests", "2"], ["--reuse"], ["--link-delay", "2"]], ids=str)
+def test_only_a_comparison_counts_in_the_time_of_the_device(workload: list[str]):
+    result = CliRunner().invoke(bench, ["--pace", f"{profile_names()[0]}@2", *workload])
+
+    assert result.exit_code == 2
+    assert "leave the @ out" in result.output
+
+
+def test_a_draft_in_core_ml_is_a_line_of_its_own_if_it_is_asked_for():
+    with_it = replace(plan("ar,adaptive"), core_ml_draft=True)
+    (line,) = (entry for entry in entries(with_it) if entry not in list(entries(plan("ar,adaptive"))))
+
+    assert line.line == "adaptive, Core ML draft"
+    assert line.keywords(PAIR)["draft_engine"] == "coreml"
+    assert line.keywords(PAIR)["strategy"] == "adaptive"

@@ -1,0 +1,141 @@
+"""Figures of an agent's turns follow from the measurements, and its transcript has the stated length."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from orchestrator.cli.app import cli
+from orchestrator.core.events import Arrived, Request, Submitted, Tick
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.workloads import prefix_reuse_report as report
+from orchestrator.lab.bench.workloads.prefix_reuse import CONTENDERS, DraftRecord, Turn, draft_records
+from orchestrator.lab.bench.workloads.transcript import Transcript, TranscriptShape, transcript_shape
+from orchestrator.runtime.journal import Journal
+from protocol.errors import InputError
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.client import Pace
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Grow, Prefilled
+
+PLAN = BenchPlan.of(
+    target=None,
+    draft=None,
+    repeats=1,
+    max_tokens=64,
+    controls=False,
+    draft_tokens="0",
+    strategies="adaptive",
+    temperature=(0.0,),
+)
+
+
+@given(st.integers(64, 1 << 17), st.integers(2, 200), st.integers(2, 512))
+@settings(max_examples=200, derandomize=True)
+def test_every_turn_fits_into_the_context(context: int, turns: int, answer: int):
+    try:
+        shape = transcript_shape(context, turns, answer)
+    except InputError:
+        assert context < turns * 20
+        return
+    transcript = Transcript(range(1000), shape, 3)
+    for _ in range(turns - 1):
+        transcript.add_turn([0] * shape.answer)
+
+    assert shape.answer <= answer
+    assert len(transcript.prompt) + shape.answer == shape.longest <= context
+
+
+def test_the_demo_models_context_has_room_for_fifty_turns():
+    assert transcript_shape(2048, 50, 64) == TranscriptShape(turns=50, first=256, added=27, answer=8)
+
+
+def test_a_turn_resends_all_before_it():
+    transcript = Transcript(range(100), TranscriptShape(3, 10, 5, 2), 0)
+    first = list(transcript.prompt)
+    transcript.add_turn([7, 8])
+
+    assert transcript.prompt == [*first, 7, 8, 10, 11, 12, 13, 14]
+    assert Transcript(range(100), TranscriptShape(3, 10, 5, 2), 1).prompt != first
+
+
+def test_a_journal_holds_the_time_of_the_first_growth(tmp_path: Path):
+    def sent(message: Grow | Prefilled) -> Arrived:
+        return Arrived("draft", 2, message)
+
+    def grow(sequence: int, *tokens: int) -> Grow:
+        parents = (NodeId(1),) * len(tokens)
+        return Grow(SequenceId(sequence), 0, parents, tokens, (0.5,) * len(tokens), 1, 0.0)
+
+    request = Request((1, 2, 3), Sampling(), 4)
+    journal = Journal.to(str(tmp_path / "record"))
+    for now, event in enumerate(
+        [
+            Submitted(SequenceId(1), request),
+            Tick(),
+            sent(grow(1)),
+            sent(grow(1, 5)),
+            sent(grow(1, 6)),
+            Submitted(SequenceId(2), request),
+            sent(Prefilled(SequenceId(2), 0, 0, 0.0, 2)),
+            sent(grow(2, 6)),
+            Submitted(SequenceId(3), request),
+        ]
+    ):
+        journal.write(event, float(now))
+    journal.close()
+
+    assert draft_records(tmp_path / "record") == [DraftRecord(3.0, 0), DraftRecord(2.0, 2), DraftRecord(None, 0)]
+
+
+def turn(contender: str, number: int, *, exact: bool = True, overruns: int = 0) -> Turn:
+    return Turn(
+        contender=contender,
+        repeat=0,
+        number=number,
+        prompt_tokens=100 * number,
+        first_token=number / 10,
+        adopted=0 if contender == "no reuse" else 100 * number - 50,
+        draft_growth=None if number == 2 else number / 5,
+        exact=exact,
+        pace=Pace(profile="m4", forwards=100, overruns=overruns, stretch=0.0, valid=overruns <= 1),
+    )
+
+
+def test_the_summary_leaves_the_first_turn_out():
+    figures = report.summary([turn("reuse", number) for number in range(1, 6)])
+
+    assert (figures["first_token"], figures["first_token_last"]) == (pytest.approx(0.35), 0.5)
+    assert (figures["evaluated"], figures["adopted"]) == (4 * 49, 1400 - 200)
+    assert (figures["growth"], figures["growth_last"], figures["grew"]) == (0.8, 1.0, 3)
+
+
+def test_wrong_tokens_and_overruns_are_reported():
+    turns = [turn(name, number) for name in CONTENDERS for number in (1, 2)]
+    invalid = [*turns, turn("reuse", 3, exact=False, overruns=50)]
+    output = io.StringIO()
+    Console(file=output, width=140).print(report.table(invalid, TranscriptShape(3, 10, 5, 2), PLAN))
+
+    assert report.failures(turns) == report.invalid(turns) == []
+    assert report.failures(invalid) == ["reuse, turn 3: the tokens differ from those without reuse."]
+    assert len(report.invalid(invalid)) == 1
+    assert "INVALID" in output.getvalue()
+    assert "NO" in output.getvalue()
+    json.dumps(report.to_json(invalid, TranscriptShape(3, 10, 5, 2), PLAN))
+
+
+@pytest.mark.slow
+def test_turns_are_measured_on_real_processes():
+    words = "bench --reuse --turns 4 --repeats 1 --json"
+    result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
+    without, arenas, reuse = json.loads(result.stdout)["results"]
+
+    assert all(each["exact"] for each in (without, arenas, reuse))
+    assert without["adopted"] == 0 < reuse["adopted"]
+    assert reuse["evaluated"] < without["evaluated"] / 2
+    assert reuse["draft_evaluated"] < without["draft_evaluated"] / 2

@@ -1,0 +1,143 @@
+"""Laws of a bench's resident models: all at once if they fit into the GPU's memory, else one line after the other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orchestrator.lab.bench import trials
+from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
+from orchestrator.lab.bench.measurement import BenchRequest
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.residents import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups, resident
+from orchestrator.machine import hardware
+from orchestrator.machine.drafts.converted_draft import conversion_of
+from orchestrator.machine.hardware import MlxDevice, gpu_working_set
+from orchestrator.machine.models.checkpoints import weight_bytes
+from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+_GIB = 1 << 30
+
+
+class Stage:
+    """Lines of fake contenders, and a record of what was resident and what generated."""
+
+    def __init__(self) -> None:
+        self.resident: list[str] = []
+        self.most = 0
+        self.events: list[str] = []
+
+    def line(self, name: str, gib: int, contenders: int = 1, first: bool = False) -> BenchLine:
+        @contextmanager
+        def start() -> Iterator[AwaitContenders]:
+            self.resident.append(name)
+            self.events.append(f"+{name}")
+            self.most = max(self.most, len(self.resident))
+            yield lambda: [Fake(self, name, index) for index in range(contenders)]
+            self.resident.remove(name)
+
+        return BenchLine(gib * _GIB, start, first)
+
+
+class Fake:
+    family: Family = "coupled"
+
+    def __init__(self, stage: Stage, line: str, index: int) -> None:
+        self.name = f"{line}{index}"
+        self._stage, self._line = stage, line
+
+    def generate(self, task: GenerationTask) -> TimedGeneration:
+        assert self._line in self._stage.resident
+        self._stage.events.append(self.name)
+        return TimedGeneration(tokens=(1,), tokens_per_second=1.0, tokens_per_round=1.0)
+
+
+def plan(strategies: str = "ar,adaptive") -> BenchPlan:
+    return BenchPlan.of(
+        target=str(DEMO_TARGET),
+        draft=str(DEMO_DRAFT),
+        strategies=strategies,
+        draft_tokens="1",
+        temperature=(0.0,),
+        repeats=1,
+        max_tokens=4,
+    )
+
+
+def test_lines_that_fit_are_resident_together_and_the_others_one_by_one():
+    a, b = (Stage().line(name, 4) for name in "ab")
+
+    assert groups([a, b], working_set=10 * _GIB) == [[a, b]]
+    assert groups([a, b], working_set=10 * _GIB - 1) == [[a], [b]]
+    assert groups([a, b], working_set=0) == [[a, b]], "no limit is known"
+
+
+def test_a_line_that_may_install_starts_first_and_keeps_its_place():
+    stage = Stage()
+
+    with resident([stage.line("a", 1), stage.line("rival", 1, first=True)]) as contenders:
+        assert stage.events == ["+rival", "+a"]
+        assert [contender.name for contender in contenders] == ["a0", "rival0"]
+
+    assert stage.resident == []
+
+
+@pytest.mark.parametrize(("working_set", "most", "notes"), [(0, 3, []), (64, 3, []), (11, 1, [IN_TURNS])])
+def test_every_generation_is_measured_however_little_fits(
+    working_set: int, most: int, notes: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    stage = Stage()
+    lines = [stage.line("a", 9), stage.line("b", 9, contenders=2), stage.line("absent", 9, contenders=0)]
+    monkeypatch.setattr(trials, "bench_lines", lambda *_: lines)
+    monkeypatch.setattr(trials, "gpu_working_set", lambda: working_set * _GIB)
+    told: list[str] = []
+    counts: list[int] = []
+    requests = [BenchRequest((1,), 0), BenchRequest((2,), 1)]
+
+    found, names = trials.run(
+        plan(), requests, lambda _: None, counts.append, lambda _: None, lambda *_: None, told.append
+    )
+
+    assert (stage.most, told, names, counts[-1]) == (most, notes, ["a0", "b0", "b1"], 6)
+    assert {(one.contender, one.setting.prompt) for one in found} == {(name, n) for name in names for n in (0, 1)}
+    assert len(found) == 6
+    alone = stage.events.index("+b") > max(index for index, event in enumerate(stage.events) if event == "a0")
+    assert alone == bool(notes)
+
+
+def test_a_line_counts_the_models_that_it_loads():
+    target, draft = weight_bytes(DEMO_TARGET), weight_bytes(DEMO_DRAFT)
+
+    lines = bench_lines(plan("ar,adaptive,prompt-lookup"), 1, lambda _: None, lambda *_: None)
+
+    assert lines[0].weights == target + draft
+    ours = [line.weights for line in lines[-5:]]
+    assert ours == [target, target + draft, target, target + draft, target + draft], "a random draft computes too"
+
+
+def test_a_draft_in_core_ml_takes_memory_for_each_of_its_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = conversion_of(DEMO_DRAFT)
+    (folder / FOLDER_MODEL / "Data").mkdir(parents=True)
+    (folder / FOLDER_MODEL / "Data" / "weight.bin").write_bytes(bytes(1000))
+    (folder / FOLDER_FACTS).write_bytes(msgspec.json.encode(Facts(source=str(DEMO_DRAFT), widths=(1, 8, 16))))
+    for name, size in (("host.safetensors", 70), ("config.json", 2), ("tokenizer.json", 2)):
+        (folder / name).write_bytes(bytes(size))
+
+    lines = bench_lines(replace(plan("adaptive"), core_ml_draft=True), 1, lambda _: None, lambda *_: None)
+
+    assert weight_bytes(DEMO_TARGET) + 3 * 1000 + 70 in [line.weights for line in lines]
+
+
+def test_the_working_set_is_what_metal_recommends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hardware, "computes_on_processor", lambda: False)
+    monkeypatch.setattr(hardware, "mlx_device", lambda: MlxDevice("0.32", "gpu", "Apple M4", 11 * _GIB))
+    assert gpu_working_set() == 11 * _GIB
+
+    monkeypatch.setattr(hardware, "mlx_device", lambda: "MLX gave no answer within 60 seconds")
+    assert gpu_working_set() == 0

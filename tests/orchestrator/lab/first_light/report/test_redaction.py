@@ -1,0 +1,192 @@
+"""Laws of what may leave a machine: no name, no path, no address, no key, no prompt, in no file."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.lab.calibration.calibrate import to_toml
+from orchestrator.lab.first_light.report.findings import Findings, StageReport, Value
+from orchestrator.lab.first_light.report.folder import Identity, LightFolder
+from orchestrator.lab.first_light.report.redaction import Redactor
+from orchestrator.lab.first_light.run import Choice, run
+from orchestrator.lab.first_light.settings import LightSettings
+from orchestrator.lab.first_light.stage_runner import Observer, run_stage
+from orchestrator.lab.first_light.stages import Stage
+from orchestrator.machine.profiles.device_profiles import load_profile, parse_profile
+
+FAKE = (sys.executable, "-m", "tests.support.fake_stage")
+USER, FULL_NAME, HOST, HOME = "zquux", "Zebulon Quux", "Zebs-MacBook-Air.local", "/Users/zquux"
+PROMPT = 'Write to my sister:\n"Dear Ottilie'
+REDACTOR = Redactor((USER, FULL_NAME, "Zebulon", "Quux", HOST, "Zebs-MacBook-Air"), (HOME,), (PROMPT,))
+PLANTED = (
+    f"{HOME}/My Models/diary/qwen-4bit",
+    f"~{USER}/models/x",
+    "PATH=/srv/private/bin:/srv/private/lib",
+    "file:///srv/private/notes.txt",
+    "/Volumes/Backup Disk/private/weights.safetensors",
+    "/private/var/folders/ab/c0ffee/T/lp-1-abcd/worker.log",
+    f"{USER}@{HOST}",
+    f"{FULL_NAME}'s Mac",
+    "ottilie@example.org",
+    "192.168.178.23:5571",
+    "fe80::1c2d:3eff:fe4f:5a6b",
+    "a4:83:e7:12:34:56",
+    "lp1:10.0.0.7:5571:Abc{def}ghi",
+    "sk-proj-0123456789abcdef",
+    "Zx9Qw8Er7Ty6Ui5Op4As3Df2Gh1Jk0Lz_Xc9-Vb8Nm7",
+    "hf_abcdefghijklmnopqrstuv",
+    "Authorization: Bearer abc.def.ghi",
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    PROMPT,
+    repr(PROMPT),
+)
+FORBIDDEN = (
+    *(USER, "Zebulon", "Quux", "MacBook-Air", "/Users", "My Models", "diary", "Backup Disk", "private", "c0ffee"),
+    *(
+        "ottilie",
+        "192.168",
+        "10.0.0.7",
+        "fe80",
+        "a4:83",
+        "lp1:",
+        "sk-proj",
+        "hf_abc",
+        "abc.def.ghi",
+        "9f86d081",
+        "Zx9Qw8",
+    ),
+    *("sister", "Ottilie"),
+)
+
+
+class Silent:
+    """A screen that shows nothing."""
+
+    def began(self, stage: Stage, seconds_left: float) -> None: ...
+
+    def observer(self, stage: Stage) -> Observer:
+        return Observer()
+
+    def ended(self, report: object, known: bool) -> None: ...
+
+
+def test_nothing_that_was_planted_is_in_any_byte_of_the_folder_or_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    secrets = tmp_path / "secrets"
+    secrets.write_text("\n".join(PLANTED))
+    monkeypatch.setenv("FAKE_SECRETS", str(secrets))
+    stages = [Stage("tells", f"Models in {HOME}/x", 1, 1), Stage("fails telling", "b", 1, 1), Stage("other", "c", 1, 1)]
+    identity = Identity(program="p 1", code="c", machine=(f"chip of {HOST}",), options=(f"draft: {HOME}/y",))
+    folder = LightFolder.of(tmp_path / "light", identity, "2026-01-02 03:04 UTC", REDACTOR, [])
+
+    run(
+        folder,
+        LightSettings(),
+        Choice(60),
+        Silent(),
+        stages=stages,
+        run_one=partial(run_stage, program=FAKE),
+        lacks=lambda stage, _: f"no {PLANTED[0]}" if stage.name == "other" else "",
+    )
+    with zipfile.ZipFile(folder.archive()) as archive:
+        texts = {name: archive.read(name) for name in archive.namelist()}
+
+    files = [path for path in folder.path.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"report.json", "index.html", "run.json", "tells.txt", "extra.toml"}
+    texts |= {str(path.relative_to(tmp_path)): path.read_bytes() for path in files}
+    leaks = {name: [word for word in FORBIDDEN if word.encode() in content] for name, content in texts.items()}
+    assert not {name: words for name, words in leaks.items() if words}
+    assert any(b"qwen-4bit" in content for content in texts.values())
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "12.5 tokens/s, 3 of 4 rows, mlx 0.32.4 at 12:30:44 on 2026-11-22",
+        "127.0.0.1 and https://example.org/docs stay",
+        "width 8: logits deviate by 0.013 standard deviations (GPU/ANE)",
+        "commit a5e49a80e931-dirty of launch-pipeline 0.1.0",
+    ],
+)
+def test_what_names_nobody_stays(harmless: str):
+    assert REDACTOR.text(harmless) == harmless
+
+
+def test_a_model_is_told_by_the_last_part_of_its_path():
+    assert REDACTOR.text(f"AMD: {HOME}/a b/target_x and /srv/models/draft_y (mlx)") == "AMD: target_x and draft_y (mlx)"
+
+
+def test_models_in_the_home_folder_keep_their_long_names():
+    draft = "SmolLM2-135M-Instruct-b179c9523d0e-draft-0123456789ab"
+
+    assert REDACTOR.text(f"{HOME}/.cache/m/SmolLM2-b179 and {HOME}/.cache/d/{draft}") == f"SmolLM2-b179 and {draft}"
+
+
+def test_a_word_of_our_reports_or_a_letter_is_no_name():
+    redactor = Redactor(("root", "a", "localhost", "runner"))
+
+    assert redactor.text("a new root on localhost") == "a new root on localhost"
+
+
+@pytest.mark.parametrize("name", ["Max", "Ultra", "Mini", "Air", "Pro"])
+def test_a_machine_is_told_whatever_its_user_is_called(name: str):
+    assert Redactor((name,)).text("Apple M4 Max, M3 Ultra, M4 Pro, Mac mini, MacBook Air").count("[name]") == 0
+
+
+def test_a_profile_can_be_read_whatever_its_user_is_called():
+    profile = load_profile("m3-pro-qwen3-4b")
+    text = to_toml(profile)
+    words = {word for word in re.findall(r"[a-z]+", re.sub(r'"[^"]*"', "", text)) if len(word) > 1}
+
+    assert words >= {"target", "draft", "steps", "width", "prefill", "context", "source", "name"}
+    for word in (*words, profile.target.shape, profile.draft.shape):
+        shown = parse_profile(Redactor((word,)).text(text), word)
+        assert shown.target.pace() == profile.target.pace()
+
+
+def test_a_name_is_found_whole_in_any_case_and_not_inside_of_words():
+    assert Redactor(("Al",)).text("AL's total: al_draft, calm") == "[name]'s total: [name]_draft, calm"
+
+
+def test_a_user_may_be_called_like_a_word_of_ours(tmp_path: Path):
+    folder = LightFolder.of(
+        tmp_path / "light",
+        Identity(program="p", code="c", machine=(), options=()),
+        "now",
+        Redactor(("done", "tells", "measured")),
+        [],
+    )
+    found = Findings(values=(Value("done", 1.0, "", "measured"),))
+    shown = folder.save(StageReport(stage="tells", title="", status="done", findings=found), "")
+
+    assert (shown.stage, shown.status) == ("tells", "done")
+    assert shown.findings.values == (Value("[name]", 1.0, "", "measured"),)
+
+
+def test_redacting_twice_changes_nothing_more():
+    once = REDACTOR.text("\n".join(PLANTED))
+
+    assert REDACTOR.text(once) == once
+
+
+def test_it_knows_this_machine():
+    shown = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from orchestrator.lab.first_light.report.redaction import Redactor\n"
+            "print(Redactor.of_this_machine().text('/home/zquux/models/a, zquux, ~/b/c'))",
+        ],
+        env={"HOME": "/home/zquux", "LOGNAME": "zquux", "USER": "zquux"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert shown.stdout == "a, [name], c\n"

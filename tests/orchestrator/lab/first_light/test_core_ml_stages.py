@@ -1,0 +1,210 @@
+"""Laws of stages that measure Core ML beside MLX: what Core ML can't do is a note, and MLX is measured all the same."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.lab.bench.models import BenchModels
+from orchestrator.lab.bench.residents import IN_TURNS
+from orchestrator.lab.calibration.calibrate import OverlapTimes
+from orchestrator.lab.first_light.asked import Asked
+from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile
+from orchestrator.lab.first_light.measurements.texts import plan
+from orchestrator.lab.first_light.report.findings import Findings
+from orchestrator.lab.first_light.settings import LightSettings
+from orchestrator.lab.first_light.stages import stage_names
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from protocol.contracts.coreml.conversion import FOLDER_MODEL
+from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem
+from protocol.errors import InputError, PipelineError
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+ASKED = Asked(LightSettings(short=True), lambda _: None)
+REASON = "The draft worker ended while it was measured."
+
+
+def test_the_examination_is_the_first_stage_that_loads_core_ml():
+    """It tells why a load fails, and what it compiles is kept for the others."""
+    names = stage_names()
+
+    assert all(
+        names.index("neural-engine") < names.index(other) for other in ("overlap", "profile", "prefill", "bench")
+    )
+
+
+# Overlap -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The engines whose overlap was measured; on a Mac whose Core ML works."""
+    measured: list[str] = []
+
+    def both_at_once(target: Path, draft: Path, engine: str, **_: object) -> OverlapTimes:
+        measured.append(engine)
+        return OverlapTimes(0.02, 0.007, 0.02, 0.007)
+
+    monkeypatch.setattr(overlap, "both_at_once", both_at_once)
+    monkeypatch.setattr(overlap, "converted_draft", lambda *_: Path("package"))
+    for name in ("has_neural_engine", "computes_on_gpu"):
+        monkeypatch.setattr(overlap, name, lambda: True)
+    return measured
+
+
+def titles(found: Findings) -> list[str]:
+    return [table.title for table in found.tables]
+
+
+def test_the_overlap_with_core_ml_is_told_first_and_measured_last(engines: list[str]):
+    found = overlap.measure(ASKED)
+
+    assert engines == ["mlx", "coreml"]
+    assert titles(found) == ["Target on the GPU, draft in Core ML", "Both on the GPU"]
+
+
+@pytest.mark.parametrize("error", [InputError("Sliding windows can't be converted."), PipelineError(REASON)])
+def test_an_overlap_without_core_ml_is_a_note(monkeypatch: pytest.MonkeyPatch, engines: list[str], error: Exception):
+    def refused(*_: object) -> Path:
+        raise error
+
+    monkeypatch.setattr(overlap, "converted_draft", refused)
+    found = overlap.measure(ASKED)
+
+    assert engines == ["mlx"]
+    assert titles(found) == ["Both on the GPU"]
+    assert any(str(error) in note for note in found.notes)
+
+
+def test_what_is_measured_before_core_ml_is_kept_if_its_load_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, engines: list[str]
+):
+    so_far: list[Findings] = []
+
+    def ended(*_: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(overlap, "converted_draft", ended)
+    with pytest.raises(KeyboardInterrupt):
+        overlap.measure(ASKED._replace(so_far=so_far.append))
+
+    assert titles(so_far[-1]) == ["Both on the GPU"]
+
+
+# Profile -------------------------------------------------------------------------------------------
+
+
+def test_a_profile_has_the_draft_in_mlx_where_core_ml_fails(monkeypatch: pytest.MonkeyPatch):
+    def calibrate(target: None, draft: None, engine: str, **_: object) -> DeviceProfile:
+        if engine == "coreml":
+            raise PipelineError(REASON)
+        return load_profile("m3-pro-qwen3-4b")
+
+    monkeypatch.setattr(profile, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(profile, "calibrate", calibrate)
+    found = profile.measure(ASKED)
+
+    assert REASON in found.notes[0]
+    assert "engine is mlx" in found.notes[1]
+    assert [attached.name for attached in found.attachments] == [profile.FILE]
+
+
+def test_a_target_that_can_not_be_measured_has_no_profile(monkeypatch: pytest.MonkeyPatch):
+    def calibrate(*_: object, **__: object) -> DeviceProfile:
+        raise PipelineError("The target worker ended.")
+
+    monkeypatch.setattr(profile, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(profile, "calibrate", calibrate)
+
+    with pytest.raises(PipelineError, match="target worker"):
+        profile.measure(ASKED)
+
+
+# Prefill -------------------------------------------------------------------------------------------
+
+
+class FakePipeline:
+    """Answers at once, unless Core ML would prefill."""
+
+    def __init__(self, *_: object, prefill_engine: str, **__: object) -> None:
+        if prefill_engine == "coreml":
+            raise InputError("Sliding windows can't be converted.")
+
+    def __enter__(self) -> "FakePipeline":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def state(self) -> SimpleNamespace:
+        return SimpleNamespace(context=512, vocabulary=50)
+
+    def generate(self, *_: object) -> None: ...
+
+
+def test_prompts_are_measured_without_core_ml_where_it_fails(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prefill, "has_neural_engine", lambda: True)
+    monkeypatch.setattr(prefill, "Pipeline", FakePipeline)
+    found = prefill.measure(ASKED)
+
+    assert found.tables[0].columns == ("prompt tokens", "the target itself, ms", "MLX process, ms")
+    assert found.notes == ("Core ML: not measured. Sliding windows can't be converted.",)
+
+
+# Bench ---------------------------------------------------------------------------------------------
+
+PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EngineVerdict]:
+    """What was found by examinations of the demo draft, which is converted; the last one counts."""
+    verdicts: list[EngineVerdict] = []
+    (tmp_path / FOLDER_MODEL).mkdir()
+    monkeypatch.setattr(bench, "conversion_of", lambda _: tmp_path)
+    monkeypatch.setattr(bench, "place_of", lambda _: PLACE)
+    monkeypatch.setattr(bench, "recorded", lambda _: verdicts[-1] if verdicts else None)
+    return verdicts
+
+
+def core_ml_line() -> tuple[bool, str]:
+    ours, note = bench.with_core_ml_draft(plan(), BenchModels(DEMO_TARGET, DEMO_DRAFT))
+    return ours.core_ml_draft, note
+
+
+def test_a_draft_that_passed_its_examination_is_a_line_of_the_bench(known: list[EngineVerdict]):
+    known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
+
+    assert core_ml_line() == (True, "")
+
+
+def test_a_draft_that_failed_its_examination_or_had_none_is_a_note(known: list[EngineVerdict], tmp_path: Path):
+    unexamined = core_ml_line()
+    known.append(EngineVerdict(place=PLACE, choice="mlx", reason="its logits are wrong"))
+    failed = core_ml_line()
+    known.append(EngineVerdict(place=PLACE, choice="coreml", reason="all is well"))
+    (tmp_path / FOLDER_MODEL).rmdir()
+
+    assert not unexamined[0]
+    assert "has not examined" in unexamined[1]
+    assert failed == (False, "A draft in Core ML: not here. Its examination decided for MLX (its logits are wrong).")
+    assert core_ml_line() == unexamined
+
+
+def test_a_conversion_that_can_not_be_read_is_a_note(known: list[EngineVerdict], monkeypatch: pytest.MonkeyPatch):
+    def unreadable(_: Path) -> ExaminedSystem:
+        raise InputError("The package can't be read.")
+
+    monkeypatch.setattr(bench, "place_of", unreadable)
+
+    assert core_ml_line() == (False, "A draft in Core ML: not here. The package can't be read.")
+
+
+def test_a_sentence_about_how_the_bench_measured_is_in_its_findings(monkeypatch: pytest.MonkeyPatch):
+    def run(*arguments: Any) -> tuple[list[Any], list[str]]:
+        arguments[-1](IN_TURNS)
+        return [], []
+
+    monkeypatch.setattr(bench, "run", run)
+
+    assert IN_TURNS in bench.measure(ASKED).notes

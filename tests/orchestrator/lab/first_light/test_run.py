@@ -1,0 +1,327 @@
+"""Laws of a first light's run: what is measured is kept, what fails is told, and the rest goes on."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from orchestrator.lab.first_light.measurements.exactness import first_difference
+from orchestrator.lab.first_light.measurements.prefill import crossover
+from orchestrator.lab.first_light.needs import has_neural_engine, lacking
+from orchestrator.lab.first_light.report.findings import Check, Findings, LightReport, StageReport, Value
+from orchestrator.lab.first_light.report.folder import REPORT, Identity, LightFolder
+from orchestrator.lab.first_light.report.redaction import Redactor
+from orchestrator.lab.first_light.run import Choice, run, will_run
+from orchestrator.lab.first_light.settings import LightSettings
+from orchestrator.lab.first_light.stage_process import measurements
+from orchestrator.lab.first_light.stage_runner import Observer, RanStage
+from orchestrator.lab.first_light.stages import STAGES, Stage
+from protocol.errors import InputError
+
+THREE = [Stage(name, name.upper(), 10, 20) for name in ("one", "two", "three")]
+NAMES = [stage.name for stage in THREE]
+HOUR = Choice(60)
+IDENTITY = Identity(program="p 1", code="c1", machine=("chip",), options=("short: False",))
+
+
+class Runner:
+    """Runs stages on a clock of its own: each takes its estimate, unless a test says otherwise."""
+
+    def __init__(
+        self, *, minutes: float | None = None, interrupted: str = "", failing: str = "", late: str = ""
+    ) -> None:
+        self.now = 0.0
+        self.ran: list[tuple[str, float]] = []
+        self._minutes = minutes
+        self._interrupted = interrupted
+        self._failing = failing
+        self._late = late
+
+    def __call__(self, stage: Stage, settings: LightSettings, seconds: float, observer: Observer, /) -> RanStage:
+        if stage.name == self._interrupted:
+            raise KeyboardInterrupt
+        self.ran.append((stage.name, seconds))
+        self.now += 60 * (stage.minutes if self._minutes is None else self._minutes)
+        if stage.name == self._late:
+            return RanStage(StageReport(stage=stage.name, title="", status="failed", reason="it was late"), "", True)
+        if stage.name == self._failing:
+            return RanStage(StageReport(stage=stage.name, title="", status="failed", reason="it broke"), "last words")
+        found = Findings(values=(Value("seven", 7.0),))
+        return RanStage(StageReport(stage=stage.name, title=stage.title, status="done", findings=found), "")
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.ran]
+
+
+class Lines:
+    """A screen that remembers how stages ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, str, bool]] = []
+
+    def began(self, stage: Stage, seconds_left: float) -> None: ...
+
+    def observer(self, stage: Stage) -> Observer:
+        return Observer()
+
+    def ended(self, report: StageReport, known: bool) -> None:
+        self.ends.append((report.stage, report.status, known))
+
+
+def opened(path, identity: Identity = IDENTITY, wanted=NAMES) -> LightFolder:
+    return LightFolder.of(path / "light", identity, "now", Redactor(), wanted)
+
+
+def light(
+    folder: LightFolder,
+    runner: Runner,
+    choice: Choice = HOUR,
+    lacks=lambda *_: "",
+    screen: Lines | None = None,
+    stages: Sequence[Stage] = THREE,
+) -> LightReport:
+    return run(
+        folder,
+        LightSettings(),
+        choice,
+        screen or Lines(),
+        stages=stages,
+        run_one=runner,
+        lacks=lacks,
+        clock=lambda: runner.now,
+    )
+
+
+def states(report: LightReport) -> dict[str, str]:
+    return {stage.stage: stage.status for stage in report.stages}
+
+
+def test_an_interrupted_run_keeps_what_was_measured_and_the_next_start_measures_the_rest(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        light(opened(tmp_path), Runner(interrupted="two"))
+    between = msgspec.json.decode((tmp_path / "light" / REPORT).read_bytes(), type=LightReport)
+    again = Runner()
+    folder = opened(tmp_path)
+    report = light(folder, again)
+
+    assert states(between) == {"one": "done", "two": "skipped", "three": "skipped"}
+    assert folder.resumed
+    assert again.names == ["two", "three"]
+    assert set(states(report).values()) == {"done"}
+
+
+@pytest.mark.parametrize("field", ["code", "machine", "options"])
+def test_another_program_machine_or_option_begins_another_folder(tmp_path, field: str):
+    with pytest.raises(KeyboardInterrupt):
+        light(opened(tmp_path), Runner(interrupted="two"))
+    value = "c2" if field == "code" else ("other",)
+    other = opened(tmp_path, msgspec.structs.replace(IDENTITY, **{field: value}))
+
+    assert other.path.name == "light-2"
+    assert not other.done()
+    assert opened(tmp_path).path.name == "light"
+
+
+def test_a_finished_run_is_followed_by_a_new_one(tmp_path):
+    light(opened(tmp_path), Runner())
+
+    assert opened(tmp_path).path.name == "light-2"
+
+
+def test_a_stage_that_is_asked_for_alone_is_measured_again(tmp_path):
+    light(opened(tmp_path), Runner())
+    again = Runner()
+    report = light(opened(tmp_path, wanted=[]), again, Choice(60, only=("two",)))
+
+    assert again.names == ["two"]
+    assert set(states(report).values()) == {"done"}
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path):
+    (tmp_path / "light").mkdir()
+    (tmp_path / "light" / "thesis.txt").write_text("mine")
+
+    with pytest.raises(InputError, match="choose another folder"):
+        opened(tmp_path)
+
+
+def test_a_stage_that_fails_is_a_finding_and_the_rest_goes_on(tmp_path):
+    runner = Runner(failing="one")
+    report = light(opened(tmp_path), runner)
+
+    assert runner.names == NAMES
+    assert (report.stages[0].status, report.stages[0].reason) == ("failed", "it broke")
+    assert not report.stages[0].good
+    assert (tmp_path / "light" / "logs" / "one.txt").read_text() == "last words"
+
+
+def test_a_stage_that_no_longer_fits_is_skipped_and_told_and_measured_by_the_next_start(tmp_path):
+    report = light(opened(tmp_path), Runner(), Choice(25))
+    again = Runner()
+
+    assert states(report) == {"one": "done", "two": "done", "three": "skipped"}
+    assert report.stages[2].reason == "it needs about 10 minutes, and 5.0 were left"
+    light(opened(tmp_path), again)
+    assert again.names == ["three"]
+
+
+@pytest.mark.parametrize("runner", [Runner(failing="two"), Runner(late="two")], ids=["fails", "hangs"])
+def test_a_failed_stage_alone_is_measured_again_by_the_next_start(tmp_path, runner: Runner):
+    light(opened(tmp_path), runner)
+    again = Runner()
+    folder = opened(tmp_path)
+    report = light(folder, again)
+
+    assert folder.path.name == "light"
+    assert again.names == ["two"]
+    assert set(states(report).values()) == {"done"}
+    assert opened(tmp_path).path.name == "light-2"
+
+
+def test_a_stage_that_failed_before_is_the_last(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        light(opened(tmp_path), Runner(failing="one", interrupted="two"))
+    again = Runner()
+    report = light(opened(tmp_path), again)
+
+    assert again.names == ["two", "three", "one"]
+    assert [stage.stage for stage in report.stages] == NAMES
+
+
+def test_energy_that_failed_keeps_its_turn_since_its_password_is_forgotten(tmp_path):
+    stages = [replace(THREE[0], needs=("energy",)), *THREE[1:]]
+    with pytest.raises(KeyboardInterrupt):
+        light(opened(tmp_path), Runner(failing="one", interrupted="two"), stages=stages)
+    again = Runner()
+    light(opened(tmp_path), again, stages=stages)
+
+    assert again.names == NAMES
+
+
+def test_a_failure_stays_in_the_report_until_the_stage_is_measured_again(tmp_path):
+    light(opened(tmp_path), Runner(failing="two"))
+    screen = Lines()
+    report = light(opened(tmp_path), Runner(), Choice(5), screen=screen)
+
+    assert states(report) == {"one": "done", "two": "failed", "three": "done"}
+    assert ("two", "failed", True) in screen.ends
+
+
+def test_a_stage_that_the_end_of_the_run_ended_is_measured_by_the_next_start(tmp_path):
+    ended = light(opened(tmp_path), Runner(late="two"), Choice(25))
+    again = Runner(late="two")
+    hung = light(opened(tmp_path), again, HOUR)
+
+    assert (ended.stages[1].status, ended.stages[1].reason) == ("skipped", "the 25 minutes of this run were over")
+    assert again.names == ["two", "three"]
+    assert (hung.stages[1].status, hung.stages[1].reason) == ("failed", "it was late")
+
+
+def test_no_stage_gets_more_time_than_is_left(tmp_path):
+    runner = Runner()
+    light(opened(tmp_path), runner, Choice(25))
+
+    assert runner.ran == [("one", 60 * 20), ("two", 60 * 15)]
+
+
+def test_what_is_left_out_is_not_asked_for_and_what_is_not_here_is_told(tmp_path):
+    runner = Runner()
+    choice = Choice(60, skip=("one",))
+    report = light(opened(tmp_path), runner, choice, lacks=lambda stage, _: "no moon" if stage.name != "three" else "")
+
+    assert runner.names == ["three"]
+    assert [(stage.status, stage.reason) for stage in report.stages][:2] == [
+        ("skipped", "it was left out by --only or --skip"),
+        ("not here", "no moon"),
+    ]
+    assert all(stage.good for stage in report.stages)
+
+
+@pytest.mark.parametrize(
+    ("choice", "done", "missing", "runs"),
+    [
+        (HOUR, [], "", True),
+        (HOUR, ["one"], "", False),
+        (Choice(60, only=("one",)), ["one"], "", True),
+        (Choice(60, only=("two",)), [], "", False),
+        (Choice(60, skip=("one",)), [], "", False),
+        (Choice(60, only=("one",), skip=("one",)), ["one"], "", False),
+        (Choice(5), [], "", False),
+        (HOUR, [], "no moon", False),
+    ],
+)
+def test_whether_a_stage_will_run_is_known_before(tmp_path, choice: Choice, done: list[str], missing: str, runs: bool):
+    """So that a password is asked for exactly where it is needed."""
+    runner = Runner()
+    folder = opened(tmp_path, wanted=[])
+    for stage in THREE:
+        if stage.name in done:
+            folder.save(StageReport(stage=stage.name, title="", status="done"), "")
+    expected = will_run(THREE[0], LightSettings(), choice, folder.done(), lacks=lambda *_: missing)
+    light(folder, runner, choice, lacks=lambda *_: missing)
+
+    assert expected is runs
+    assert ("one" in runner.names) is runs
+
+
+def test_a_damaged_result_is_measured_again(tmp_path):
+    light(opened(tmp_path), Runner())
+    (tmp_path / "light" / "stages" / "two.json").write_text("{")
+
+    assert set(opened(tmp_path).done()) == {"one", "three"}
+
+
+def test_a_wrong_thing_that_was_found_is_not_good():
+    found = Findings(checks=(Check("tokens", "fail", "they differ"),))
+
+    assert not StageReport(stage="a", title="", status="done", findings=found).good
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_every_stage_has_its_measurements_and_time_for_them(stage: Stage):
+    assert callable(measurements(stage.name).measure)
+    assert 0 < stage.short_minutes <= stage.minutes + 1 < stage.limit
+
+
+def test_all_stages_together_fit_into_an_hour():
+    assert sum(stage.minutes for stage in STAGES) <= 55
+
+
+def test_what_a_machine_lacks_is_never_measured_on_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.platform", "linux")
+    needing = {stage.name: lacking(stage, LightSettings()) for stage in STAGES if stage.needs}
+
+    assert needing["neural-engine"] == "no Neural Engine with Core ML"
+    assert needing["energy"] == "no --energy was given, which needs an administrator's rights"
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "version", "there"),
+    [
+        ("darwin", "arm64", "9.0", True),
+        ("darwin", "x86_64", "9.0", False),
+        ("darwin", "arm64", None, False),
+        ("linux", "arm64", "9.0", False),
+    ],
+)
+def test_a_neural_engine_is_looked_for_on_apple_silicon_with_core_ml(monkeypatch, system, processor, version, there):
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("os.uname", lambda: os.uname_result(("", "", "", "", processor)))
+    monkeypatch.setattr("orchestrator.machine.hardware.installed_version", lambda _: version)
+
+    assert has_neural_engine() is there
+
+
+def test_the_first_difference_of_two_texts():
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+
+
+def test_a_crossover_is_where_one_stays_ahead():
+    assert crossover({64: 9, 128: 5, 256: 5, 512: 5}, {64: 1, 128: 6, 256: 4, 512: 6}) == 512
+    assert crossover({64: 1, 128: 1}, {64: 2, 128: 2}) == 64
+    assert crossover({64: 3}, {64: 2}) is None

@@ -1,0 +1,166 @@
+"""A profile of real processes: all files, consistent sums, and figures that agree with the pipeline's own."""
+
+import io
+import json
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+from rich.console import Console
+
+from orchestrator.cli.app import cli
+from orchestrator.lab.profile.analysis.figures import RequestProfile
+from orchestrator.lab.profile.measure import MeasuredRun, ProfileTask, measure
+from orchestrator.lab.profile.report.page import NAMES, write_files
+from orchestrator.lab.profile.report.table import tables
+from orchestrator.lab.profile.run import load
+from protocol.errors import PipelineError
+
+PROMPT = "def quicksort(items):\n"
+
+
+@pytest.fixture(scope="module")
+def measured() -> MeasuredRun:
+    return measure(ProfileTask(PROMPT, (0.0, 1.0), 24, 1, {"placement": "apart"}))
+
+
+@pytest.fixture(scope="module")
+def folder(measured: MeasuredRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profile")
+    write_files(measured, folder)
+    return folder
+
+
+@pytest.fixture(params=[0, 1], ids=["T = 0", "T = 1"])
+def account(request: pytest.FixtureRequest, measured: MeasuredRun) -> RequestProfile:
+    return measured.profile.requests[request.param]
+
+
+def trace_of(folder: Path) -> Trace:
+    return Trace.FromString((folder / "trace.perfetto-trace").read_bytes())
+
+
+def slices(trace: Trace, kind: int) -> Iterator[TrackEvent]:
+    return (packet.track_event for packet in trace.packet if packet.track_event.type == kind)
+
+
+@pytest.mark.thorough
+def test_every_moment_of_a_worker_is_told_once(account: RequestProfile):
+    assert sum(account.draft.values()) == pytest.approx(account.seconds, rel=1e-9)
+    assert sum(account.target.values()) >= account.seconds
+    assert min(chain(account.draft.values(), account.target.values())) >= 0.0
+
+
+@pytest.mark.thorough
+def test_the_trace_tells_the_same_rounds_as_the_statistics(account: RequestProfile):
+    assert account.tokens == 24
+    assert len(account.rounds) == pytest.approx(account.tokens / account.tokens_per_round)
+    hits = [each.hit for each in account.rounds if each.hit is not None]
+    assert account.hit_rate == pytest.approx(sum(hits) / len(hits))
+
+
+@pytest.mark.thorough
+def test_overlaps_are_shares_and_useful_overlap_is_a_part_of_the_overlap(account: RequestProfile):
+    assert account.overlap_efficiency is not None
+    assert account.overlapped_share is not None
+    assert account.useful_overlap is not None
+    assert 0.0 <= account.overlap_efficiency <= 1.0
+    assert 0.0 <= account.useful_overlap <= account.overlapped_share <= 1.0
+
+
+def test_replays_did_the_work_of_the_run(account: RequestProfile):
+    assert account.draft_alone
+    assert account.target_alone
+    assert account.draft_alone > 0.0
+    assert account.target_alone > 0.0
+
+
+def test_a_healthy_run_needs_no_notes(measured: MeasuredRun):
+    assert measured.profile.notes == ()
+    assert measured.profile.clock_error is not None
+
+
+def test_all_files_are_there(folder: Path):
+    assert sorted(path.name for path in folder.iterdir()) == sorted(NAMES)
+    assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_come_back_from_their_file(folder: Path, measured: MeasuredRun):
+    told = json.loads((folder / "profile.json").read_text())
+
+    assert [each["temperature"] for each in told["accounts"]] == [0.0, 1.0]
+    assert told["accounts"][1]["tokens_per_second"] == measured.profile.requests[1].tokens_per_second
+
+
+def test_the_report_loads_nothing_from_another_address(folder: Path):
+    page = (folder / "report.html").read_text()
+
+    assert page.count("<svg") == 2 + 2 + 2
+    assert not any(word in page for word in ("http:", "https:", "src=", "<script", "url(", "@import"))
+
+
+def test_the_report_has_every_round(folder: Path, measured: MeasuredRun):
+    page = (folder / "report.html").read_text()
+
+    assert page.count("<tr><td>") == sum(len(account.rounds) for account in measured.profile.requests)
+
+
+def test_a_perfetto_trace_has_a_track_for_each_device_and_role(folder: Path):
+    names = [packet.track_descriptor.name for packet in trace_of(folder).packet if packet.track_descriptor.name]
+
+    assert len(names) == 5
+    assert {name.split(" ")[0].strip(":") for name in names} == {"target", "draft", "orchestrator", "awaits"}
+
+
+def test_a_perfetto_trace_closes_every_slice_in_the_order_of_time(folder: Path):
+    trace = trace_of(folder)
+    open_by_track: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for packet in trace.packet:
+        track = packet.track_event.track_uuid
+        if not track:
+            continue
+        assert packet.timestamp >= last.get(track, 0)
+        last[track] = packet.timestamp
+        begins = packet.track_event.type == TrackEvent.TYPE_SLICE_BEGIN
+        open_by_track[track] = open_by_track.get(track, 0) + (1 if begins else -1)
+        assert open_by_track[track] >= 0
+
+    assert set(open_by_track.values()) == {0}
+
+
+def test_every_arrow_leads_from_growth_to_a_verdict(folder: Path):
+    begins = list(slices(trace_of(folder), TrackEvent.TYPE_SLICE_BEGIN))
+    leaving = [(flow, event.name) for event in begins for flow in event.flow_ids]
+    reaching = [(flow, event.name) for event in begins for flow in event.terminating_flow_ids]
+
+    assert leaving
+    assert sorted(flow for flow, _ in leaving) == sorted(flow for flow, _ in reaching)
+    assert all(name.startswith("grow") for _, name in leaving)
+    assert all(name.startswith("verify") for _, name in reaching)
+
+
+def test_the_tables_name_every_share(measured: MeasuredRun):
+    console = Console(file=io.StringIO(), width=110)
+    console.print(tables(measured.profile))
+
+    text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    assert all(word in text for word in ("efficiency", "overlapped", "useful", "hidden and used", "awaits messages"))
+
+
+@pytest.mark.thorough
+def test_the_target_alone_has_a_profile_too(tmp_path: Path):
+    command = ["profile", PROMPT, "--draft-engine", "none", "--temperature", "0", "--max-tokens", "8", "--json"]
+    result = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "new" / "folder")], catch_exceptions=False)
+
+    (account,) = json.loads(result.stdout)["accounts"]
+    assert account["overlap_efficiency"] is account["overlapped_share"] is account["hit_rate"] is None
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(NAMES)
+
+
+def test_a_folder_without_a_trace_is_refused(tmp_path: Path):
+    with pytest.raises(PipelineError, match="run the profile again"):
+        load(tmp_path)

@@ -1,0 +1,258 @@
+"""Every figure of a profile on a run made by hand, in which each moment is known."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.lab.profile.analysis.excerpt import excerpt
+from orchestrator.lab.profile.analysis.figures import grown_by, idle_by_cause, target_time
+from orchestrator.lab.profile.analysis.intervals import total
+from orchestrator.lab.profile.analysis.overlap import (
+    DRAFT_WORK,
+    TARGET_WORK,
+    DraftTime,
+    draft_time,
+    efficiency,
+    overlapped_share,
+    time_alone,
+    work,
+)
+from orchestrator.lab.profile.analysis.rounds import Step, acceptance_by_depth, rounds
+from orchestrator.lab.profile.analysis.traced_request import TracedRequest, traced_requests
+from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
+from orchestrator.runtime.tracing import Seen, Traced
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Grow, Prefilled, Reroot, Start, Verdict, Verify
+from protocol.speculation.token_tree import node_id
+from protocol.worker.spans import SpanKind
+
+ONE = SequenceId(1)
+ROOT = NodeId(7)
+A = node_id(ROOT, 10)
+B = node_id(A, 11)
+C = node_id(B, 12)
+D = node_id(C, 13)
+TARGET, DRAFT = 1, 2
+FIRST, SECOND, THIRD = (Step(DRAFT, serial) for serial in (1, 2, 3))
+
+
+def grow(at: int, serial: int, parent: NodeId, *tokens: int, evaluated: int = 1) -> Seen:
+    parents = (parent,) * len(tokens)
+    return Seen(at, "draft", DRAFT, serial, Grow(ONE, 0, parents, tokens, (0.5,) * len(tokens), evaluated, 0.0))
+
+
+def verify(at: int, round: int, root: NodeId, *chain: int) -> Seen:
+    tokens = (1, *chain)
+    return Seen(at, "target", TARGET, 0, Verify(ONE, round, root, 0, tokens, tuple(range(-1, len(chain)))))
+
+
+def verdict(at: int, round: int, path: tuple[NodeId, ...], bonus: int) -> Seen:
+    return Seen(at, "target", TARGET, 0, Verdict(ONE, round, path, bonus, 0.0))
+
+
+def reroot(at: int, round: int, missed: bool) -> Seen:
+    return Seen(at, "draft", DRAFT, 0, Reroot(ONE, round, 0, (1,), ROOT, missed))
+
+
+# The prompt takes from 110 to 200. Round 0 verifies A, which step 1 found, and adds B, which step 2 foresaw;
+# round 1 verifies C, which step 3 found ahead of the verdict. The orchestrator then waits from 620 to 680.
+SEEN = (
+    Seen(100, "target", TARGET, 0, Start(ONE, 0, (1, 2), ROOT, Sampling(temperature=0.5))),
+    Seen(210, "target", TARGET, 0, Prefilled(ONE, 0, 1, 0.0)),
+    grow(250, 1, ROOT, 10, 99),
+    verify(260, 0, ROOT, 10),
+    grow(330, 2, A, 11),
+    grow(430, 3, B, 12),
+    verdict(480, 0, (A,), 11),
+    verify(490, 1, B, 12),
+    reroot(492, 1, missed=False),
+    verdict(620, 1, (C,), 50),
+    verify(680, 2, node_id(C, 50)),
+    reroot(682, 2, missed=True),
+    verdict(800, 2, (), 51),
+)
+TARGET_SPANS = (
+    TracedSpan(SpanKind.PREFILL, 110, 200, 1, 0, 1),
+    TracedSpan(SpanKind.VERIFY, 270, 470, 1, 0, 2),
+    TracedSpan(SpanKind.TIDY, 470, 475, 1, 0),
+    TracedSpan(SpanKind.VERIFY, 500, 600, 1, 1, 2),
+    TracedSpan(SpanKind.TIDY, 600, 605, 1, 1),
+    TracedSpan(SpanKind.VERIFY, 690, 790, 1, 2, 1),
+    TracedSpan(SpanKind.TIDY, 790, 795, 1, 2),
+)
+DRAFT_SPANS = (
+    TracedSpan(SpanKind.PREFILL, 120, 150),
+    TracedSpan(SpanKind.GROW, 150, 240, 1, 0, 1, 1),
+    TracedSpan(SpanKind.GROW, 240, 320, 1, 0, 1, 2),
+    TracedSpan(SpanKind.GROW, 320, 420, 1, 0, 1, 3),
+    TracedSpan(SpanKind.GROW, 590, 710, 1, 1, 1, 4),
+)
+RUN = TracedRun(
+    orchestrator=(
+        TracedSpan(SpanKind.STEP, 210, 215),
+        TracedSpan(SpanKind.WAIT, 215, 260, 1, 0),
+        TracedSpan(SpanKind.WAIT, 620, 680, 1, 2),
+    ),
+    lives=(
+        WorkerLife(Traced("target", TARGET, "gpu", "", 0, 3), TARGET_SPANS),
+        WorkerLife(Traced("draft", DRAFT, "ane", "", 0, 5), DRAFT_SPANS),
+    ),
+    seen=SEEN,
+)
+
+
+@pytest.fixture
+def traced() -> TracedRequest:
+    (only,) = traced_requests(RUN)
+    return only
+
+
+def test_a_request_lasts_from_its_start_to_its_last_verdict_at_the_target(traced: TracedRequest):
+    assert (traced.began, traced.decoding, traced.ended) == (100, 200, 790)
+    assert traced.temperature == 0.5
+
+
+def test_a_request_without_a_verdict_is_none():
+    assert traced_requests(replace(RUN, seen=SEEN[:4])) == []
+    assert traced_requests(TracedRun((), (), ())) == []
+
+
+def test_clocks_are_as_uncertain_as_the_worst_worker():
+    assert RUN.clock_error == 5
+    assert TracedRun((), (), ()).clock_error is None
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "both", "expected"),
+    [
+        (60, 100, 100, 1.0),
+        (60, 100, 160, 0.0),
+        (60, 100, 130, 0.5),
+        (100, 60, 130, 0.5),
+        (60, 100, 90, 1.0),
+        (60, 100, 400, 0.0),
+        (0, 100, 100, None),
+    ],
+    ids=["hidden", "in turns", "half", "either is the shorter", "too fast", "too slow", "no draft"],
+)
+def test_overlap_efficiency(draft: int, target: int, both: int, expected: float | None):
+    assert efficiency(draft, target, both) == expected
+
+
+def test_overlapped_share_is_of_the_draft():
+    assert overlapped_share([(0, 10), (20, 30)], [(5, 22)]) == 7 / 20
+    assert overlapped_share([], [(0, 9)]) is None
+
+
+def test_steps_are_used_if_they_led_to_an_accepted_token(traced: TracedRequest):
+    done = rounds(traced.seen)
+
+    assert [each.sources for each in done] == [{FIRST}, {THIRD}, set()]
+    assert [each.accepted_from for each in done] == [{FIRST}, {THIRD}, set()]
+    # C was computed behind B and B behind A, both before the target had chosen them.
+    assert [each.used for each in done] == [{FIRST}, {FIRST, SECOND, THIRD}, set()]
+
+
+def test_growth_behind_a_root_that_was_known_owes_nothing_to_the_guess_of_that_root():
+    late = [
+        grow(10, 1, ROOT, 10),
+        verify(20, 0, ROOT),
+        verdict(30, 0, (), 10),
+        grow(40, 2, A, 11),
+        verify(50, 1, A, 11),
+        verdict(60, 1, (B,), 12),
+    ]
+
+    assert [each.used for each in rounds(late)] == [set(), {SECOND}]
+
+
+def test_guesses_that_were_not_the_drafts_credit_no_step():
+    free = [verify(20, 0, ROOT, 10), grow(25, 1, ROOT, 10), verdict(30, 0, (A,), 11)]
+
+    (only,) = rounds(free)
+    assert (only.accepted, only.sources, only.used) == (1, set(), set())
+
+
+def test_a_verdict_that_comes_twice_counts_once():
+    assert len(rounds([*SEEN, verdict(900, 1, (C,), 50)])) == 3
+
+
+def test_hits_are_what_the_draft_was_told(traced: TracedRequest):
+    assert [each.hit for each in rounds(traced.seen)] == [True, False, None]
+
+
+def test_acceptance_by_depth_counts_rounds_that_could_go_so_deep():
+    told = [
+        verify(1, 0, ROOT, 10, 11),
+        verdict(2, 0, (A, B), 12),
+        verify(3, 1, C, 13, 14),
+        verdict(4, 1, (D,), 9),
+        verify(5, 2, ROOT, 10),
+        verdict(6, 2, (), 9),
+    ]
+
+    assert acceptance_by_depth(rounds(told)) == (2 / 3, 1 / 2)
+    assert acceptance_by_depth([]) == ()
+
+
+def test_every_moment_of_the_draft_is_told_once(traced: TracedRequest):
+    used = set().union(*(each.used for each in rounds(traced.seen)))
+
+    time = draft_time(traced, grown_by(RUN), used)
+    assert time == DraftTime(used=50 + 100, discarded=15 + 20, exposed=40 + 30 + 85, prefill=0, idle=250)
+    assert time.busy + time.idle == total(traced.decode)
+
+
+def test_every_moment_of_the_target_is_told_once(traced: TracedRequest):
+    time = target_time(traced, traced.all)
+
+    assert (time.prefill, time.verify, time.tidy) == (90, 400, 10)
+    assert time.busy + time.idle == total(traced.all)
+
+
+def test_the_target_waits_for_the_process_that_holds_the_request(traced: TracedRequest):
+    idle = idle_by_cause(traced, traced.all)
+
+    assert idle == {
+        "draft": [(215, 260), (620, 680)],
+        "prefill": [],
+        "orchestrator": [(210, 215), (480, 490)],
+        "messages": [(100, 110), (200, 210), (260, 270), (475, 480), (490, 500), (605, 620), (680, 690)],
+    }
+
+
+def test_waiting_for_a_draft_that_still_reads_is_waiting_for_its_prefill(traced: TracedRequest):
+    reading = replace(traced, draft=(TracedSpan(SpanKind.PREFILL, 150, 230), *traced.draft))
+
+    idle = idle_by_cause(reading, reading.all)
+    assert (idle["prefill"], idle["draft"]) == ([(215, 230)], [(230, 260), (620, 680)])
+
+
+def test_time_alone_counts_the_part_inside(traced: TracedRequest):
+    life = RUN.lives[1]
+    twice_as_fast = WorkerLife(
+        life.worker, tuple(span._replace(end=span.begin + span.length // 2) for span in life.spans)
+    )
+
+    # Step 1 lies in the window with 40 of its 90.
+    assert time_alone(life, twice_as_fast, DRAFT_WORK, [(200, 790)]) == (40 + 80 + 100 + 120) // 2
+
+
+def test_a_replay_that_lacks_work_gives_no_time():
+    life = RUN.lives[0]
+    shorter = WorkerLife(life.worker, life.spans[:3])
+
+    assert time_alone(life, shorter, TARGET_WORK, [(0, 1000)]) is None
+
+
+def test_pictures_show_the_whole_draft_and_target_of_their_rounds(traced: TracedRequest):
+    shown = excerpt(RUN, traced, count=2)
+
+    window = (270 - 3, 600 + 3)
+    drawn = sum(bar.end - bar.begin for bar in shown.draft)
+    assert (shown.first, shown.count) == (0, 2)
+    assert drawn == pytest.approx(total(traced.busy(work(traced.draft, DRAFT_WORK), [window])) / 1e6)
+    assert [bar.look for bar in shown.target if bar.look == "verify"] == ["verify", "verify"]
+    # Step 1 ended before the picture begins.
+    assert [round(use.chosen * 1e6) for use in shown.uses] == [600 - window[0]]

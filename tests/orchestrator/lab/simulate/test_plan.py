@@ -1,0 +1,339 @@
+"""Laws of the planner: predictions, sweeps, the command's output, and agreement with published measurements."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli.commands.plan import plan
+from orchestrator.core.options import Options
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.devices import Devices, Wire, Wires, stretched
+from orchestrator.lab.simulate.prediction.plan import (
+    BASELINE_NAME,
+    GREEDY,
+    ORACLE,
+    PLAIN_NAME,
+    SAMPLED,
+    Scenario,
+    agreement,
+    oracle,
+    pays_from,
+    predict,
+    simulated,
+    turn_taking,
+)
+from orchestrator.lab.simulate.prediction.sweep import (
+    SWEEPS,
+    sweep,
+    with_acceptance,
+    with_draft_delay,
+    with_draft_step,
+    with_target_step,
+)
+from orchestrator.machine.profiles.calibration_file import calibration_file
+from orchestrator.machine.profiles.device_profiles import load_profile, profile_names
+from protocol.errors import InputError, PipelineError
+from protocol.worker.pacing import DevicePace
+
+M4 = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
+AT_ONCE = Wires(Wire(delay=0.0), Wire(delay=0.0))
+
+
+def scenario(**changes):
+    return Scenario(**{"devices": M4, "tokens": 120, "requests": 1, **changes})
+
+
+def speeds(predictions):
+    return {prediction.contender: prediction.tokens_per_second for prediction in predictions}
+
+
+def slow_but_one(profile: str, acceptance: AcceptanceModel) -> Any:
+    """Each takes seconds; the others run behind the marker."""
+    first = profile == "m4-16gb-qwen2.5-3b" and acceptance is SAMPLED
+    name = "sampled" if acceptance is SAMPLED else "greedy"
+    return pytest.param(profile, acceptance, id=f"{name}-{profile}", marks=[] if first else [pytest.mark.slow])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("profile", "acceptance"), [slow_but_one(name, kind) for name in profile_names() for kind in (GREEDY, SAMPLED)]
+)
+def test_every_strategy_and_baseline_is_predicted(profile, acceptance):
+    devices = Devices.of(load_profile(profile))
+    temperature = 1.0 if acceptance is SAMPLED else 0.0
+    reached = speeds(predict(scenario(devices=devices, acceptance=acceptance, temperature=temperature)))
+
+    assert [name for name in reached if not name.startswith(BASELINE_NAME)] == [
+        PLAIN_NAME,
+        "ar",
+        "sd",
+        "ssd",
+        "adaptive",
+        ORACLE,
+    ]
+    assert reached[PLAIN_NAME] == pytest.approx(1 / devices.target.forward(1))
+    assert reached["ar"] < reached["adaptive"] <= 1.05 * reached[ORACLE]
+
+
+def test_turn_taking_on_one_device_reaches_its_closed_form():
+    accept, depth = 0.7, 3
+    language = ModelledLanguage(AcceptanceModel(accept=accept), seed=2)
+    reached = turn_taking(M4, agreement(language, None), depth, request=1, first=0, tokens=20_000)
+
+    tokens = (1 - accept ** (depth + 1)) / (1 - accept)
+    seconds = depth * M4.baseline_draft.forward(1) + M4.target.forward(1 + depth)
+    assert reached.tokens / reached.rounds == pytest.approx(tokens, rel=0.02)
+    assert reached.seconds / reached.rounds == pytest.approx(seconds, rel=0.01)
+
+
+def test_the_baseline_generates_exactly_what_was_asked():
+    language = ModelledLanguage(AcceptanceModel(accept=0.9))
+
+    assert turn_taking(M4, agreement(language, None), 6, request=1, first=0, tokens=101).tokens == 101
+
+
+def test_independent_draws_agree_with_the_stated_probability():
+    chances = AcceptanceModel(accept=0.3, spread=1.0)
+    agrees = agreement(ModelledLanguage(AcceptanceModel(accept=0.9)), chances)
+    share = sum(agrees(1, position) for position in range(4000)) / 4000
+
+    assert share == pytest.approx(0.3, abs=0.03)
+
+
+@pytest.mark.thorough
+def test_a_baseline_whose_acceptance_is_unknown_is_left_out():
+    unknown = scenario(acceptance=AcceptanceModel(accept=0.6), temperature=1.0)
+
+    assert not any(name.startswith(BASELINE_NAME) for name in speeds(predict(unknown)))
+
+
+@pytest.mark.thorough
+def test_predictions_are_the_same_twice():
+    assert predict(scenario(seed=3)) == predict(scenario(seed=3))
+
+
+@pytest.mark.thorough
+def test_a_target_that_verifies_less_is_predicted_to_gain_less():
+    shown = CliRunner().invoke(
+        plan, ["--temperature", "1", "--tokens", "40", "--requests", "1", "--json", "--level", "plain"]
+    )
+    (row,) = json.loads(shown.output)["plans"]
+    rates = {one["contender"]: one["tokens_per_second"] for one in row["predictions"]}
+    trees, path = (simulated(scenario(level=level, acceptance=SAMPLED), "adaptive") for level in ("tree", "chain"))
+
+    assert row["level"] == "plain"
+    assert rates["adaptive"] == rates["ssd"] == rates["ar"]
+    assert row["pays_from_acceptance"] is None
+    assert path.tokens_per_second > 1.2 * simulated(scenario(), "ar").tokens_per_second
+    assert path.tokens_per_round < trees.tokens_per_round
+
+
+@pytest.mark.thorough
+def test_a_draft_pays_from_some_acceptance_on():
+    threshold = pays_from(scenario())
+
+    assert threshold is not None
+    assert 0.0 < threshold < 0.7
+    plain = simulated(scenario(), "ar").tokens_per_second
+    assert simulated(with_acceptance(scenario(), 0.0), "adaptive").tokens_per_second < 1.1 * plain
+
+
+def test_a_draft_slower_than_the_target_never_pays():
+    assert pays_from(with_draft_step(scenario(), 500.0), steps=2) is None
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_sweep_has_a_point_a_value(name):
+    points = list(sweep(scenario(tokens=40), name, SWEEPS[name].values[:2]))
+
+    assert [point.value for point in points] == list(SWEEPS[name].values[:2])
+    assert all(len(point.predictions) == 5 for point in points)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("acceptance", 1.5), ("draft-ms", 0.0), ("target-ms", -1.0), ("draft-tokens", 0), ("draft-width", 2.5)],
+)
+def test_an_invalid_value_is_refused_in_a_sentence(name, value):
+    with pytest.raises(InputError, match=f"{name} can't be"):
+        list(sweep(scenario(), name, [value]))
+
+
+def test_changed_devices_have_the_given_times():
+    assert with_draft_step(scenario(), 3.0).devices.draft.forward(1) == pytest.approx(0.003)
+    assert with_target_step(scenario(), 40.0).devices.target.forward(1) == pytest.approx(0.040)
+    assert with_draft_delay(scenario(), 5.0).wires.draft.delay == pytest.approx(0.005)
+    ratio = M4.target.forward(8) / M4.target.forward(1)
+    assert with_target_step(scenario(), 40.0).devices.target.forward(8) == pytest.approx(0.040 * ratio)
+
+
+PUBLISHED = {4: 210.9, 5: 193.6, 6: 175.3, 7: 158.6}
+"""Tokens/s of ssd by K with 3 guesses a position, from an independent reproduction (docs/lab/planning.md)."""
+PUBLISHED_SD = 141.4
+"""Of sd at K = 4."""
+FITTED = AcceptanceModel(accept=0.757, exponent=1.4)
+"""a gives the published sd at K = 4, r then the published ssd at K = 4; the other rows are predicted."""
+
+
+def reproduced(strategy, depth):
+    devices = Devices.of(load_profile("h100-qwen3-32b"))
+    options = Options(draft_tokens=depth, fan_budget=3 * (depth + 1), fallback="neural")
+    published = Scenario(devices=devices, wires=AT_ONCE, acceptance=FITTED, options=options, tokens=400, requests=4)
+    return simulated(published, strategy).tokens_per_second
+
+
+@pytest.mark.thorough
+def test_the_rows_that_were_fitted_fit():
+    assert reproduced("ar", 4) == pytest.approx(97.4, rel=0.001)
+    assert reproduced("sd", 4) == pytest.approx(PUBLISHED_SD, rel=0.01)
+    assert reproduced("ssd", 4) == pytest.approx(PUBLISHED[4], rel=0.01)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("depth", [5, 6, 7])
+def test_the_published_rows_that_were_not_fitted_are_predicted(depth):
+    assert reproduced("ssd", depth) == pytest.approx(PUBLISHED[depth], rel=0.03)
+
+
+def command(*arguments):
+    return CliRunner().invoke(plan, ["--tokens", "40", "--requests", "1", *arguments])
+
+
+def test_the_command_prints_a_table_and_a_verdict():
+    result = command("--temperature", "0")
+
+    assert result.exit_code == 0
+    assert "adaptive" in result.stdout
+    assert "A draft would pay" in result.stdout
+
+
+def test_the_command_prints_one_json_object():
+    found = json.loads(command("--json", "--accept", "0.9", "--temperature", "0").stdout)
+
+    assert found["profile"] == "m4-16gb-qwen2.5-3b"
+    assert found["plans"][0]["acceptance"] == 0.9
+    assert {"contender", "tokens_per_second", "hit_rate"} <= found["plans"][0]["predictions"][0].keys()
+
+
+def test_the_command_sweeps():
+    result = command("--json", "--sweep", "draft-delay", "--values", "1,20", "--temperature", "0")
+    found = json.loads(result.stdout)["sweeps"][0]["sweep"]
+
+    assert [point["value"] for point in found["points"]] == [1, 20]
+    assert found["unit"] == "ms each way"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("arguments", [(), ("--sweep", "draft-tokens", "--values", "1,2")], ids=["plan", "sweep"])
+def test_the_command_draws(tmp_path, arguments):
+    picture = tmp_path / "plan.png"
+    result = command("--temperature", "0", "--plot", str(picture), *arguments)
+
+    assert result.exit_code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--pace", "m4-16gb-qwen2.5-3b", "--this-mac"),
+        ("--values", "1,2"),
+        ("--sweep", "draft-ms", "--values", "one"),
+        ("--trace", "run.jsonl", "--accept", "0.5"),
+        ("--accept", "2"),
+        ("--temperature", "-1"),
+    ],
+)
+def test_contradictions_are_refused(arguments):
+    result = command(*arguments)
+
+    assert result.exit_code == 2
+    assert "Error" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--pace", "no-such-device"), ("--trace", "no-such-file"), ("--draft-width", "0")],
+)
+def test_bad_input_is_answered_in_a_sentence(arguments):
+    error = command(*arguments).exception
+
+    assert isinstance(error, PipelineError)
+    assert "\n" not in str(error)
+
+
+def test_this_mac_has_to_be_measured_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    error = command("--this-mac").exception
+
+    assert isinstance(error, InputError)
+    assert "launch-pipeline calibrate" in str(error)
+
+
+@pytest.mark.thorough
+def test_this_mac_is_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calibration_file().parent.mkdir(parents=True)
+    calibration_file().write_text(
+        """
+        name = "mine"
+        description = "a machine"
+        both_busy = { factor = 1.0, source = "measured" }
+        [target]
+        prefill = { tokens_per_second = 100.0, source = "measured" }
+        steps = [{ width = 1, milliseconds = 50.0, source = "measured" }]
+        [draft]
+        prefill = { tokens_per_second = 100.0, source = "measured" }
+        steps = [{ width = 1, milliseconds = 5.0, source = "measured" }]
+        [draft_on_target_device]
+        prefill = { tokens_per_second = 100.0, source = "measured" }
+        steps = [{ width = 1, milliseconds = 5.0, source = "measured" }]
+        """
+    )
+    found = json.loads(command("--this-mac", "--json", "--temperature", "0").stdout)
+
+    assert found["profile"] == "mine"
+    assert found["plans"][0]["predictions"][0]["tokens_per_second"] == pytest.approx(20.0)
+
+
+def test_a_pace_is_stretched_whole():
+    pace = DevicePace(steps=((1, 0.01),), prefill_rate=100.0)
+    slower = with_draft_step(
+        scenario(devices=Devices(target=pace, draft=pace, baseline_draft=pace)), 20.0
+    ).devices.draft
+
+    assert slower.prefill(50) == pytest.approx(2 * pace.prefill(50))
+
+
+@pytest.mark.thorough
+def test_a_draft_that_pauses_slows_the_target_down_less():
+    """Where tokens are dear, the draft pauses: the prediction lies between those of no and of constant overlap."""
+    pace = DevicePace(steps=((1, 0.08), (2, 0.1), (16, 0.2)), prefill_rate=1000.0)
+    draft = DevicePace(steps=((1, 0.004),), prefill_rate=1000.0)
+    devices = Devices(target=pace, draft=draft, baseline_draft=draft, slow_down=1.4)
+    scenario = Scenario(devices=devices, acceptance=AcceptanceModel(accept=0.4), tokens=150, requests=1)
+    apart = simulated(replace(scenario, devices=replace(devices, slow_down=1.0)), "adaptive")
+    constant = simulated(
+        replace(scenario, devices=replace(devices, target=stretched(pace, 1.4), slow_down=1.0)), "adaptive"
+    )
+    paused = simulated(scenario, "adaptive")
+
+    assert apart.draft_busy is not None
+    assert apart.draft_busy < 0.9
+    assert 1.02 * constant.tokens_per_second < paused.tokens_per_second < 0.99 * apart.tokens_per_second
+
+
+@pytest.mark.thorough
+def test_the_bound_of_a_draft_that_takes_no_time_is_a_bound_where_a_draft_at_work_slows_the_target_down():
+    """The policy avoids the slow-down by resting, so a bound that always had it would be none."""
+    scenario = Scenario(devices=M4, acceptance=AcceptanceModel(accept=0.6), tokens=100, requests=1)
+    slowed = replace(scenario, devices=replace(M4, slow_down=2.0))
+
+    assert oracle(slowed) == oracle(replace(scenario, devices=replace(M4, slow_down=1.0)))
+    assert simulated(slowed, "adaptive").tokens_per_second < oracle(slowed).tokens_per_second

@@ -1,0 +1,73 @@
+"""Simulated hours with faults keep every invariant, and a machine that breaks an invariant is detected."""
+
+from collections import Counter
+
+import pytest
+
+from orchestrator.core.drafts.pool import DraftPool
+from orchestrator.core.policy.adaptive import Adaptive
+from orchestrator.core.policy.decision import WaitUntil
+from orchestrator.core.response_timeouts import ResponseTimeouts
+from orchestrator.core.sequence import Sequence
+from orchestrator.lab.drill.registry import simulate
+from orchestrator.lab.simulate.faults.schedule import simulate_hours
+
+
+def outcomes(seeds, hours=0.17):
+    """The outcomes of these seeds, in this process."""
+    return [simulate_hours(seed, hours) for seed in seeds]
+
+
+def test_short_simulations_keep_every_promise():
+    found = outcomes(range(2000, 2040))
+    counts = sum((one.counts for one in found), Counter())
+
+    assert [(one.seed, one.violation) for one in found if one.violation] == []
+    # The simulations must contain each kind of fault.
+    for what in ("finished", "cancelled", "target killed", "draft killed", "attached", "silent"):
+        assert counts[what] > 0, what
+
+
+@pytest.mark.thorough
+def test_the_same_seed_is_the_same_simulation():
+    first, second = outcomes([7, 7])
+
+    assert first.counts == second.counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_thousand_hours_keep_every_promise():
+    outcome = simulate(1000, 0, lambda: None)
+
+    assert outcome.held, "\n".join(outcome.failures)
+
+
+def breaks(monkeypatch, owner, name, replacement):
+    """Violations of a machine one of whose methods was replaced."""
+    monkeypatch.setattr(owner, name, replacement)
+    return [one.violation for one in outcomes(range(12)) if one.violation]
+
+
+def test_an_unchecked_verdict_is_detected(monkeypatch):
+    assert breaks(monkeypatch, Sequence, "is_answered_by", lambda self, verdict: True)
+
+
+def test_a_request_that_is_held_after_its_end_is_detected(monkeypatch):
+    assert breaks(monkeypatch, DraftPool, "sequence_ended", lambda self, sequence: [])
+
+
+def test_a_machine_that_never_repeats_a_message_is_detected(monkeypatch):
+    violations = breaks(monkeypatch, ResponseTimeouts, "_awaiting", lambda self: [])
+
+    assert any("no tick is due" in violation or "still live" in violation for violation in violations)
+
+
+def test_an_endless_wait_is_detected(monkeypatch):
+    assert breaks(
+        monkeypatch, Adaptive, "decide_together", lambda self, views: [WaitUntil(view.now + 1e4) for view in views]
+    )
+
+
+def test_a_message_to_a_dead_draft_is_detected(monkeypatch):
+    assert breaks(monkeypatch, DraftPool, "draft_down", lambda self, incarnation, now: [])

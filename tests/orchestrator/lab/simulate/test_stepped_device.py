@@ -1,0 +1,112 @@
+"""On a GPU whose forwards cost more in steps, the pipeline verifies trees that fill a step. In virtual time."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.core.commands import SendMessage
+from orchestrator.core.options import Options
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
+from orchestrator.lab.simulate.devices import Devices
+from orchestrator.lab.simulate.modelled_pipeline import modelled_workers
+from orchestrator.lab.simulate.modelled_worker import ModelledWorker
+from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED
+from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.machine.profiles.device_profiles import load_profile
+from protocol.messages.base import Role
+from protocol.messages.worker import Verify
+from protocol.worker.pacing import DevicePace
+
+M4 = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
+KINDS = [pytest.param(GREEDY, id="greedy"), pytest.param(SAMPLED, id="sampled")]
+
+
+def stepped(step: float, behind: float) -> Devices:
+    """A pass over the weights serves five rows; another one costs `step` of the first. From 13 rows on a forward
+    costs `behind` times the first."""
+    costs = {width: 1.0 + step * ((width - 1) // 5) if width <= 12 else behind for width in range(1, 33)}
+    pace = DevicePace(steps=tuple((width, 0.0213 * cost) for width, cost in costs.items()), prefill_rate=800.0)
+    return Devices(target=pace, draft=M4.draft, baseline_draft=M4.baseline_draft)
+
+
+def decoded(devices: Devices, acceptance: AcceptanceModel, *, measured: bool = True) -> tuple[float, Counter[int]]:
+    """Tokens a second of 2 requests of 150 tokens, and how often each width was verified. Without `measured`, the
+    workers state no costs."""
+    build = modelled_workers(ModelledLanguage(acceptance, 0), devices)
+
+    def built(role: Role) -> ModelledWorker:
+        worker = build(role)
+        worker.hello = worker.hello if measured else replace(worker.hello, costs=())
+        return worker
+
+    simulation = Simulation(Options(), ModelledLanguage(acceptance, 0), built, kept=None)
+    simulation.start("target")
+    simulation.start("draft")
+    for request in range(2):
+        simulation.submit(request, 150, 0.0 if acceptance is GREEDY else 1.0)
+        simulation.run()
+    assert all(client.tokens == client.reference for client in simulation.clients.values())
+    widths = Counter(len(verify.tokens) for verify in verified(simulation))
+    return 300 / simulation.now, widths
+
+
+def verified(simulation: Simulation) -> Iterator[Verify]:
+    for _, _, commands in simulation.history:
+        for command in commands:
+            if isinstance(command, SendMessage) and isinstance(command.message, Verify):
+                yield command.message
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("acceptance", KINDS)
+@pytest.mark.parametrize(("device", "corner"), [(stepped(0.6, 2.9), 5), (stepped(0.04, 2.9), 10)])
+def test_the_chosen_widths_fill_a_pass_over_the_weights(device: Devices, corner: int, acceptance: AcceptanceModel):
+    _, widths = decoded(device, acceptance)
+
+    speculative = widths.total() - widths[1]
+    assert widths[corner] > 0.5 * speculative
+    assert widths[corner + 1] < 0.02 * speculative
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("acceptance", KINDS)
+def test_measured_steps_decode_as_fast_as_a_learned_line(acceptance: AcceptanceModel):
+    """Less a percent: the rounds in which something else is tried fall on other tokens."""
+    device = stepped(0.6, 2.9)
+    with_steps, _ = decoded(device, acceptance)
+    with_line, _ = decoded(device, acceptance, measured=False)
+
+    assert with_steps >= 0.99 * with_line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acceptance", KINDS)
+@pytest.mark.parametrize("profile", ["m4-16gb-qwen2.5-3b", "m4-pro-gemma3-12b-bf16"])
+def test_on_a_smooth_device_nothing_is_lost(profile: str, acceptance: AcceptanceModel):
+    devices = Devices.of(load_profile(profile))
+
+    assert decoded(devices, acceptance)[0] >= 0.98 * decoded(devices, acceptance, measured=False)[0]
+
+
+def draft_in_steps(first: Callable[[int], float]) -> Devices:
+    steps = tuple((width, 0.0057 * first(width)) for width in range(1, 33))
+    return Devices(target=M4.target, draft=DevicePace(steps=steps, prefill_rate=4000.0), baseline_draft=M4.draft)
+
+
+def test_growth_steps_stay_narrow_where_wide_ones_cost_a_multiple():
+    """A draft of 4-bit weights on a GPU: eight rows take two passes over the weights, sixteen another kernel."""
+    steep = draft_in_steps(lambda width: 1.0 if width <= 5 else 2.0 if width <= 10 else 3.5)
+    simulation = Simulation(
+        Options(), ModelledLanguage(GREEDY, 0), modelled_workers(ModelledLanguage(GREEDY, 0), steep)
+    )
+    simulation.start("target")
+    draft = simulation.start("draft")
+    for request in range(2):
+        simulation.submit(request, 60)
+        simulation.run()
+
+    estimates = simulation.machine.drafts.estimates(next(iter(simulation.clients.values())).request)
+    assert draft.is_up
+    assert estimates.step.get(1.0) < 0.0057 * 1.5

@@ -1,0 +1,220 @@
+"""Laws of recommended pairs: they go together, are measured against this machine, and are picked by one word."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import constants
+
+from orchestrator import SamplingParams
+from orchestrator.cli.app import cli
+from orchestrator.cli.commands import pairs as pairs_command
+from orchestrator.cli.options import draft_engine_option, pair_option
+from orchestrator.lab.calibration.calibrate import to_toml
+from orchestrator.lab.pairs import fits, forecast, memory, tokenizers, weights_in
+from orchestrator.machine.pairs.recommended_pairs import draft_beside, pairs
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
+from tests.conftest import Reference
+from tests.support.paths import ROOT
+
+GIB = 1 << 30
+PAIR = pairs()["qwen2.5-3b"]
+
+
+def test_every_pair_shares_a_vocabulary_and_its_draft_is_smaller():
+    for name, pair in pairs().items():
+        assert pair.target.tokenizer == pair.draft.tokenizer, name
+        # A trained drafter in 16 bits may be as big as its target in 4 bits; a step reads less of it.
+        drafts = (
+            pair.draft.weights(False) if pair.draft.kind is None else pair.draft.read(False) * pair.target.bits / 16
+        )
+        assert drafts * 2 < pair.target.weights(False), name
+        assert pair.target.id.count("/") == pair.draft.id.count("/") == 1, name
+
+
+def test_a_pair_fits_where_its_weights_leave_room():
+    assert fits(PAIR, on_processor=False, available=8 * GIB)
+    assert not fits(PAIR, on_processor=False, available=3 * GIB)
+    assert not fits(PAIR, on_processor=True, available=8 * GIB)
+    assert memory(PAIR, False) == pytest.approx((3.09 + 0.49) * 1e9 * 4.5 / 8 + GIB)
+
+
+def test_core_ml_takes_the_draft_in_fp16_once_for_each_loaded_function():
+    """coremltools issue 2351: the functions of a package share their weights on the disk, not in memory."""
+    assert memory(PAIR, False, core_ml=True) - memory(PAIR, False) == pytest.approx(3 * 0.49e9 * 2)
+    assert fits(PAIR, False, available=5 * GIB)
+    assert not fits(PAIR, False, available=5 * GIB, core_ml=True)
+
+
+def hub(folder: Path, tokenizer_changed: bool = False) -> Path:
+    """A cache of Hugging Face's with the demo models under the names of the pair's."""
+    for model, role in ((PAIR.target, "target"), (PAIR.draft, "draft")):
+        repository = folder / f"models--{model.id.replace('/', '--')}"
+        snapshot = repository / "snapshots" / "0123456789"
+        shutil.copytree(ROOT / f"{role}_worker" / "demo_model", snapshot)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0123456789")
+    if tokenizer_changed:
+        file = snapshot / "tokenizer.json"
+        content = json.loads(file.read_bytes())
+        content["model"]["vocab"] = {text: 4095 - id for text, id in content["model"]["vocab"].items()}
+        file.write_text(json.dumps(content))
+    return folder
+
+
+def test_tokenizers_are_compared_where_both_models_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, folder, expected in (
+        ("none", tmp_path / "none", (True, False)),
+        ("same", hub(tmp_path / "same"), (True, True)),
+        ("other", hub(tmp_path / "other", tokenizer_changed=True), (False, True)),
+    ):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+        assert tokenizers(PAIR) == expected, name
+
+
+def measured(target: float, draft: float) -> DeviceProfile:
+    """A shipped profile as if it had been measured with so many times the pair's own weights."""
+    profile = load_profile("m4-16gb-qwen2.5-3b")
+    weights = round(PAIR.target.weights(False) * target), round(PAIR.draft.weights(False) * draft)
+    return msgspec.structs.replace(
+        profile,
+        target=msgspec.structs.replace(profile.target, weights=weights[0]),
+        draft=msgspec.structs.replace(profile.draft, weights=weights[1]),
+    )
+
+
+def test_a_forecast_grows_with_the_weights():
+    same, half = forecast(PAIR, measured(1, 1), False), forecast(PAIR, measured(2, 2), False)
+
+    assert same is not None
+    assert half is not None
+    assert same.plain == pytest.approx(1000 / 21.3, rel=0.01)
+    assert half.plain == pytest.approx(2 * same.plain, rel=0.01)
+    assert same.adaptive > 1.2 * same.plain
+    assert forecast(PAIR, load_profile("m4-16gb-qwen2.5-3b"), False) is None
+
+
+def test_a_mixture_of_experts_reads_its_active_parameters_and_needs_memory_for_all():
+    sparse = msgspec.structs.replace(PAIR, target=msgspec.structs.replace(PAIR.target, parameters=30.9, active=3.09))
+
+    assert forecast(sparse, measured(1, 1), False) == forecast(PAIR, measured(1, 1), False)
+    assert memory(sparse, False) - memory(PAIR, False) == pytest.approx(9 * PAIR.target.weights(False))
+
+
+def test_nothing_is_forecast_from_a_pair_of_quite_another_size():
+    assert forecast(PAIR, measured(1 / 300, 1), False) is None
+    assert forecast(PAIR, measured(1, 30), False) is None
+
+    slow = measured(1 / 15, 1)
+    steps = tuple(msgspec.structs.replace(step, milliseconds=10 * step.milliseconds) for step in slow.target.steps)
+    assert forecast(PAIR, slow, False) is not None
+    assert (
+        forecast(PAIR, msgspec.structs.replace(slow, target=msgspec.structs.replace(slow.target, steps=steps)), False)
+        is None
+    )
+
+
+def test_a_calibration_keeps_what_weights_it_was_measured_with():
+    profile = measured(1, 1)
+
+    assert parse_profile(to_toml(profile), "written") == profile
+
+
+def test_weights_are_counted_as_they_are_read(tmp_path: Path):
+    demo = ROOT / "target_worker" / "demo_model"
+    size = (demo / "model.safetensors").stat().st_size
+    assert weights_in(demo, on_processor=False) == size
+    assert weights_in(demo, on_processor=True) == 2 * size
+
+    (tmp_path / "model.safetensors").write_bytes(bytes(900))
+    (tmp_path / "config.json").write_text('{"quantization": {"bits": 4, "group_size": 64}}')
+    assert weights_in(tmp_path, on_processor=True) == 6400
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, folder: Path, calibration: Path) -> dict:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "none"))
+    monkeypatch.setattr(pairs_command, "calibration_file", lambda: calibration)
+    monkeypatch.setattr(pairs_command, "memory_bytes", lambda: 6 * GIB)
+    monkeypatch.setattr(pairs_command, "computes_on_processor", lambda: False)
+    monkeypatch.setattr(pairs_command, "pairs", lambda: {name: pairs()[name] for name in ("qwen2.5-3b", "qwen2.5-14b")})
+    return json.loads(CliRunner().invoke(cli, ["pairs", "--json"], catch_exceptions=False).output)
+
+
+def test_the_list_says_what_fits_and_how_fast_it_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "this-machine.toml"
+    assert "run `launch-pipeline calibrate`" in listed(monkeypatch, tmp_path, file)["advice"]
+
+    file.write_text(to_toml(load_profile("m4-16gb-qwen2.5-3b")))
+    assert "calibrate` again" in listed(monkeypatch, tmp_path, file)["advice"]
+
+    file.write_text(to_toml(measured(1, 1)))
+    small, big = listed(monkeypatch, tmp_path, file)["pairs"]
+    assert (small["name"], small["fits"], small["tokenizers_match"]) == ("qwen2.5-3b", True, True)
+    assert small["tokens_per_second"] > small["plain_tokens_per_second"] == pytest.approx(47, abs=1)
+    assert (big["fits"], big["tokens_per_second"]) == (False, None)
+
+
+@click.command()
+@pair_option
+@click.option("--target")
+@click.option("--draft")
+@draft_engine_option(optional=True)
+def models(target: str | None, draft: str | None, draft_engine: str) -> None:
+    click.echo(f"{target} {draft}")
+
+
+def test_pair_names_both_models_and_gives_way_to_either():
+    def run(*arguments: str, **defaults: str) -> str:
+        found = CliRunner().invoke(models, arguments, default_map=defaults, catch_exceptions=False)
+        return found.output.strip()
+
+    target, draft = PAIR.target.id, PAIR.draft.id
+    assert run() == "None None"
+    assert run("--pair", "qwen2.5-3b") == f"{target} {draft}"
+    assert run("--pair", "qwen2.5-3b", "--target", "mine") == f"mine {draft}"
+    assert run("--pair", "qwen2.5-3b", target="from the file") == f"{target} {draft}"
+    assert run("--draft", "mine", pair="qwen2.5-3b") == f"{target} mine"
+
+
+@pytest.mark.parametrize(("engine", "draft"), [("coreml", PAIR.draft.id), ("ngram", None), ("none", None)])
+def test_an_engine_without_a_model_leaves_the_pair_s_draft_alone(engine: str, draft: str | None):
+    found = CliRunner().invoke(models, ["--pair", "qwen2.5-3b", "--draft-engine", engine], catch_exceptions=False)
+
+    assert found.output.strip() == f"{PAIR.target.id} {draft}"
+
+
+@pytest.mark.thorough
+def test_a_pair_that_was_downloaded_is_run(tmp_path: Path, reference: Reference):
+    environment = {**os.environ, "HF_HUB_CACHE": str(hub(tmp_path)), "HF_HUB_OFFLINE": "1"}
+    arguments = ("generate", "import os", "--pair", "qwen2.5-3b", "--max-tokens", "8")
+    out = subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli.app", *arguments],
+        env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+    assert out.stdout == reference("import os", SamplingParams(max_tokens=8)).text + "\n", out.stderr
+
+
+def test_the_pairs_with_a_trained_drafter_say_its_kind_licence_and_source():
+    trained = {name: pair for name, pair in pairs().items() if pair.draft.kind is not None}
+
+    assert {"qwen3-4b-dspark", "qwen3-8b-dspark", "qwen3-14b-dspark", "qwen3-32b-eagle3"} <= trained.keys()
+    for name, pair in trained.items():
+        assert pair.draft.licence, name
+        assert "https://" in pair.draft.source, name
+        assert name.endswith(str(pair.draft.kind)), name
+        assert tokenizers(pair) == (True, False), name
+        assert memory(pair, False, core_ml=True) == memory(pair, False), name
+
+
+def test_a_language_model_is_still_what_a_target_is_told_to_take():
+    beside = {pair.target.id: draft_beside(pair.target.id) for pair in pairs().values()}
+
+    assert beside["mlx-community/Qwen3-8B-4bit"] == "mlx-community/Qwen3-0.6B-4bit"

@@ -1,0 +1,102 @@
+"""Laws of a child process: lines go both ways, silence and ends are told apart, and nothing of it is left."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine.child_process import ChildProcess
+
+ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
+
+
+def child(script: str, *, asked: bool = False) -> ChildProcess:
+    return ChildProcess([sys.executable, "-c", script], asked=asked)
+
+
+def test_what_is_sent_comes_back_line_by_line():
+    with child(ECHO, asked=True) as process:
+        for number in range(3):
+            process.send({"number": number})
+        found = [process.line(20.0) for _ in range(3)]
+
+    assert found == [b'{"number":%d}' % number for number in range(3)]
+
+
+def test_silence_is_not_the_end():
+    with child(ECHO, asked=True) as process:
+        assert process.read(0.05) == []
+        with pytest.raises(TimeoutError):
+            process.line(0.05)
+        process.send(1)
+        assert process.line(20.0) == b"1"
+
+
+def test_the_end_is_told_and_half_a_line_is_none():
+    script = "import sys; sys.stdout.write('whole\\nhal'); sys.stderr.write('first\\nno memory\\n'); sys.exit(3)"
+    with child(script) as process:
+        assert process.line() == b"whole"
+        assert process.line() is None
+        assert process.wait(20.0) == 3
+        assert not process.running
+        assert process.last_words == "no memory"
+
+
+def test_only_whole_lines_of_long_words_are_kept():
+    with child("import sys; sys.stderr.write('the folder of zquux/secret\\nthe last line\\n')") as process:
+        process.wait(20.0)
+        assert process.words(30) == "the last line\n"
+
+
+def test_one_that_has_ended_can_not_be_asked():
+    with child("pass", asked=True) as process:
+        process.wait(20.0)
+        with pytest.raises(BrokenPipeError):
+            process.send(1)
+
+
+def test_a_stubborn_one_is_killed_with_what_it_started(tmp_path: Path):
+    script = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], stdout=subprocess.DEVNULL)\n"
+        "print(inner.pid, flush=True); time.sleep(60)"
+    )
+    with child(script) as process:
+        line = process.line(20.0)
+        process.end(0.1)
+        assert process.wait() == -signal.SIGKILL
+
+    assert line is not None
+    deadline = time.monotonic() + 20.0
+    while _alive(int(line)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _alive(int(line))
+
+
+def test_it_is_asked_to_end_once():
+    script = (
+        "import signal, sys, time; told = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: told.append(1)); print('ready', flush=True)\n"
+        "time.sleep(0.3); time.sleep(0.3); print(len(told), flush=True)"
+    )
+    with child(script) as process:
+        assert process.line(20.0) == b"ready"
+        process.terminate()
+        process.terminate()
+        assert process.line(20.0) == b"1"
+
+
+def test_nothing_to_start_is_an_error(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        ChildProcess([str(tmp_path / "absent")])
+
+
+def _alive(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return not Path(f"/proc/{pid}/stat").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    return False

@@ -1,0 +1,58 @@
+"""What `doctor` says of MLX's kernels on a Mac: a build for an older macOS works, and is slower on newer chips."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target, newest_target
+from orchestrator.runtime.doctor.doctor import metal_kernels
+
+
+def test_a_build_for_an_older_macos_is_told_with_the_next_step():
+    finding = metal_kernels("26.1", 15, "0.32.4")
+
+    assert finding.status == "warn"
+    assert "built for macOS 15, and this is macOS 26.1" in finding.text
+    assert "SYSTEM_VERSION_COMPAT=0" in (finding.next_step or "")
+    assert "mlx==0.32.4 mlx-metal==0.32.4" in (finding.next_step or "")
+
+
+@pytest.mark.parametrize(("system", "built_for"), [("26.1", 26), ("15.6.1", 15), ("14.7", 14), ("27.0", 26)])
+def test_the_newest_build_that_fits_is_fine(system: str, built_for: int):
+    assert metal_kernels(system, built_for, "0.32.4").status == "ok"
+
+
+@pytest.mark.parametrize(("system", "built_for"), [("", 15), ("26.1", None)])
+def test_what_is_not_known_is_no_warning(system: str, built_for: int | None):
+    assert metal_kernels(system, built_for, None).status == "ok"
+
+
+def test_the_wheel_names_the_macos_that_it_was_built_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    info = tmp_path / "mlx_metal-0.32.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-metal\nVersion: 0.32.4\n")
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-macosx_15_0_arm64\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert metal_wheel_target() == 15
+    assert importlib.metadata.version("mlx-metal") == "0.32.4"
+
+
+def test_a_tag_without_a_macos_names_none():
+    assert newest_target(["py3-none-any"]) is None
+    assert newest_target(["py3-none-macosx_14_0_arm64", "py3-none-macosx_26_0_arm64"]) == 26
+
+
+def test_macos_is_asked_for_its_true_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A program that answers as macOS does: with SYSTEM_VERSION_COMPAT=1 it names an older version."""
+    fake = tmp_path / "sw_vers"
+    fake.write_text(
+        '#!/bin/sh\n[ "$1" = -productVersion ] || exit 64\n'
+        'if [ "$SYSTEM_VERSION_COMPAT" = 1 ]; then echo 10.16; else echo 26.1; fi\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("SYSTEM_VERSION_COMPAT", "1")
+
+    assert macos_version(str(fake)) == "26.1"
+    assert macos_version(str(tmp_path / "absent")) == ""

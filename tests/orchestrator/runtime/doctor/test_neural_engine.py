@@ -1,0 +1,390 @@
+"""Laws of examining the Neural Engine: whatever its device does is a finding, and the pipeline heeds the verdict."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import Mock, create_autospec
+
+import msgspec
+import numpy as np
+import pytest
+
+from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.examine import carry_out, placements
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.interface import DeviceState
+from draft_worker.coreml.toolchain import toolchain
+from orchestrator.machine.drafts import draft_choice as choosing
+from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
+from orchestrator.machine.finding import Finding
+from orchestrator.machine.models.checkpoints import demo_model
+from orchestrator.machine.neural_engine.examination import Limits, StageOutcome, examine
+from orchestrator.machine.neural_engine.judgement import judge
+from orchestrator.runtime.doctor.neural_engine import examined
+from protocol.contracts.coreml.examination import (
+    Agreed,
+    ExaminationOrder,
+    Loaded,
+    Loading,
+    Placed,
+    Predicted,
+    Stage,
+    Timed,
+    Units,
+    Written,
+)
+from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
+from protocol.errors import InputError
+from tests.support.models.coreml_programs import converted_demo
+
+FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
+PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def failures(findings: list[Finding]) -> list[str]:
+    return [f"{finding.name}: {finding.text}" for finding in findings if finding.status == "fail"]
+
+
+def chosen(verdict: EngineVerdict | None) -> str | None:
+    return None if verdict is None else verdict.choice
+
+
+# Processes -----------------------------------------------------------------------------------------
+
+
+def examination(behaviour: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    monkeypatch.setenv("FAKE_DEVICE", behaviour)
+    limits = Limits(silence=1.0) if behaviour == "hanging" else Limits()
+    return examined(str(converted_demo()), "coreml", examiner=FAKE, limits=limits)
+
+
+def test_an_honest_device_is_used(monkeypatch: pytest.MonkeyPatch):
+    findings = examination("honest", monkeypatch)
+
+    assert failures(findings) == []
+    assert [finding.name for finding in findings][-1] == "verdict"
+    verdict = recorded(place_of(converted_demo()))
+    assert chosen(verdict) == "coreml"
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("crashing", "ended by signal 11"),
+        ("raising", "the compiler has had enough"),
+        ("babbling", "it said what is no report: b'Loading the model ...'"),
+    ],
+)
+def test_a_process_that_fails_is_a_finding_and_decides(behaviour: str, words: str, monkeypatch: pytest.MonkeyPatch):
+    findings = examination(behaviour, monkeypatch)
+
+    assert words in failures(findings)[0]
+    verdict = recorded(place_of(converted_demo()))
+    assert verdict is not None
+    assert verdict.choice == "mlx"
+    assert words in verdict.reason
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [("hanging", "said nothing for 1 s"), ("killed", "ended by signal 9"), ("full", "No space left on device")],
+)
+def test_a_failure_that_may_not_come_again_is_told_and_not_recorded(
+    behaviour: str, words: str, monkeypatch: pytest.MonkeyPatch
+):
+    findings = examination(behaviour, monkeypatch)
+
+    assert words in failures(findings)[0]
+    assert findings[-1].text.startswith("none is recorded")
+    assert recorded(place_of(converted_demo())) is None
+
+
+def test_silence_during_a_load_is_no_hang_and_the_load_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_DEVICE", "compiling")
+    stages: list[str] = []
+    limits = Limits(silence=0.5, progress=0.3)
+    findings = examined(str(converted_demo()), "coreml", examiner=FAKE, limits=limits, on_stage=stages.append)
+
+    assert failures(findings) == []
+    assert "compiling width 8 for the Neural Engine, 0 min so far" in stages
+
+
+def test_a_load_that_never_ends_is_given_up_and_not_recorded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_DEVICE", "compiling")
+    findings = examined(str(converted_demo()), "coreml", examiner=FAKE, limits=Limits(loading=0.3))
+
+    assert "was ended after 0 min of compiling width 8 for the Neural Engine" in failures(findings)[0]
+    assert recorded(place_of(converted_demo())) is None
+
+
+def test_a_plan_that_can_not_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch):
+    findings = examination("unplanned", monkeypatch)
+
+    assert failures(findings) == []
+    assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
+
+
+@pytest.mark.thorough
+def test_a_rehearsal_goes_through_all_stages_and_leaves_no_verdict():
+    stages: list[str] = []
+    findings = examined(str(converted_demo()), "executor", predicts=6, on_stage=stages.append)
+
+    assert len(stages) == 4
+    assert failures(findings) == []
+    assert "rehearsal" in findings[-1].text
+    assert recorded(place_of(converted_demo())) is None
+
+
+@pytest.mark.thorough
+def test_without_the_executors_logits_nothing_else_is_tried(tmp_path: Path):
+    outcomes = examine(tmp_path, "executor", predicts=3)
+
+    assert [outcome.ending for outcome in outcomes] == ["broken"]
+    assert "convert" in outcomes[0].text
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a Neural Engine")
+def test_where_there_is_none_the_command_says_so_and_ends_well():
+    command = [sys.executable, "-m", "orchestrator.cli.app", "doctor", "--neural-engine", "--json"]
+    (finding,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    assert finding["status"] == "ok"
+    assert "there is none" in finding["text"]
+
+
+@pytest.mark.skipif(sys.platform != "darwin", reason="Core ML's predict exists on macOS alone")
+def test_the_examination_of_this_mac_comes_to_a_verdict():
+    findings = examined(str(converted_demo()), None, predicts=30)
+
+    assert recorded(place_of(converted_demo())) is not None
+    assert "verdict" in [finding.name for finding in findings]
+
+
+# Devices -------------------------------------------------------------------------------------------
+
+
+class Device(ExecutorRuntime):
+    """The executor in Core ML's place, which may be made to misbehave; alone, the processor takes its time."""
+
+    behaviour = "honest"
+
+    def __init__(self, converted: Converted, units: Units) -> None:
+        super().__init__(converted)
+        self._alone = units == "CPU_ONLY"
+        self._calls = 0
+
+    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+        self._calls += 1
+        outputs = super().predict(function, inputs, state)
+        if self._alone != (self.behaviour == "slow"):
+            time.sleep(0.05)
+        factor = {"lying": -1.0, "nan": float("nan"), "drifting": 1 + self._calls / 100}.get(self.behaviour, 1.0)
+        with np.errstate(invalid="ignore"):
+            return outputs if self._alone else {name: value * factor for name, value in outputs.items()}
+
+
+def outcomes(behaviour: str, tmp_path: Path) -> list[StageOutcome]:
+    """Of all stages but the plan, in this process."""
+    Device.behaviour = behaviour
+    stages: list[tuple[Stage, Units]] = [("golden", "CPU_AND_NE"), ("predict", "CPU_AND_NE"), ("predict", "CPU_ONLY")]
+    found = []
+    for stage, units in stages:
+        order = ExaminationOrder(
+            folder=str(converted_demo()), stage=stage, golden=str(tmp_path / "golden.npz"), units=units, predicts=6
+        )
+        found.append(StageOutcome(stage, units, tuple(carry_out(order, Device)), "done"))
+    return found
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("lying", "logits deviate by"),
+        ("nan", "some are no numbers"),
+        ("drifting", "different logits for the same input"),
+        ("slow", "not used, or no faster"),
+    ],
+)
+def test_a_device_that_misbehaves_is_found_out(behaviour: str, words: str, tmp_path: Path):
+    findings, verdict = judge(outcomes(behaviour, tmp_path), PLACE)
+
+    assert any(words in failure for failure in failures(findings))
+    assert chosen(verdict) == "mlx"
+
+
+@pytest.mark.thorough
+def test_a_device_that_does_its_work_is_not_accused(tmp_path: Path):
+    findings, verdict = judge(outcomes("honest", tmp_path), PLACE)
+
+    assert failures(findings) == []
+    assert chosen(verdict) == "coreml"
+
+
+# Judging -------------------------------------------------------------------------------------------
+
+
+def predicted(units: Units, milliseconds: float, *, deviation: float | None = 0.01, same: float = 1.0) -> StageOutcome:
+    reports = (Agreed(8, deviation, same), Predicted(300, True), Timed(8, milliseconds), Timed(1, 1.0))
+    return StageOutcome("predict", units, reports, "done")
+
+
+GOLDEN = StageOutcome("golden", "CPU_AND_NE", (Written(),), "done")
+
+
+@pytest.mark.parametrize(
+    ("engine", "processor", "choice"), [(7.0, 30.0, "coreml"), (29.0, 30.0, "mlx"), (40.0, 30.0, "mlx")]
+)
+def test_only_a_device_that_is_faster_than_the_processor_is_used(engine: float, processor: float, choice: str):
+    _, verdict = judge([GOLDEN, predicted("CPU_AND_NE", engine), predicted("CPU_ONLY", processor)], PLACE)
+
+    assert chosen(verdict) == choice
+
+
+@pytest.mark.parametrize(
+    ("deviation", "same", "choice"),
+    [(0.05, 0.95, "coreml"), (0.2, 1.0, "mlx"), (0.05, 0.8, "mlx"), (None, 1.0, "mlx")],
+)
+def test_logits_have_to_be_the_executors(deviation: float | None, same: float, choice: str):
+    outcomes = [GOLDEN, predicted("CPU_AND_NE", 7, deviation=deviation, same=same), predicted("CPU_ONLY", 30)]
+
+    assert chosen(judge(outcomes, PLACE)[1]) == choice
+
+
+def test_operations_that_leave_the_engine_are_a_warning():
+    plan = StageOutcome("plan", "CPU_AND_NE", (Placed("width_8", 100, 60, 0.5, {"gather": 40}),), "done")
+    findings, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7), predicted("CPU_ONLY", 30), plan], PLACE)
+
+    assert chosen(verdict) == "coreml"
+    assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
+    assert "40 gather" in next(finding.text for finding in findings if finding.name == "compute plan")
+
+
+@pytest.mark.parametrize("placed", [Placed("width_8", 0, 0, 0.0, {}), Placed("width_8", 90, 0, 0.0, {"conv": 90})])
+def test_a_plan_never_decides(placed: Placed):
+    """Core ML may tell of the default function only, and a plan is an estimate: the times decide."""
+    plan = StageOutcome("plan", "CPU_AND_NE", (placed,), "done")
+    findings, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7), predicted("CPU_ONLY", 30), plan], PLACE)
+
+    assert chosen(verdict) == "coreml"
+    assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
+
+
+def test_a_failure_that_lasts_decides_beside_one_that_may_not():
+    hung = StageOutcome("predict", "CPU_ONLY", (), "hung", "said nothing for 300 s", lasting=False)
+    _, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7, same=0.1), hung], PLACE)
+
+    assert chosen(verdict) == "mlx"
+
+
+@pytest.mark.thorough
+def test_each_function_is_reported_before_and_after_its_load(tmp_path: Path):
+    reports = [report for outcome in outcomes("honest", tmp_path) for report in outcome.reports]
+    loads = [report.width for report in reports if isinstance(report, Loading | Loaded)]
+
+    assert loads == 2 * [None, 1, 1, 8, 8, 32, 32]
+
+
+# The verdict ---------------------------------------------------------------------------------------
+
+
+def test_a_verdict_is_found_again_at_its_own_place_alone():
+    verdict = EngineVerdict(place=PLACE, choice="mlx", reason="it hangs")
+    record(verdict)
+
+    assert recorded(PLACE) == verdict
+    for changes in ({"system": "macOS 25A2"}, {"chip": "Apple M8"}, {"package": "0" * 64}):
+        assert recorded(msgspec.structs.replace(PLACE, **changes)) is None
+
+
+def test_a_verdict_that_can_not_be_read_is_none():
+    file = record(EngineVerdict(place=PLACE, choice="coreml", reason="fine"))
+    file.write_bytes(b"{")
+
+    assert recorded(PLACE) is None
+
+
+@pytest.mark.thorough
+def test_packages_that_differ_have_other_fingerprints(tmp_path: Path):
+    assert package_fingerprint(converted_demo()) == package_fingerprint(converted_demo())
+    assert package_fingerprint(converted_demo()) != package_fingerprint(converted_demo("int8"))
+    with pytest.raises(InputError, match=r"holds no model\.mlpackage"):
+        package_fingerprint(tmp_path)
+
+
+def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so():
+    verdict = EngineVerdict(place=PLACE, choice="mlx", reason="latency: no faster")
+    choice = weigh("coreml", converted_demo(), str(demo_model("draft")), verdict)
+
+    assert (choice.engine, choice.folder) == ("mlx", demo_model("draft"))
+    assert choice.note.startswith("The draft runs in MLX, not on the Neural Engine (latency: no faster)")
+    assert "\n" not in choice.note
+
+
+def test_a_converted_folder_falls_back_to_the_model_that_it_was_made_from():
+    verdict = EngineVerdict(place=PLACE, choice="mlx", reason="it crashed")
+
+    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict).folder == demo_model("draft")
+
+
+@pytest.mark.parametrize("choice", ["coreml", None])
+def test_without_a_failure_core_ml_is_used(choice: str | None):
+    verdict = None if choice is None else EngineVerdict(place=PLACE, choice="coreml", reason="fine")
+
+    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict) == DraftChoice("coreml", converted_demo())
+
+
+def test_a_mac_reads_the_verdict_and_others_have_nothing_to_read(monkeypatch: pytest.MonkeyPatch):
+    folder = str(converted_demo())
+    monkeypatch.setattr(choosing, "place_of", lambda _: PLACE)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    record(EngineVerdict(place=PLACE, choice="mlx", reason="it hangs"))
+    assert draft_choice("coreml", folder).engine == "mlx"
+    monkeypatch.setattr(sys, "platform", "linux")
+
+    assert draft_choice("coreml", folder).engine == "coreml"
+
+
+# Core ML's compute plan ----------------------------------------------------------------------------
+
+
+def test_the_compute_plan_is_asked_as_the_library_wants(monkeypatch: pytest.MonkeyPatch):
+    """Fakes with the real names, signatures and fields of the installed library."""
+    kinds, devices = (import_module(f"coremltools.models.{name}") for name in ("compute_plan", "compute_device"))
+    engine, processor = (
+        create_autospec(kind, instance=True)
+        for kind in (devices.MLNeuralEngineComputeDevice, devices.MLCPUComputeDevice)
+    )
+    names = ("const", "conv", "gather")
+    operations = [kinds.MLModelStructureProgramOperation({}, name, [], [], None) for name in names]
+    block = kinds.MLModelStructureProgramBlock([], operations, [])
+    function = kinds.MLModelStructureProgramFunction([], block)
+    plan: Mock = create_autospec(kinds.MLComputePlan, instance=True)
+    plan.model_structure.program.functions = {"width_8": function}
+    usages = [None, *(kinds.MLComputePlanDeviceUsage(device, []) for device in (engine, processor))]
+    plan.get_compute_device_usage_for_mlprogram_operation.side_effect = usages
+    costs = [kinds.MLComputePlanCost(weight) for weight in (0.75, 0.25)]
+    plan.get_estimated_cost_for_mlprogram_operation.side_effect = costs
+    load: Mock = create_autospec(kinds.MLComputePlan.load_from_path, return_value=plan)
+    monkeypatch.setattr(kinds.MLComputePlan, "load_from_path", load)
+    monkeypatch.setattr("draft_worker.coreml.examine.compiled", lambda folder: folder / "compiled.mlmodelc")
+
+    assert list(placements(Path("model"))) == [Loading(None), Placed("width_8", 2, 1, 0.75, {"gather": 1})]
+    assert load.call_args.kwargs == {
+        "path": "model/compiled.mlmodelc",
+        "compute_units": toolchain().coremltools.ComputeUnit.CPU_AND_NE,
+    }

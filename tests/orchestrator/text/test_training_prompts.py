@@ -1,0 +1,99 @@
+"""Prompts for a training, from files to tokens."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from orchestrator.text.training_prompts import write_prompts
+from protocol.errors import InputError
+from tests.support.models.tokenizer_files import write_tokenizer
+
+_TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(settings | {"chat_template": _TEMPLATE}))
+    return tmp_path
+
+
+def _written(target: Path, *files: Path) -> list[list[list[int]]]:
+    out = target / "work" / "prompts.jsonl"
+    write_prompts(files, target, out)
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def _file(target: Path, name: str, text: str) -> Path:
+    (target / name).write_text(text)
+    return target / name
+
+
+def test_turns_have_the_target_s_template_around_the_answers_to_come(target: Path):
+    file = _file(target, "chats.jsonl", '{"turns": ["ab", "cd"], "category": "any"}\n\n{"turns": ["ef"]}\n')
+
+    first, second = _written(target, file)
+
+    codec, template = TextCodec(target), ChatTemplate(target)
+    assert first[0] == template.tokens([{"role": "user", "content": "ab"}])
+    assert first[1] == codec.encode("[end][user]cd[end][assistant]", special=False)
+    assert len(second) == 1
+
+
+def test_plain_text_becomes_prompts_of_128_tokens(target: Path):
+    file = _file(target, "notes.txt", "abc " * 200)
+
+    found = _written(target, file)
+
+    tokens = TextCodec(target).encode("abc " * 200)
+    assert [turn for turns in found for turn in turns] == [
+        tokens[begin : begin + 128] for begin in range(0, len(tokens) - 64, 128)
+    ]
+
+
+@pytest.mark.parametrize("name", ["chats", "chats.txt", "chats.JSONL", "chats.ndjson", "chats.json"])
+def test_lines_of_conversations_are_read_whatever_the_file_s_name(target: Path, name: str):
+    text = '\n{"turns": ["ab"]}\n{"prompt": "cd"}\n'
+
+    found = _written(target, _file(target, name, text))
+
+    assert found == _written(target, _file(target, "chats.jsonl", text))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("name", ["chats.ndjson", "chats.json", "chats.Jsonl"])
+def test_json_without_conversations_is_no_plain_text(target: Path, name: str):
+    with pytest.raises(InputError, match=r"line 1: .*one object a line"):
+        _written(target, _file(target, name, '[\n{"turns": ["ab"]}\n]' * 100))
+
+
+def test_a_program_that_begins_with_a_brace_is_plain_text(target: Path):
+    assert _written(target, _file(target, "rules.txt", '{"id": 3}\n' + "abc " * 200))
+
+
+def test_prompts_that_are_too_long_are_counted(target: Path):
+    file = _file(target, "chats.jsonl", json.dumps({"prompt": "abc " * 300}) + '\n{"prompt": "ab"}\n')
+
+    assert write_prompts([file], target, target / "prompts.jsonl") == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("no json", "line 1"), ('{"turns": []}', "line 1"), ('{"turns": ["a"]}\n{"id": 3}', "line 2 has neither")],
+)
+def test_a_wrong_line_is_named(target: Path, text: str, words: str):
+    with pytest.raises(InputError, match=words):
+        _written(target, _file(target, "chats.jsonl", text))
+
+
+def test_a_missing_file_is_named(target: Path):
+    with pytest.raises(InputError, match=r"none\.jsonl can't be read"):
+        _written(target, target / "none.jsonl")
