@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.conversion.graph_parts import GraphParts
+from draft_worker.coreml.conversion.graph import GraphParts
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.conversion.trained import convert_drafter, feature_scale
 from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
