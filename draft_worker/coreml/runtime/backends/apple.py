@@ -104,8 +104,3 @@ def lend(arrays: Iterable[Array]) -> None:
     for array in arrays:
         if id(array) not in _LENT:
             _LENT[id(array)] = [array] * _SPARE
-
-
-def lent() -> list[Array]:
-    """Every array that was lent."""
-    return [references[0] for references in _LENT.values()]
