@@ -7,8 +7,8 @@ from functools import partial
 
 from draft_worker.engine import Engine
 from draft_worker.feature_sources import attached_ring
-from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import PacedEngine
 from protocol.contracts.engines import draft_engine
 from protocol.inference.light_import import import_models
 from protocol.worker.interface import Worker

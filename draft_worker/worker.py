@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from draft_worker.conditioned_sequence import ConditionedSequence
 from draft_worker.engine import Batch, Engine, EngineSequence, introduction
 from draft_worker.feature_feed import Attach, FeatureFeed
 from draft_worker.feature_sources import attached_ring
-from draft_worker.sequence import DraftSequence
+from draft_worker.sequence import ConditionedSequence, DraftSequence
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import SequenceId

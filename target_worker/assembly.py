@@ -12,7 +12,7 @@ from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
-from protocol.inference.device.wired_memory import TARGET, wire
+from protocol.inference.device import TARGET, wire
 from protocol.inference.disk_cache.snapshot import Shape
 from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.forward_costs import costs_at_load

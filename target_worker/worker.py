@@ -1,6 +1,7 @@
 """The target worker: messages in, messages out. Pure, given its engine and clock."""
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,9 +10,10 @@ from msgspec.structs import replace
 
 from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.kv.prefix_sharing import PrefixSharing
+from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
 from protocol.messages.features import Features, Tap
-from protocol.messages.kv import KvRelease
+from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import (
     CacheOff,
     Fault,
@@ -29,13 +31,13 @@ from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import ForwardPart, Pacer
 from target_worker.disk_work import DiskWork
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
-from target_worker.faults import out_of_step, refused, too_little
 from target_worker.feature_rings import FeatureRings
 from target_worker.kv.target_kv import TargetKv
-from target_worker.kv_saving import KvSaving
 from target_worker.prompts import Prompts
 from target_worker.verification.acceptance import Acceptance
 from target_worker.verification.proposed_tree import ProposedTree, flaw
+
+log = logging.getLogger(__name__)
 
 
 class _Forward(NamedTuple):
@@ -334,3 +336,66 @@ class TargetWorker:
         if self._rings is not None:
             self._rings.end(id)
         return sequence
+
+
+def too_little(tokens: int, others: int) -> str:
+    """That memory does not suffice, as a sentence. `tokens`: of the sequence that ends; `others`: live beside it."""
+    beside = f" beside {others} other{'s' if others > 1 else ''}" if others else ""
+    return (
+        f"The target's memory does not suffice for this request, with {tokens:,} tokens so far{beside}: shorten it, or "
+        "start the pipeline with a smaller --context, fewer --concurrent requests or --kv-bits 8."
+    )
+
+
+def refused(verify: Verify, text: str) -> Fault:
+    """The answer to a tree that can't be evaluated."""
+    return Fault("refused", text, verify.sequence, len(verify.tokens) - 1)
+
+
+def out_of_step(sequence: TargetSequence, verify: Verify) -> str | None:
+    """How the sequence differs from the one in the message, as a sentence; None if it does not."""
+    if sequence.prefilling:
+        return "The target is still prefilling this sequence."
+    held = (sequence.round, sequence.position, sequence.root, sequence.tokens[-1])
+    sent = (verify.round, verify.position, verify.root, verify.tokens[0])
+    if held != sent:
+        return f"The target is at round {held[0]}, position {held[1]}; the message is for {sent[0]}, {sent[1]}."
+    return None
+
+
+class KvSaving:
+    """The sequences whose KV is to be saved to shared memory, a slice at a time, in turns. Offers what it has saved."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting: dict[SequenceId, TargetSequence] = {}
+
+    @property
+    def next(self) -> SequenceId | None:
+        """The sequence of the next slice; None if all is saved."""
+        return next(iter(self._waiting), None)
+
+    def add(self, sequence: TargetSequence) -> None:
+        """Save the sequence's committed tokens, if it has unsaved ones."""
+        if sequence.unsaved:
+            self._waiting.setdefault(sequence.start.sequence, sequence)
+
+    def discard(self, id: SequenceId) -> None:
+        self._waiting.pop(id, None)
+
+    def save(self) -> Iterator[KvOffer]:
+        """Save the next slice."""
+        id, sequence = next(iter(self._waiting.items()))
+        del self._waiting[id]
+        if sequence.checkpoint is None or not sequence.unsaved:
+            return
+        began = self._clock()
+        try:
+            saved = sequence.checkpoint.save(sequence.cache)
+        except SegmentError as error:
+            log.warning("sequence %d is not saved: %s", id, error)
+            sequence.checkpoint.close()
+            return
+        self.add(sequence)
+        if saved is not None:
+            yield KvOffer(id, saved.name, saved.tokens, sequence.checkpoint.size, self._clock() - began)

@@ -1,6 +1,6 @@
 """Writes the Homebrew formula to standard output: what requirements.lock pins, with the index's files and hashes.
 
-    python docs/install/formula.py > docs/install/launch-pipeline.rb                 # after a change of the lock
+    python docs/install/formula.py                                                       # without a release
     python docs/install/formula.py --wheel dist/launch_pipeline-0.1.0-py3-none-any.whl   # with a release's own hash
 
 The formula is for a tap. It installs wheels: mlx-metal and coremltools are published as nothing else, and others would

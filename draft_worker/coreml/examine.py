@@ -40,7 +40,7 @@ from protocol.contracts.coreml.examination import (
     Written,
 )
 from protocol.errors import InputError, PipelineError
-from protocol.inference.device.processor import compute_on_processor
+from protocol.inference.device import compute_on_processor
 
 OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
 _PROMPT = 24

@@ -95,10 +95,7 @@ class ProgramFile:
             raise self.damage(f"{root.name} can't be parsed") from error
         if not model.mlProgram.functions:
             raise self.damage("it holds no ML program")
-        self.description: Any = model.description
-        """The specification's own description, a ModelDescription message."""
         self.metadata: dict[str, str] = dict(model.description.metadata.userDefined)
-        self.default: str = model.description.defaultFunctionName
         self.weights_size = 0
         self._kinds: dict[int, str] = {number: name for name, number in messages().data_type.items()}
         self._weights = self._open_weights(root.parent / "weights" / "weight.bin")

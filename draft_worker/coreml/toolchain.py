@@ -33,8 +33,6 @@ class MilMessages:
         self.model: Any = toolchain.coremltools.proto.Model_pb2.Model
         self.decode_error: type[Exception] = importlib.import_module("google.protobuf.message").DecodeError
         self.data_type: Any = toolchain.coremltools.proto.MIL_pb2.DataType
-        array = toolchain.coremltools.proto.FeatureTypes_pb2.ArrayFeatureType
-        self.array_type: dict[int, str] = {number: name for name, number in array.ArrayDataType.items()}
 
 
 def _import() -> Any:

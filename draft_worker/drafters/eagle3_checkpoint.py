@@ -18,8 +18,6 @@ from draft_worker.drafters.files import DrafterFolder, Quantization, parameters,
 from draft_worker.head_tokens import HeadTokens, are_head_tokens
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
-_DEEPSPEC = "target_layer_ids"
-"""DeepSpec's key of outputs, which no other family has."""
 _NESTED = "transformer_layer_config"
 """speculators' part with the sizes of the layer."""
 _IDS = "eagle_aux_hidden_state_layer_ids"

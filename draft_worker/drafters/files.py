@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
 from protocol.errors import InputError
-from protocol.inference.device.processor import spare_compiler
+from protocol.inference.device import spare_compiler
 
 _Config = TypeVar("_Config")
 _CONFIG = "config.json"

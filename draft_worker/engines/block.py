@@ -20,7 +20,7 @@ from draft_worker.drafters.token_ends import drafter_ends
 from draft_worker.engine import Batch, EngineSequence
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.device.wired_memory import BESIDE_TARGET, wire
+from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates

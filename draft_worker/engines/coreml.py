@@ -5,23 +5,25 @@ A `Runtime` runs the package: Core ML on a Mac, the executor anywhere.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from draft_worker.candidates.selector import CandidateSelector
+from draft_worker.conditioned.engine import ConditionedEngine
+from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import open_runtime
+from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
 from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
+from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.joint_call import SequenceRows, SharedCall
-from draft_worker.coreml.runtime.joint_memory import JointMemory
+from draft_worker.coreml.runtime.joint_memory import JointMemory, SequenceRows, SharedCall
 from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
+from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch, Engine, EngineSequence
-from draft_worker.engines.drafter_package import drafter_engine
-from draft_worker.package_evaluation import Evaluation, chain
-from protocol.contracts.coreml.examination import RuntimeName
+from draft_worker.engines.block import BlockEngine
 from protocol.contracts.engines import EngineDeclaration
-from protocol.inference.device.processor import compute_on_processor
+from protocol.inference.device import compute_on_processor
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference
@@ -31,6 +33,73 @@ from protocol.sampling.grammar import Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
+
+
+class EvaluatedSequence(Protocol):
+    """What an evaluation needs of its sequence."""
+
+    @property
+    def next_row(self) -> int: ...
+
+    def position(self, row: int) -> int: ...
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None: ...
+
+
+class Evaluation:
+    """The rows of one batch, and the candidates found so far. A call evaluates some of the rows, or all."""
+
+    def __init__(
+        self, sequence: EvaluatedSequence, selector: CandidateSelector, sampling: Sampling, batch: Batch
+    ) -> None:
+        first = sequence.next_row
+        self._path = range(first, first + len(batch.committed))
+        tip = self._path[-1] if self._path else PREFIX
+        self.tokens = [*batch.committed, *batch.tokens]
+        self.parents = [*chain(self._path), *(tip if parent == PREFIX else parent for parent in batch.parents)]
+        self._nodes = range(self._path.stop, first + len(self.parents))
+        self._found = {node: Candidates([], []) for node in self._nodes}
+        self._sequence = sequence
+        self._selector = selector
+        self._sampling = sampling
+        self._batch = batch
+
+    def begin(self, numbers: Sequence[int]) -> None:
+        """A call of these rows comes: start to draw the noise that their candidates need."""
+        self._selector.begin(self._sampling, self._positions(self._wanted(numbers)))
+
+    def end(self, numbers: Sequence[int], logits: Single) -> None:
+        """Find candidates in the logits of these rows, which may be overwritten. There may be no node among them."""
+        wanted, batch, first = self._wanted(numbers), self._batch, self._nodes.start
+        if not wanted:
+            return
+        part = batch._replace(
+            fans=[batch.fans[number - first] for number in wanted] if batch.fans else (),
+            paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
+        )
+        behind = logits[len(numbers) - len(wanted) :]
+        found = self._selector.select(behind, self._positions(wanted), self._sampling, part)
+        self._found.update(zip(wanted, found, strict=True))
+
+    def candidates(self) -> list[Candidates]:
+        """Those of all nodes. Commits the batch's committed tokens."""
+        if self._path:
+            self._sequence.keep(self._path, self._nodes)
+        return list(self._found.values())
+
+    def _wanted(self, numbers: Sequence[int]) -> list[int]:
+        """The nodes among these rows, which are the last ones."""
+        return [number for number in numbers if number in self._found]
+
+    def _positions(self, rows: Sequence[int]) -> list[int]:
+        """Of the tokens behind these rows, in the conversation."""
+        return [self._sequence.position(row) + 1 + self._batch.skipped for row in rows]
+
+
+def chain(numbers: range) -> list[int]:
+    """Parents of consecutive rows; the first row follows the committed prefix."""
+    return [PREFIX, *numbers[:-1]] if numbers else []
+
 
 ENGINE = EngineDeclaration(
     help="a converted model on the Neural Engine, or by an executor where there is none", model="package"
@@ -72,7 +141,7 @@ class CoreMlEngine(Engine):
         self._grammars = Grammars(converted.folder, self.vocabulary)
 
     @classmethod
-    def of(cls, setup: WorkerSetup, runtime: RuntimeName | None = None) -> Engine:
+    def of(cls, setup: WorkerSetup) -> Engine:
         """The engine of the folder that `setup` names, which may hold a trained drafter.
 
         Raises InputError if it is incomplete, damaged, or mixed from several models.
@@ -80,7 +149,7 @@ class CoreMlEngine(Engine):
         # The GPU is the target's; the host computes little beside a call.
         compute_on_processor()
         converted = Converted.open(Path(setup.model))
-        opened = open_runtime(converted, runtime)
+        opened = open_runtime(converted)
         if converted.package.conditioning is not None:
             return drafter_engine(cls.name, converted, opened)
         return cls(converted, opened, setup.epoch, setup.owner)
@@ -249,3 +318,13 @@ class HostCachedSequence(CoreMlSequence):
 
     def close(self) -> None:
         self._pool.release(self._cache)
+
+
+def drafter_engine(name: str, converted: Converted, runtime: Runtime) -> Engine:
+    """`name`: of the engine. The package is that of a trained drafter."""
+    conditioning, folder = converted.package.conditioning, converted.folder
+    assert conditioning is not None
+    if conditioning.block is not None:
+        return BlockEngine(folder, PackageBlockRunner(converted, runtime), folder, name)
+    runner = PackageRunner(converted, runtime)
+    return ConditionedEngine(name, folder, runner, converted.vocabulary_fingerprint(), folder)

@@ -1,18 +1,19 @@
 """EAGLE-3 drafters of both published families, with EAGLE-3.1's and Phoenix's variants. Knows no messages."""
 
+import json
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from draft_worker.conditioned.engine import ConditionedEngine
 from draft_worker.conditioned.runner import LoadedDrafter, MlxRunner
-from draft_worker.conditioned.target_config import TargetSizes, target_sizes
 from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.drafters.token_ends import drafter_ends
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
-from protocol.inference.device.wired_memory import BESIDE_TARGET, wire
+from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.messages.features import FeatureForm
 from protocol.worker.process import WorkerSetup
 
@@ -62,3 +63,22 @@ def _borrow(network: Eagle3, folder: Path, target: Path | None) -> None:
     form = network.form
     ends = drafter_ends(folder, None, target, form.hidden_size, form.vocabulary, head=not form.own_head)
     network.borrow(ends.embed, ends.head)
+
+
+class TargetSizes(NamedTuple):
+    """0: not stated."""
+
+    layers: int
+    width: int
+
+
+def target_sizes(folder: Path) -> TargetSizes:
+    """Raises InputError if the file can't be read."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        text = config.get("text_config") or config
+        return TargetSizes(*(int(text.get(name) or 0) for name in ("num_hidden_layers", "hidden_size")))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"The config.json of the target in {folder} can't be read ({error}): download the target again."
+        ) from error

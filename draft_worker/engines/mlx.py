@@ -13,7 +13,7 @@ from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from draft_worker.short_head import ShortHead, shorten_head
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.device.wired_memory import BESIDE_TARGET, wire
+from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel

@@ -9,7 +9,7 @@ from draft_worker.drafters.mtp import read_mtp
 from draft_worker.drafters.token_ends import drafter_ends
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
-from protocol.inference.device.wired_memory import BESIDE_TARGET, wire
+from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.inference.language_model import stated_context
 from protocol.messages.features import FINAL, FeatureForm
 from protocol.worker.process import WorkerSetup

@@ -46,7 +46,7 @@ def _load_engine(setup: WorkerSetup) -> "MlxPrefillEngine | CoreMlPrefillEngine"
     """Imports only the engine that is used."""
     if setup.engine == "mlx":
         from draft_worker.prefill.mlx import MlxPrefillEngine
-        from protocol.inference.device.wired_memory import BESIDE_TARGET, wire
+        from protocol.inference.device import BESIDE_TARGET, wire
 
         engine = MlxPrefillEngine.load(Path(setup.model), setup.kv_bits)
         wire(setup.gpu_share, BESIDE_TARGET)

@@ -19,7 +19,7 @@ from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.engines.coreml import CoreMlSequence
 from protocol.errors import InputError
-from protocol.inference.device.processor import compute_on_processor
+from protocol.inference.device import compute_on_processor
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.messages.sampling import Sampling

@@ -10,17 +10,23 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.training.corpus.chosen_tokens import head_tokens, kept_head_tokens, mask_token
 from draft_worker.training.corpus.rows import Shards
 from draft_worker.training.corpus.states import tap_of
 from draft_worker.training.held_out import Examiner
 from draft_worker.training.kind import Setting
 from draft_worker.training.kinds import KINDS, Kind
 from draft_worker.training.loop import Loop, Shell, Stopped, settings
-from draft_worker.training.plain_target import require_plain
-from draft_worker.training.preparation import HELD_OUT, claim, record_states, write_answers
+from draft_worker.training.preparation import (
+    HELD_OUT,
+    claim,
+    head_tokens,
+    kept_head_tokens,
+    mask_token,
+    record_states,
+    write_answers,
+)
 from draft_worker.training.saved_state import Progressed, require_same
-from draft_worker.training.target import Target, trained
+from draft_worker.training.target import Target, require_plain, trained
 from protocol.contracts.coreml.conversion import Failed
 from protocol.contracts.training import (
     HeldOut,

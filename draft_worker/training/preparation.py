@@ -1,17 +1,23 @@
-"""What a training needs before it begins: answers and states of one target. Stages that exist are kept."""
+"""What a training needs before it begins: answers and states of one target. Stages that exist are kept.
 
+The same prompts are held out whatever their order, and also when further prompts are added. Tokens that a training
+chooses by how often the target wrote them are chosen once, and kept while more answers appear.
+"""
+
+import hashlib
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from zipfile import BadZipFile
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 
+from draft_worker.head_tokens import are_head_tokens
 from draft_worker.training.corpus.answers import Prompt, Text, packed, texts
-from draft_worker.training.corpus.held_out_prompts import FEWEST, divided
 from draft_worker.training.corpus.rows import (
     Answers,
     answers_path,
@@ -182,3 +188,95 @@ def _shuffled(prompts: list[Prompt], seed: int) -> Iterator[Prompt]:
     rng = random.Random(seed)  # noqa: S311
     while True:
         yield from rng.sample(prompts, len(prompts))
+
+
+_HEAD, _MASK = Path("training") / "head_tokens.npy", Path("training") / "mask_token.json"
+
+
+def kept_head_tokens(folder: Path, size: int, vocabulary: int) -> np.ndarray | None:
+    """Those of a training that has begun; None: it has not. Raises InputError for tokens that are not its own."""
+    path = folder / _HEAD
+    if not path.is_file():
+        return None
+    try:
+        found = np.load(path)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise _damaged(path, str(error)) from error
+    integers = isinstance(found, np.ndarray) and np.issubdtype(found.dtype, np.integer)
+    if not integers or not are_head_tokens(found, vocabulary):
+        raise _damaged(path, f"no ascending tokens below {vocabulary}")
+    wanted = min(size, vocabulary)
+    if len(found) != wanted:
+        raise InputError(
+            f"{path} holds {len(found)} tokens instead of {wanted}: pass the same --head as before, or another folder "
+            "as --out."
+        )
+    return found.astype(np.int64)
+
+
+def head_tokens(folder: Path, size: int, counts: np.ndarray) -> np.ndarray:
+    """(size,) ascending: those written most, `counts` (vocabulary,) times."""
+    kept = kept_head_tokens(folder, size, len(counts))
+    if kept is not None:
+        return kept
+    most = np.sort(np.argsort(-counts, kind="stable")[:size])
+    with whole_file(folder / _HEAD) as path:
+        np.save(path, most)
+    return most
+
+
+def mask_token(folder: Path, counts: np.ndarray) -> int:
+    """The last one of those written least: what a masked place of a block reads."""
+    path = folder / _MASK
+    if path.is_file():
+        return _read_mask(path, len(counts))
+    chosen = int(np.flatnonzero(counts == counts.min())[-1])
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(msgspec.json.encode(chosen))
+    return chosen
+
+
+def _read_mask(path: Path, vocabulary: int) -> int:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=int)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise _damaged(path, str(error)) from error
+    if not 0 <= found < vocabulary:
+        raise _damaged(path, f"no token of {vocabulary}")
+    return found
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(f"{path} is damaged ({what}): pass another folder as --out, where the training begins again.")
+
+
+_SHARE = 40
+"""One of so many prompts is never trained on."""
+FEWEST = 2
+"""That answers are written for."""
+
+
+def divided(prompts: Sequence[Prompt], fewest: int, file: Path) -> tuple[list[Prompt], list[Prompt]]:
+    """Those to train on, and those held out: one of forty by a hash of its tokens, and at least `fewest`.
+
+    `file` keeps which ones were needed for that, so that none of them is trained on later.
+    """
+    hashes = [hashlib.sha256(msgspec.json.encode(prompt)).hexdigest() for prompt in prompts]
+    kept = _once_chosen(file)
+    chosen = {each for each in hashes if int(each[:8], 16) % _SHARE == 0 or each in kept}
+    lacking = sorted({*hashes} - chosen)[: max(0, fewest - len(chosen))]
+    if lacking:
+        with whole_file(file) as unfinished:
+            unfinished.write_bytes(msgspec.json.encode([*kept, *lacking]))
+    chosen.update(lacking)
+    pairs = list(zip(prompts, hashes, strict=True))
+    return [prompt for prompt, each in pairs if each not in chosen], [
+        prompt for prompt, each in pairs if each in chosen
+    ]
+
+
+def _once_chosen(file: Path) -> list[str]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[str]) if file.is_file() else []
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InputError(f"{file} is damaged ({error}): pass another folder as --work.") from error

@@ -1,4 +1,7 @@
-"""A target's weights as training needs them: dequantised layers, its embedding and rows of its head."""
+"""A target's weights as training needs them: dequantised layers, its embedding and rows of its head.
+
+`require_plain` refuses a target that computes anything else around its layers.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +9,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
+from protocol.inference.observed_modules import observing
 
 
 class Target:
@@ -139,3 +144,45 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
         return load_model(folder, lazy=True)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise InputError(f"{folder} can't be loaded as a target ({error}): pass a model in mlx-lm's format.") from error
+
+
+_TOKENS = 8
+_TOLERANCE = 0.1
+"""Largest deviation, relative to the largest number: 8 bits and fp16 deviate by 0.01, a scale by far more."""
+
+
+def require_plain(target: Target) -> None:
+    """Raises InputError naming what differs: such a training would copy or imitate something else than the target."""
+    first, norm = target.stack.layers[0], target.stack.norm
+    calls: dict[int, tuple[mx.array, mx.array]] = {}
+
+    def see(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> Any:
+        calls[id(module)] = arguments[0], result
+        return result
+
+    tokens = mx.arange(_TOKENS) * (target.vocabulary // _TOKENS)
+    with observing([first, norm], see):
+        logits = target.model(tokens[None], cache=make_prompt_cache(target.model))
+    if not {id(first), id(norm)} <= {*calls}:
+        raise _refused(target, "does not call its first layer or its final norm")
+    entering, (before, behind) = calls[id(first)][0], calls[id(norm)]
+    # With a mean that is far from 0, by which a LayerNorm shows.
+    shifted = before + mx.abs(before).max()
+    if not _close(entering[0], target.embed(tokens)):
+        raise _refused(target, "changes its embedding in front of the first layer (a scale, or positions)")
+    if not _close(norm(shifted), mx.fast.rms_norm(shifted.astype(mx.float32), target.norm, target.norm_epsilon)):
+        raise _refused(target, "has a final norm that is no RMSNorm with its stored weight")
+    if not _close(logits, behind.astype(mx.float32) @ target.head().T):
+        raise _refused(target, "changes its logits behind the head (a scale, a cap or a bias)")
+
+
+def _close(found: mx.array, expected: mx.array) -> bool:
+    found = found.astype(mx.float32)
+    if found.size != expected.size:
+        return False
+    deviation = mx.abs(found.reshape(expected.shape) - expected).max()
+    return float(deviation) <= _TOLERANCE * float(mx.abs(expected).max())
+
+
+def _refused(target: Target, what: str) -> InputError:
+    return InputError(f"{target.folder} {what}, which training can't imitate: choose a target of the Llama family.")

@@ -11,7 +11,6 @@ import msgspec
 
 from orchestrator.api.caller import caller_level
 from orchestrator.api.memory_check import fitted
-from orchestrator.api.old_names import renamed
 from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.validation import out_of_range
 from orchestrator.core.admission import foreign_tokenizer
@@ -102,7 +101,7 @@ def checked_setup(
 def checked_options(options: Mapping[str, Any]) -> Options:
     """Options from keywords. Raises InputError, which names the keyword, for a wrong one."""
     try:
-        checked = msgspec.convert(renamed(options), Options)
+        checked = msgspec.convert(dict(options), Options)
     except msgspec.ValidationError as error:
         raise out_of_range(error) from error
     if checked.strategy not in STRATEGIES:

@@ -10,7 +10,6 @@ import msgspec
 from click.core import ParameterSource
 
 from orchestrator.api.sampling.ineffective import ineffective
-from orchestrator.cli.old_names import with_old_names
 from orchestrator.cli.precedence import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
@@ -143,7 +142,6 @@ def pipeline_options(command: Command) -> Command:
                 "the text.",
             ),
             speculation_options(),
-            with_old_names,
             target_hosts_option,
             click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log here."),
             pace_option,

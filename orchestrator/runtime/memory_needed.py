@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes, package_bytes
+from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes
 from orchestrator.machine.hardware import computes_on_processor
 from orchestrator.machine.memory.budget import (
     DRAFT,
@@ -26,7 +26,6 @@ from orchestrator.runtime.models_held import (
     core_ml_packages,
     machines,
     model_folders,
-    stateful_package,
     trained_drafter,
 )
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -111,10 +110,6 @@ def _drafter(folder: Path, target: Path, processor: bool) -> ModelNeed:
 def _packages(setup: OrchestratorSetup) -> Iterator[PackageNeed]:
     for role, folder in core_ml_packages(setup).items():
         yield PackageNeed(_NAMES[role], loaded_bytes(folder), cache_bytes(folder))
-    stateful = stateful_package(setup)
-    if stateful is not None:
-        # One function is loaded; how large its states are only Core ML knows.
-        yield PackageNeed(DRAFT, package_bytes(stateful), 0)
 
 
 def _context(setup: OrchestratorSetup) -> int:

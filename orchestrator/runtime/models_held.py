@@ -34,11 +34,6 @@ def trained_drafter(setup: OrchestratorSetup) -> Path | None:
     return Path(setup.draft) if drafts(setup) and draft_model(setup.draft_engine) == "drafter" else None
 
 
-def stateful_package(setup: OrchestratorSetup) -> Path | None:
-    """The Core ML package of another's making that drafts."""
-    return Path(setup.draft) if drafts(setup) and draft_model(setup.draft_engine) == "stateful" else None
-
-
 def core_ml_packages(setup: OrchestratorSetup) -> dict[Role, Path]:
     """The converted models that are loaded at the start."""
     package = setup.draft if drafts(setup) and draft_model(setup.draft_engine) == "package" else ""

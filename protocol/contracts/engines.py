@@ -32,9 +32,9 @@ AUTO: DraftEngineName = "auto"
 """The engine of a trained drafter; for a language model MLX, and on Apple silicon the faster of MLX and Core ML, which
 the pipeline finds out while it runs."""
 
-DraftModel: TypeAlias = Literal["checkpoint", "package", "stateful", "drafter", "none"]
-"""The model of an engine: a checkpoint's folder, a Core ML package converted from it, one of another's making that
-keeps its KV as states, a trained drafter beside its target's folder, or none."""
+DraftModel: TypeAlias = Literal["checkpoint", "package", "drafter", "none"]
+"""The model of an engine: a checkpoint's folder, a Core ML package converted from it, a trained drafter beside its
+target's folder, or none."""
 
 
 class EngineDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from mlx_lm.utils import dequantize_model, load_model
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
-from protocol.inference.device.processor import spare_compiler
+from protocol.inference.device import spare_compiler
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import FoldingCache, TreePositions
 from protocol.inference.quantized_kv import Encodings, proved_encodings

@@ -1,5 +1,6 @@
-"""The main loop of every worker process: link, death pipe, faults. Knows no model."""
+"""The main loop of every worker process: link, death pipe, faults, cores. Knows no model."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -7,7 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -24,7 +26,6 @@ from protocol.messages.worker import Cores, Fault, Ping, Pong, Shutdown, ToWorke
 from protocol.security.keys import own_keys
 from protocol.transport.codec import Stamp
 from protocol.transport.link import Link
-from protocol.worker.cores import take_cores
 from protocol.worker.interface import Worker
 from protocol.worker.pacing import DevicePace
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
@@ -176,3 +177,26 @@ def die_with_parent(life: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="death-pipe").start()
+
+
+_THREADS = Path("/proc/self/task")
+_SET_THREADS = ("openblas_set_num_threads", "scipy_openblas_set_num_threads64_")
+"""Of a distribution's OpenBLAS, and of NumPy's."""
+
+
+def take_cores(cores: Sequence[int]) -> None:
+    """Keep all threads on `cores`, and let OpenBLAS use one thread a core; nothing where the system can't, or for none.
+
+    Affinity belongs to a thread, and a new thread has that of the one that starts it.
+    """
+    set_affinity = getattr(os, "sched_setaffinity", None)
+    if not cores or set_affinity is None:
+        return
+    set_affinity(0, cores)
+    for thread in _THREADS.iterdir() if _THREADS.is_dir() else ():
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            set_affinity(int(thread.name), cores)
+    preloaded = ctypes.CDLL(None)
+    for name in _SET_THREADS:
+        if hasattr(preloaded, name):
+            getattr(preloaded, name)(len(cores))

@@ -28,7 +28,7 @@ def main() -> int:
     set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     # MLX is slow to import. From here on this process notices the end of its parent meanwhile.
     import_models()
-    from protocol.inference.device.wired_memory import TARGET, wire
+    from protocol.inference.device import TARGET, wire
     from target_worker.tensor_parallel.rank_shortage import shortage
     from target_worker.tensor_parallel.ranks import serve_rank
 

@@ -3,8 +3,12 @@
 MLX's own rendezvous blocks the whole interpreter until the last rank has connected, so the process would notice
 neither a signal nor the end of its parent. Here rank 0 listens at its address from the hosts file, the others connect
 to it, and MLX gets the port only when all ranks are present. On each connection both sides prove that they have the
-key (`rank_proofs`) before anything else counts. What follows is not encrypted, and MLX's own connections are not
+key, without sending it, before anything else counts. What follows is not encrypted, and MLX's own connections are not
 authenticated: docs/machines/security.md.
+
+A rank sends its greeting with a nonce; rank 0 answers with a nonce of its own and an HMAC over both; the rank sends
+another HMAC over both. Each begins with its sender's role, so that neither can be sent back as the other, and fresh
+nonces make what was recorded earlier worthless (the form of ISO/IEC 9798-4, three passes).
 """
 
 import hmac

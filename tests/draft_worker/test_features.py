@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_worker.feature_feed import HOLD_SECONDS
-from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import PacedEngine
 from protocol.features.blocks import shipments
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import NodeId, SequenceId

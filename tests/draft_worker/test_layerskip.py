@@ -14,8 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from draft_worker.engine import Batch
-from draft_worker.engines.layerskip import LayerSkipEngine, load
-from draft_worker.first_layers import FirstLayers
+from draft_worker.engines.layerskip import FirstLayers, LayerSkipEngine, load
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint

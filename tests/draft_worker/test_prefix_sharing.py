@@ -9,8 +9,8 @@ from draft_worker.engine import Batch, Engine
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from draft_worker.engines.random import RandomEngine
-from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import PacedEngine
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling

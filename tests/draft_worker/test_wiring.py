@@ -4,8 +4,8 @@ import pytest
 
 import draft_worker.prefill.__main__ as prefill
 from draft_worker.engines import mlx
-from protocol.inference.device import wired_memory
-from protocol.inference.device.wired_memory import BESIDE_TARGET, Reserve
+from protocol.inference import device
+from protocol.inference.device import BESIDE_TARGET, Reserve
 from protocol.worker.process import WorkerSetup
 from tests.support.paths import DEMO_DRAFT
 
@@ -15,7 +15,7 @@ SETUP = WorkerSetup(address="", epoch=1, incarnation=1, engine="mlx", model=str(
 @pytest.fixture
 def wired(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Reserve]]:
     calls: list[tuple[float, Reserve]] = []
-    for module in (wired_memory, mlx):
+    for module in (device, mlx):
         monkeypatch.setattr(module, "wire", lambda share, reserve: calls.append((share, reserve)))
     return calls
 

@@ -16,9 +16,8 @@ from draft_worker.drafters.redrafter_checkpoint import write_redrafter
 from draft_worker.engine import Batch, Engine
 from draft_worker.engines.block import BlockEngine
 from draft_worker.engines.redrafter import ReDrafterEngine
-from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
-from draft_worker.wrapped_engine import WrappedEngine, WrappedSequence
+from draft_worker.wrapped_engine import PacedEngine, WrappedEngine, WrappedSequence
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.modelled_worker import ModelledWorker
 from orchestrator.lab.simulate.simulation import Simulation

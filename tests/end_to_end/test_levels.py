@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.modelled_worker import ModelledWorker

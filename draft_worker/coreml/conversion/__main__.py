@@ -11,7 +11,7 @@ import msgspec
 
 from draft_worker.coreml.conversion.build import OnReport, convert
 from draft_worker.coreml.conversion.lint import lint
-from draft_worker.coreml.conversion.trained_drafters.drafters import convert_drafter
+from draft_worker.coreml.conversion.trained import convert_drafter
 from draft_worker.coreml.package import HOST, MODEL, Package
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime.backends.operations import EXPANSIONS

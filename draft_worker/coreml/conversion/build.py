@@ -13,8 +13,7 @@ import mlx.core as mx
 
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.convertible import Convertible
-from draft_worker.coreml.conversion.feature_graph import feature_reader
-from draft_worker.coreml.conversion.graph import decoder
+from draft_worker.coreml.conversion.graph import decoder, feature_reader
 from draft_worker.coreml.conversion.weights import Constants, head_chunks
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package, rotation_tables
 from draft_worker.coreml.toolchain import toolchain

@@ -1,7 +1,7 @@
 """The inputs that the host computes from a call's tokens and positions, in buffers filled in place.
 
 All sequences share them: a call is over before the next one begins, and Core ML may read its inputs after a call has
-returned (`lent_arrays`). They are fp32, because coremltools converts fp16 inputs to fp32.
+returned (`apple.lend`). They are fp32, because coremltools converts fp16 inputs to fp32.
 """
 
 from collections.abc import Mapping, Sequence

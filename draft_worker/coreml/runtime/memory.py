@@ -5,13 +5,13 @@ Knows the package's cache and its slots; knows no logits and no tree.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
 from draft_worker.coreml.arrays import Array, Single, Slots
 from draft_worker.coreml.package import Package
-from draft_worker.coreml.runtime.convolution import ConvolutionHistory
 from draft_worker.coreml.runtime.interface import DeviceState, Runtime
 from draft_worker.coreml.runtime.tree_slots import FixedSlots, PackageRow, TreeSlots
 
@@ -41,7 +41,7 @@ class CallMemory(Protocol):
     def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
         """All inputs of a call that evaluates these rows: the `buffers` of its function, completed, and the cache.
 
-        No array is made for a call, because the runtime may read its inputs later (`lent_arrays`).
+        No array is made for a call, because the runtime may read its inputs later (`apple.lend`).
         """
         ...
 
@@ -83,7 +83,7 @@ class HostMemory:
 
     def __init__(self, package: Package, cache: Single, kv: Single | None = None) -> None:
         """`cache`: in `Package.host_shape`. `kv`: the view of its keys and values that calls get, if there is one
-        already; a call's inputs are never freed (`lent_arrays`)."""
+        already; a call's inputs are never freed (`apple.lend`)."""
         self.slots: TreeSlots = TreeSlots(package.context)
         self.state: DeviceState | None = None
         self.kv = cache[: package.cache_shape[0]] if kv is None else kv
@@ -156,3 +156,38 @@ class DeviceMemory:
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
         assert not pairs
+
+
+class ConvolutionHistory:
+    """The inputs that short convolutions need of a token's ancestors, kept by slot like keys and values.
+
+    They are rows of one sequence's cache, which has `Package.host_shape`.
+    """
+
+    def __init__(self, package: Package, cache: Single) -> None:
+        shape = package.shape
+        begin = package.cache_shape[0]
+        rows = cache[begin : begin + shape.sharing * shape.convolutions]
+        self._rows = rows.reshape(shape.convolutions, -1, *rows.shape[2:])
+        self._ancestors = shape.taps - 1
+
+    def fill(self, slots: TreeSlots, numbers: Sequence[int], buffers: Mapping[str, Array]) -> None:
+        """Fill the inputs `past` and `ancestors` of a call that evaluates these rows, in this order.
+
+        An ancestor's input comes from its slot, or from the call itself, if the ancestor is one of its rows.
+        """
+        past, chosen = buffers["past"], buffers["ancestors"]
+        past[:], chosen[:] = 0, 0
+        column = {number: index for index, number in enumerate(numbers)}
+        kept: list[tuple[int, int, int]] = []
+        for index, number in enumerate(numbers):
+            for distance, (row, slot) in enumerate(islice(slots.before(number), self._ancestors)):
+                if row in column:
+                    chosen[0, distance, column[row], index] = 1
+                else:
+                    kept.append((distance, index, slot))
+        if kept:
+            distances, columns, places = (list(each) for each in zip(*kept, strict=True))
+            # (ancestors, convolutions, hidden): numpy puts the axis of two separated index lists first.
+            inputs = np.moveaxis(self._rows[:, :, places], 2, 0).reshape(len(kept), past.shape[0], -1)
+            past[:, distances, :, columns] = inputs

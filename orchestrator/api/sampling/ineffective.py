@@ -75,7 +75,7 @@ _PIPELINE = (
     *_DRAFT,
     *("strategy", "prefill_engine", "prefill", "concurrent", "turn", "arena_memory", "prefix_cache_memory", "kv_bits"),
     *("disk_cache", "context", "memory_check"),
-    *("kv_memory", "kept_memory", "target_hosts", "record", "pace", "prefill_step_size"),
+    *("target_hosts", "record", "pace", "prefill_step_size"),
 )
 _COMPARISON = (
     "verification",
@@ -166,15 +166,9 @@ RULES: tuple[Rule, ...] = (
     Rule(("disk_cache",), _is("target_engine", "none"), "the KV of a target of another machine stays there"),
     Rule(("turn",), _is("concurrent", 1), "no other request can take the place"),
     Rule(
-        ("prefix_cache_memory", "kept_memory"),
-        _is("arena_memory", 0),
-        "without memory for arenas no KV of ended requests is kept",
+        ("prefix_cache_memory",), _is("arena_memory", 0), "without memory for arenas no KV of ended requests is kept"
     ),
-    Rule(
-        ("prefix_cache_memory", "kept_memory"),
-        _is("command", "generate"),
-        "no later request can use what it keeps",
-    ),
+    Rule(("prefix_cache_memory",), _is("command", "generate"), "no later request can use what it keeps"),
     Rule(("prefix_cache_memory",), _lends("prefill"), "a prefill worker hands over all KV"),
     Rule(
         ("top_p", "top_k", "min_p", "seed"),

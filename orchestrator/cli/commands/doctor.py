@@ -35,10 +35,8 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     launch-pipeline doctor --target MODEL
     launch-pipeline doctor --draft MODEL --target MODEL
     """
-    from orchestrator.machine.drafts.stateful_draft import is_package
     from orchestrator.runtime.doctor.doctor import examine, to_json
     from orchestrator.runtime.doctor.draft_model import draft_finding
-    from orchestrator.runtime.doctor.draft_package import package_finding
     from orchestrator.runtime.doctor.target_model import target_finding
 
     print_notes(without_effect({}))
@@ -49,8 +47,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
             if named[0] is not None:
                 findings.append(target_finding(named[0], bar))
             if named[1] is not None:
-                packaged = is_package(named[1])
-                findings.append(package_finding(named[1]) if packaged else draft_finding(named[1], named[0], bar))
+                findings.append(draft_finding(named[1], named[0], bar))
     else:
         findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()
     if as_json:

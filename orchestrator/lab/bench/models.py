@@ -9,7 +9,6 @@ from orchestrator.lab.bench.names import LOOKUP
 from orchestrator.lab.bench.weights_read import weights_read
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
 from orchestrator.machine.drafts.pair_choice import pair_for
-from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
 from orchestrator.machine.progress import OnProgress, silent
@@ -90,8 +89,6 @@ def bench_models(
     pair = pair_for(target, "mlx", draft, on_progress)
     if same_model:
         return BenchModels(pair.target, pair.target, pair.note)
-    if pair.draft.engine == STATEFUL:
-        raise not_measurable(draft)
     if pair.draft.folder is None:
         raise InputError(pair.draft.note)
     return BenchModels(pair.target, pair.draft.folder, " ".join(filter(None, (pair.note, pair.draft.note))))

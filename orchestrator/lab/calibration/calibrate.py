@@ -25,7 +25,6 @@ from orchestrator.lab.pairs import weights_in
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.pair_choice import pair_for
-from orchestrator.machine.drafts.stateful_draft import STATEFUL, not_measurable
 from orchestrator.machine.profiles.device_profiles import (
     ContextCost,
     DeviceProfile,
@@ -70,8 +69,6 @@ def calibrate(
     current measurement. Raises InputError for models that can't be loaded, PipelineError if a worker fails.
     """
     pair = pair_for(target, "mlx", draft, silent)
-    if pair.draft.engine == STATEFUL:
-        raise not_measurable(draft)
     if pair.draft.engine != "mlx":
         raise InputError("Calibration measures a draft model, and this target has none: pass --draft, or --pair demo.")
     folders = str(pair.target), str(pair.draft.folder)

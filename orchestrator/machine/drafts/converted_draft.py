@@ -62,14 +62,8 @@ def loaded_bytes(folder: Path) -> int:
 
     Every loaded function has its own copy of the weights (coremltools issue 2351).
     """
-    return (
-        package_bytes(folder / FOLDER_MODEL) * len(_facts(folder).widths) + (folder / "host.safetensors").stat().st_size
-    )
-
-
-def package_bytes(package: Path) -> int:
-    """The weights of one function of a Core ML package."""
-    return sum(file.stat().st_size for file in package.rglob("weight.bin"))
+    weights = sum(file.stat().st_size for file in (folder / FOLDER_MODEL).rglob("weight.bin"))
+    return weights * len(_facts(folder).widths) + (folder / "host.safetensors").stat().st_size
 
 
 def cache_bytes(folder: Path) -> int:

@@ -14,7 +14,6 @@ from orchestrator.machine.drafts.converted_draft import (
     source_of,
 )
 from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
-from orchestrator.machine.drafts.stateful_draft import STATEFUL, is_package, stateful_draft
 from orchestrator.machine.drafts.trained_drafter import is_exit, trained_draft
 from orchestrator.machine.hardware import neural_engine
 from orchestrator.machine.models.checkpoints import resolve
@@ -74,9 +73,9 @@ def draft_choice(
 ) -> DraftChoice:
     """The engine and the folder of the draft `name`; converts the model if the engine needs a package.
 
-    Without a name it is the default draft, or no model if the engine needs none. A package of another's making has an
-    engine of its own, and so has each kind of trained drafter, which needs the `target`'s name. AUTO is `first_engine`:
-    Core ML for a converted model, MLX for a checkpoint.
+    Without a name it is the default draft, or no model if the engine needs none. Each kind of trained drafter has an
+    engine of its own and needs the `target`'s name. AUTO is `first_engine`: Core ML for a converted model, MLX for a
+    checkpoint.
     Raises InputError for an unknown engine, for a draft that is not available, and for a drafter that does not fit.
     """
     trained = None if draft_model(engine) == "none" else trained_draft(engine, name, target, on_progress)
@@ -84,8 +83,6 @@ def draft_choice(
         return DraftChoice(trained.engine, trained.folder, target=trained.target)
     engine = first_engine(engine, name)
     model, note = draft_model(engine), ""
-    if name is not None and model != "none" and is_package(name):
-        return DraftChoice(STATEFUL, stateful_draft(name))
     if name is None:
         if model == "none":
             return DraftChoice(engine, None)
@@ -93,7 +90,7 @@ def draft_choice(
         name = str(folder)
     if model == "package":
         folder = converted_draft(name, on_progress)
-        # On other systems the executor runs the package, so there is no device to examine. Core AI is not examined yet.
+        # On other systems the executor runs the package, so there is no device to examine.
         # A trained drafter's folder was asked for: MLX would run it by another engine.
         examined = engine == "coreml" and sys.platform == "darwin" and not holds_drafter(folder)
         verdict = recorded(place_of(folder)) if examined else None

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.drafts.converted_draft import is_converted
-from orchestrator.machine.drafts.stateful_draft import is_package
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress
 from protocol.contracts.drafters.checkpoint import config_in
@@ -45,7 +44,7 @@ def trained_draft(
     """
     if is_exit(engine, name):
         name = name or MODEL_TYPE
-    if name is None or is_package(name) or is_converted(Path(name).expanduser()):
+    if name is None or is_converted(Path(name).expanduser()):
         return None
     if is_exit(engine, name):
         beside = _target_of(name, target, on_progress)

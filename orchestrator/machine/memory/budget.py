@@ -26,7 +26,7 @@ _TURNS = 4
 """That wait to be written to disk, where the target writes them itself (`protocol.inference.disk_cache`)."""
 _FREED = 1 << 30, 256 << 20
 """Freed buffers that MLX may keep on a Mac, in the target and in another worker
-(`protocol.inference.device.wired_memory`)."""
+(`protocol.inference.device`)."""
 
 
 def usable(physical: int, working_set: int = 0) -> int:

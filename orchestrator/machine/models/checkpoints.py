@@ -7,18 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.reachability import reachable
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.errors import InputError
 from protocol.messages.base import Role
-from protocol.paths import cache_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _HUB_FILE = re.compile(rf"{_HUB_ID.pattern}:[\w.-]{{1,200}}\.gguf")
 """A file of a Hugging Face id; `:` can't be in either name."""
-_HUB_PACKAGE = re.compile(rf"{_HUB_ID.pattern}:[\w.-]{{1,200}}\.mlpackage")
 _WANTED = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja"]
 _UNWANTED = ["*.py", "*/*"]
 """Code is never fetched; subfolders hold other formats of the same weights."""
@@ -140,29 +137,6 @@ def hub_file(id: str, name: str, revision: str | None = None) -> Path:
         return Path(known)
     with _told(id):
         return Path(hf_hub_download(id, name, revision=revision))
-
-
-def hub_package(name: str) -> Path | None:
-    """The Core ML package `name`, owner/name:FILE.mlpackage, downloaded once with the tokenizer beside it.
-
-    None for a name of another form. Raises InputError if it can't be had.
-    """
-    if not _HUB_PACKAGE.fullmatch(name):
-        return None
-    id, package = name.split(":", 1)
-    place = cache_folder() / "packages" / name.replace("/", "--").replace(":", "--")
-    return made_once(place, lambda folder: _fetch_package(id, package, folder)) / package
-
-
-def _fetch_package(id: str, package: str, folder: Path) -> None:
-    """Files, not links to the hub's cache: Core ML compiles a package where it lies."""
-    from huggingface_hub import snapshot_download
-
-    wanted = [f"{package}/*", "tokenizer.json"]
-    with _told(id):
-        snapshot_download(id, local_dir=folder, allow_patterns=wanted, ignore_patterns=["*.py"], dry_run=False)
-    if not (folder / package / "Manifest.json").is_file():
-        raise InputError(f"{id} holds no {package}: look up its files at https://huggingface.co/{id}/tree/main.")
 
 
 def _local(path: Path, on_progress: OnProgress) -> Path:

@@ -52,7 +52,7 @@ _WAIT_SECONDS = 0.1
 """How long the exit code of an ended process is awaited, which blocks the main loop."""
 
 
-_OWN_DEVICE = frozenset({"coreml", "stateful"})
+_OWN_DEVICE = frozenset({"coreml"})
 """Draft engines that do not compute on MLX's device."""
 Seat: TypeAlias = Role | Literal["second draft"]
 """The place of a local worker. The second draft runs another engine beside the draft's, or after it."""

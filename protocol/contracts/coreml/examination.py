@@ -9,7 +9,7 @@ import msgspec
 
 Stage: TypeAlias = Literal["golden", "predict", "plan"]
 """golden: the executor's logits, to a file; predict: the device's logits, many times; plan: where operations run."""
-RuntimeName: TypeAlias = Literal["coreml", "coreai", "executor"]
+RuntimeName: TypeAlias = Literal["coreml", "executor"]
 Units: TypeAlias = Literal["CPU_AND_NE", "CPU_ONLY"]
 
 

@@ -12,7 +12,7 @@ from mlx_lm.utils import dequantize_model, load_model
 from tokenizers import Tokenizer
 
 from draft_worker.coreml.conversion.build import convert as convert_folder
-from draft_worker.coreml.conversion.compression import compress, restore
+from draft_worker.coreml.conversion.weights import compress, restore
 from draft_worker.coreml.converted import Converted
 from protocol.contracts.coreml.conversion import Choices
 from tests.support.models.coreml_runs import CONTEXT, MODELS, WIDTHS, Run, convert, greedy, half, tiny

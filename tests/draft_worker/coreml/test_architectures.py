@@ -16,8 +16,7 @@ from draft_worker.coreml.conversion.build import write
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.examine import answers, calls, compare
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, open_runtime
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.tree_slots import FixedSlots, TreeSlots
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
@@ -192,18 +191,6 @@ def test_a_cache_held_by_core_ml_gives_the_same_tokens_where_it_can_be_had(pair:
     for _ in range(3):
         assert walk.grow(4) == []
         walk.keep()
-
-
-@pytest.mark.sampled(1)
-def test_core_ai_gives_the_executor_s_logits(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("coreai.authoring", reason="coreai-core has no wheel for this system")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    runtimes = (open_runtime(pair.converted, "coreai"), ExecutorRuntime(pair.converted))
-
-    found = list(compare(*(answers(calls(pair.converted, runtime)) for runtime in runtimes)))
-
-    assert all(report.deviation is not None and report.deviation < 0.02 for report in found)
 
 
 @pytest.mark.sampled(4)

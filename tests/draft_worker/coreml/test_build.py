@@ -20,8 +20,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 from draft_worker.coreml.conversion.build import convert as convert_folder
 from draft_worker.coreml.conversion.build import describe, write
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
-from draft_worker.coreml.conversion.compression import Palettes, Scaled, compress, restore
-from draft_worker.coreml.conversion.weights import head_chunks
+from draft_worker.coreml.conversion.weights import Palettes, Scaled, compress, head_chunks, restore
 from draft_worker.coreml.converted import Converted, require_functions
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
 from draft_worker.coreml.rotation import Rotation, pair_order

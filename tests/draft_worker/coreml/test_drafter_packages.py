@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.conversion.graph_parts import GraphParts
+from draft_worker.coreml.conversion.graph import GraphParts
 from draft_worker.coreml.conversion.lint import lint
-from draft_worker.coreml.conversion.trained import feature_scale
-from draft_worker.coreml.conversion.trained_drafters.drafters import convert_drafter
+from draft_worker.coreml.conversion.trained import convert_drafter, feature_scale
 from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.engine import Batch, Engine, EngineSequence
-from draft_worker.engines.drafter_package import drafter_engine
+from draft_worker.engines.coreml import drafter_engine
 from protocol.contracts.coreml.conversion import Choices
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError

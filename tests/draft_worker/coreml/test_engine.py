@@ -14,7 +14,7 @@ from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.paced_engine import PacedEngine
+from draft_worker.wrapped_engine import PacedEngine
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling

@@ -10,8 +10,7 @@ import pytest
 
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.joint_call import SequenceRows
-from draft_worker.coreml.runtime.joint_memory import _IDLE_STEPS, JointMemory
+from draft_worker.coreml.runtime.joint_memory import _IDLE_STEPS, JointMemory, SequenceRows
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from draft_worker.candidates.columns import Columns
 from draft_worker.engine import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence, load
-from draft_worker.paced_engine import PacedEngine
+from draft_worker.wrapped_engine import PacedEngine
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.features import FeatureForm

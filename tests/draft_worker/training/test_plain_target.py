@@ -8,8 +8,7 @@ import pytest
 from mlx_lm.models import cohere, gemma, granite, olmo2
 
 from draft_worker.training.kinds import KINDS
-from draft_worker.training.plain_target import require_plain
-from draft_worker.training.target import Target
+from draft_worker.training.target import Target, require_plain
 from protocol.errors import InputError
 from tests.support.models.tiny_models import network
 from tests.support.models.training_work import write_model, write_target

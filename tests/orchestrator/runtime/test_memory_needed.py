@@ -60,13 +60,6 @@ def test_turns_that_wait_for_the_disk_count_unless_none_are_kept(tmp_path: Path)
     assert _waits(target_engine="none") == 0
 
 
-def test_a_package_of_another_s_making_counts_with_its_weights(tmp_path: Path):
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "weight.bin").write_bytes(bytes(1000))
-
-    assert _parts(draft=str(tmp_path), draft_engine="stateful")["Core ML's copies of the draft"] == 1000
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["attention", "short convolutions"])
 def test_a_core_ml_draft_counts_with_a_cache_for_each_request_and_a_joint_one(name: str, tmp_path: Path):

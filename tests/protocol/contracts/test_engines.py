@@ -47,7 +47,6 @@ def test_the_installed_engines_are_listed_with_their_models():
 
     assert models == {
         "block": "drafter",
-        "coreai": "package",
         "coreml": "package",
         "eagle3": "drafter",
         "layerskip": "drafter",
@@ -56,9 +55,8 @@ def test_the_installed_engines_are_listed_with_their_models():
         "ngram": "none",
         "random": "checkpoint",
         "redrafter": "drafter",
-        "stateful": "stateful",
     }
-    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random", "stateful"]
+    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random"]
 
 
 def test_listing_the_engines_imports_none_of_them():
@@ -71,7 +69,7 @@ def test_listing_the_engines_imports_none_of_them():
 
 
 def test_a_name_that_no_engine_has_is_answered_with_the_choices():
-    choices = "auto, block, coreai, coreml, eagle3, layerskip, mlx, mtp, ngram, redrafter or none"
+    choices = "auto, block, coreml, eagle3, layerskip, mlx, mtp, ngram, redrafter or none"
     with pytest.raises(InputError, match=rf"no draft engine called 'crystal ball': choose {choices}\."):
         draft_engine("crystal ball")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from protocol.inference.device.processor import compute_on_processor
+from protocol.inference.device import compute_on_processor
 from protocol.inference.language_model import LanguageModel
 from tests.support.paths import DEMO_DRAFT
 

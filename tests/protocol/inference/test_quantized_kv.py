@@ -17,7 +17,7 @@ from protocol.errors import InputError
 from protocol.inference import quantized_kv, tree_sequence
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.layer_caches.row_encoding import QuantizedRows, quantized_rows
+from protocol.inference.layer_caches.full_attention import QuantizedRows, quantized_rows
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaMismatch
 from protocol.kv.exchange import KvExchange

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.runtime.workers.supervisor import gpu_shares
-from protocol.inference.device.wired_memory import (
+from protocol.inference.device import (
     BESIDE_TARGET,
     TARGET,
     Reserve,

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from protocol.worker import cores
-from protocol.worker.cores import take_cores
+from protocol.worker import process
+from protocol.worker.process import take_cores
 
 affinity = getattr(os, "sched_getaffinity", None)
 _PROGRAM = """
 import os, threading
-from protocol.worker.cores import take_cores
+from protocol.worker.process import take_cores
 ended = threading.Event()
 threading.Thread(target=ended.wait).start()
 first = min(os.sched_getaffinity(0))
@@ -36,8 +36,8 @@ def test_all_threads_of_a_process_move():
 def test_openblas_has_a_thread_a_core(name: str, monkeypatch: pytest.MonkeyPatch):
     """Two spinning threads on one core would take a time slice for each product."""
     told: list[int] = []
-    monkeypatch.setattr(cores.ctypes, "CDLL", lambda _: SimpleNamespace(**{name: told.append}))
-    cores.take_cores(sorted(affinity(0)) if affinity else ())
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda _: SimpleNamespace(**{name: told.append}))
+    take_cores(sorted(affinity(0)) if affinity else ())
 
     assert told == [len(affinity(0)) if affinity else 0]
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import PacedEngine
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import RequestStats

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from draft_worker.coreml.conversion.trained_drafters.drafters import convert_drafter
+from draft_worker.coreml.conversion.trained import convert_drafter
 from draft_worker.coreml.converted import Converted
 from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3

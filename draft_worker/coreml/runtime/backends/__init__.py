@@ -1,1 +1,1 @@
-"""What runs a package: Core ML, Core AI, or the executor in MLX."""
+"""What runs a package: Core ML, or the executor in MLX."""

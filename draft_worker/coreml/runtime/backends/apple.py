@@ -2,14 +2,13 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import MODEL
-from draft_worker.coreml.runtime.backends.lent_arrays import lend
 from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.coreml.examination import Units
@@ -85,3 +84,23 @@ def compiled(folder: Path) -> Path:
             )
             shutil.move(unfinished, path)
     return path
+
+
+_SPARE = 1 << 14
+"""References to each array. Lost changes of the count never use them all up; they take 128 KiB an array."""
+_LENT: dict[int, list[Array]] = {}
+"""By id; a kept array's id belongs to no other object."""
+
+
+def lend(arrays: Iterable[Array]) -> None:
+    """Keep these arrays for the life of the process. The caller must reuse its arrays, or memory grows.
+
+    Core ML keeps the inputs of a call after the call has returned, and releases them about a second later on a queue of
+    its own. coremltools then drops its reference to the NumPy array without the GIL (pull requests 2827 and 2829 of
+    apple/coremltools, open in 2026-11). If that reference is the last one, the array is freed on that queue, and the
+    heap is damaged. If it is not, the count can still be changed by both threads at once, and one of the changes be
+    lost.
+    """
+    for array in arrays:
+        if id(array) not in _LENT:
+            _LENT[id(array)] = [array] * _SPARE

@@ -89,8 +89,7 @@ class Function:
         if name not in data:
             raise InputError(f"The input {name} of {self._path} is missing.")
         given: Any = data[name]
-        fits = len(given.shape) == len(shape)
-        if not fits or any(size not in (-1, got) for size, got in zip(shape, given.shape, strict=True)):
+        if tuple(given.shape) != shape:
             raise InputError(f"The input {name} of {self._path} must have shape {shape}, not {tuple(given.shape)}.")
         return mx.array(given).astype(mx.int32 if kind == "INT32" else self._dtype)
 

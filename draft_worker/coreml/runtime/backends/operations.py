@@ -134,67 +134,9 @@ def _slice_update(settings: OperationAttributes) -> OperationFunction:
     return run
 
 
-def _slice_by_index(settings: OperationAttributes) -> OperationFunction:
-    masks = {name: settings.get(name) for name in ("begin_mask", "end_mask", "squeeze_mask")}
-    steps = settings.get("stride")
-
-    def run(x: mx.array, begin: mx.array, end: mx.array) -> mx.array:
-        begins, ends = _ints(begin), _ints(end)
-        flags = {
-            name: [False] * x.ndim if mask is None else [bool(flag) for flag in mask] for name, mask in masks.items()
-        }
-        where: list[Any] = []
-        for axis, step in enumerate([1] * x.ndim if steps is None else _ints(steps)):
-            first = None if flags["begin_mask"][axis] else begins[axis]
-            last = None if flags["end_mask"][axis] else ends[axis]
-            where.append(begins[axis] if flags["squeeze_mask"][axis] else slice(first, last, step))
-        return x[tuple(where)]
-
-    return run
-
-
-def _gather(settings: OperationAttributes) -> OperationFunction:
-    axis = int(settings.get("axis", 0))
-    if int(settings.get("batch_dims", 0)):
-        raise ValueError("only gather without batch_dims is supported")
-    return lambda x, indices: mx.take(x, indices, axis)
-
-
-def _linear(x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-    product = x @ weight.T
-    return product if bias is None else product + bias
-
-
-def _reduce_mean(settings: OperationAttributes) -> OperationFunction:
-    axes, kept = _ints(settings["axes"]), bool(settings.get("keep_dims", False))
-    return lambda x: mx.mean(x, axes, keepdims=kept)
-
-
 def _reduce_sum(settings: OperationAttributes) -> OperationFunction:
     axes, kept = _ints(settings["axes"]), bool(settings.get("keep_dims", False))
     return lambda x: mx.sum(x, axes, keepdims=kept)
-
-
-def _rsqrt(settings: OperationAttributes) -> OperationFunction:
-    epsilon = float(settings.get("epsilon", 1e-12))
-    return lambda x: mx.rsqrt(x + epsilon)
-
-
-def _attention(query: mx.array, key: mx.array, value: mx.array, mask: mx.array | None) -> mx.array:
-    scores = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
-    if mask is not None:
-        scores = mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
-    return mx.softmax(scores, -1) @ value
-
-
-def _expand_dims(settings: OperationAttributes) -> OperationFunction:
-    axes = _ints(settings["axes"])
-    return lambda x: mx.expand_dims(x, axes)
-
-
-def _range(end: mx.array, start: mx.array, step: mx.array) -> mx.array:
-    numbers: list[Any] = [number.item() for number in (start, end, step)]
-    return mx.arange(*numbers, dtype=end.dtype)
 
 
 OPERATIONS: dict[str, Rule] = {
@@ -216,17 +158,7 @@ OPERATIONS: dict[str, Rule] = {
     "concat": Rule(("values",), _concat, moves=True),
     "slice_by_size": Rule(("x",), _slice_by_size, moves=True),
     "slice_update": Rule(("x", "update", "begin", "end"), _slice_update, moves=True),
-    "sub": Rule(("x", "y"), _pointwise(operator.sub)),
-    "rsqrt": Rule(("x",), _rsqrt),
-    "reduce_mean": Rule(("x",), _reduce_mean),
     "reduce_sum": Rule(("x",), _reduce_sum),
-    "linear": Rule(("x", "weight", "bias"), _pointwise(_linear)),
-    "scaled_dot_product_attention": Rule(("query", "key", "value", "attn_mask"), _pointwise(_attention)),
-    "gather": Rule(("x", "indices"), _gather, moves=True),
-    "expand_dims": Rule(("x",), _expand_dims, moves=True),
-    "slice_by_index": Rule(("x", "begin", "end"), _slice_by_index, moves=True),
-    "shape": Rule(("x",), _pointwise(lambda x: mx.array(x.shape, mx.int32)), moves=True),
-    "range_1d": Rule(("end", "start", "step"), _pointwise(_range), moves=True),
     "identity": Rule(("x",), _pointwise(lambda x: x), moves=True),
 }
 

@@ -1,4 +1,4 @@
-"""Selects the runtime of a converted model; the executor as a runtime. The others are in `apple` and `core_ai`.
+"""Selects the runtime of a converted model; the executor as a runtime. Core ML is in `apple`.
 
 A new runtime is a class like `ExecutorRuntime` and a case of `open_runtime`.
 """
@@ -26,10 +26,6 @@ def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runti
             from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
 
             return CoreMlRuntime(converted)
-        case "coreai":
-            from draft_worker.coreml.runtime.backends.core_ai import CoreAiRuntime
-
-            return CoreAiRuntime(converted)
         case "executor":
             return ExecutorRuntime(converted)
 

@@ -22,7 +22,7 @@ from orchestrator.lab.bench.baseline.messages import BatchJob, BatchJobResult, J
 from orchestrator.lab.bench.baseline.paced_network import PacedDevice
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError, PipelineError
-from protocol.inference.device.processor import spare_compiler
+from protocol.inference.device import spare_compiler
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
 from protocol.worker.pacing import DevicePace
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling

@@ -26,7 +26,7 @@ from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX, TreeSlots
 from orchestrator.lab.bench.costs.figure import Figure
-from protocol.inference.device.processor import compute_on_processor
+from protocol.inference.device import compute_on_processor
 
 VOCABULARY = 151_936
 _SHAPE = DecoderShape(

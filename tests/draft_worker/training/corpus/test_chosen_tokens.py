@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draft_worker.training.corpus.chosen_tokens import head_tokens, kept_head_tokens, mask_token
+from draft_worker.training.preparation import head_tokens, kept_head_tokens, mask_token
 from protocol.errors import InputError
 
 _COUNTS = np.array([5, 0, 7, 1, 0, 9])

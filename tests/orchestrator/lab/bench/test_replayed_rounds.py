@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.paced_engine import PacedEngine
 from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.lab.bench.baseline.contender import MlxLm, running
 from orchestrator.lab.bench.baseline.messages import Job

@@ -79,7 +79,7 @@ def test_an_engine_without_a_model_looks_at_none(foreign: str, monkeypatch: pyte
 
 def test_an_engine_that_there_is_not_is_answered_with_the_choices():
     with pytest.raises(
-        InputError, match=r"no draft engine called 'tarot': choose auto, .*coreai, coreml, .*mlx, .*ngram.* or none\."
+        InputError, match=r"no draft engine called 'tarot': choose auto, .*coreml, .*mlx, .*ngram.* or none\."
     ):
         draft_choice("tarot", None)
 

@@ -1,1 +1,0 @@
-"""Converts trained drafters, which read a target's features, and compares them with MLX."""

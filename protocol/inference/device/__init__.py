@@ -1,1 +1,0 @@
-"""Where MLX computes: processor or GPU, and the memory kept resident there."""
