@@ -11,9 +11,9 @@ from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 
 class ColumnsEngine(Engine):
-    """A subclass calls `read_tokens` while it is made."""
+    """A subclass calls `set_up_columns` while it is made."""
 
-    def read_tokens(self, folder: Path, vocabulary: int, head: HeadTokens | None) -> None:
+    def set_up_columns(self, folder: Path, vocabulary: int, head: HeadTokens | None) -> None:
         """`folder` holds the tokenizer. `head`: the tokens of the draft's head if it has only some."""
         self.vocabulary = vocabulary
         self._head = head

@@ -18,6 +18,9 @@ from protocol.sampling.sampler import Noise, NoiseRows
 from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
 from protocol.speculation.candidates import Candidates, Support
 
+_CACHED_ROWS = 32
+"""Of noise: the positions that one tree spans."""
+
 
 class Columns:
     """The columns that can be candidates beside a target of `vocabulary` tokens, of which the draft knows `shared`.
@@ -33,13 +36,12 @@ class Columns:
         self.tokens = None if head is None else head[head < shared]
         """None: every token below `shared`."""
         self.count = shared if self.tokens is None else len(self.tokens)
-        self._names = None if self.tokens is None else self.tokens.tolist()
 
     def lacking(self, tokens: Sequence[int]) -> list[int]:
         """Those of `tokens` that could be candidates and have no column, each once."""
         if self.tokens is None:
             return []
-        return [token for token in dict.fromkeys(tokens) if token < self._shared and token not in self._named]
+        return [token for token in dict.fromkeys(tokens) if token < self._shared and token not in self._known]
 
     def beside(self, tokens: Sequence[int]) -> "Columns":
         """These columns and, behind them, one for each of `tokens`, which lack one."""
@@ -64,12 +66,16 @@ class Columns:
 
     def named(self, found: Candidates) -> Candidates:
         """Candidates as tokens, from candidates as columns."""
-        if (names := self._names) is None:
+        if self.tokens is None:
             return found
         support = found.support
         if support is not None:
-            support = Support([names[column] for column in support.tokens], support.probabilities)
-        return Candidates([names[column] for column in found.tokens], found.probabilities, support)
+            support = Support(self._names(support.tokens), support.probabilities)
+        return Candidates(self._names(found.tokens), found.probabilities, support)
+
+    def _names(self, columns: Sequence[int]) -> list[int]:
+        assert self.tokens is not None, "a whole head's columns are tokens"
+        return self.tokens[np.asarray(columns, np.int64)].tolist()
 
     def _spread(self, logits: mx.array) -> mx.array:
         """(L, shared) logits, -inf for tokens that the head lacks."""
@@ -83,8 +89,8 @@ class Columns:
         return mx.array(self.tokens)
 
     @cached_property
-    def _named(self) -> frozenset[int]:
-        return frozenset(self._names or ())
+    def _known(self) -> frozenset[int]:
+        return frozenset([] if self.tokens is None else self.tokens.tolist())
 
     @cached_property
     def _noise(self) -> NoiseRows:
@@ -96,7 +102,14 @@ class _NoiseBeside:
 
     def __init__(self, noise: NoiseRows, vocabulary: int, more: npt.NDArray[np.integer]) -> None:
         self._noise, self._vocabulary, self._more = noise, vocabulary, more
+        self._rows: dict[tuple[int, int, NoiseStream], mx.array] = {}
+        """Those since these tokens are known: siblings share a position."""
 
     def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array:
-        more = gumbel(noise_bits(seed, position, self._more, self._vocabulary, stream))
-        return mx.concatenate([self._noise.row(seed, position, stream), mx.array(more)])
+        key = seed, position, stream
+        if key not in self._rows:
+            more = mx.array(gumbel(noise_bits(seed, position, self._more, self._vocabulary, stream)))
+            if len(self._rows) >= _CACHED_ROWS:
+                del self._rows[next(iter(self._rows))]
+            self._rows[key] = mx.concatenate([self._noise.row(seed, position, stream), more])
+        return self._rows[key]

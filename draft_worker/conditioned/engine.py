@@ -32,7 +32,7 @@ class ConditionedEngine(ColumnsEngine):
         self.name = name
         self.model = str(folder)
         self.architecture = runner.architecture
-        self.read_tokens(tokens, runner.vocabulary, runner.head_tokens)
+        self.set_up_columns(tokens, runner.vocabulary, runner.head_tokens)
         self.context = runner.context
         self.device = runner.device
         self.tokenizer = tokenizer

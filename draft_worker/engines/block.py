@@ -51,7 +51,7 @@ class BlockEngine(ColumnsEngine):
         self.name = name
         self.model = str(folder)
         self.architecture = "dspark" if form.markov else "dflash"
-        self.read_tokens(tokens, form.vocabulary, runner.head_tokens)
+        self.set_up_columns(tokens, form.vocabulary, runner.head_tokens)
         self.context = runner.context
         self.device = runner.device
         self.tokenizer = vocabulary_fingerprint(tokens)

@@ -49,7 +49,7 @@ class MlxEngine(ColumnsEngine):
         self._short: ShortHead | None = None if head is None else shorten_head(model.network, head)
         self.model = str(model.folder)
         self.architecture = model.architecture
-        self.read_tokens(model.folder, model.vocabulary, head)
+        self.set_up_columns(model.folder, model.vocabulary, head)
         self.context = model.context
         self.device = str(mx.default_device())
         self.tokenizer = tokenizer
@@ -75,9 +75,11 @@ class MlxEngine(ColumnsEngine):
 
     def evaluate_together(self, parts: Sequence[tuple["MlxSequence", Batch]]) -> list[list[Candidates]]:
         forward = [sequence.part(batch) for sequence, batch in parts]
-        more = list(dict.fromkeys(token for sequence, _ in parts for token in sequence.context_tokens))
+        more: dict[int, int] = {}
         if self._short is not None and self._short.widens:
-            self._short.widen(more)
+            wanted = dict.fromkeys(token for sequence, _ in parts for token in sequence.context_tokens)
+            more = {token: place for place, token in enumerate(wanted)}
+            self._short.widen(list(more))
         logits = self._network.evaluate_together(forward)
         return [
             sequence.candidates(_own(rows, more, sequence), batch)
@@ -90,13 +92,16 @@ class MlxEngine(ColumnsEngine):
         return self._short is not None and self._short.widens
 
 
-def _own(logits: mx.array, more: list[int], sequence: "MlxSequence") -> mx.array:
-    """The columns of `sequence`, from those of a head that was widened by the context tokens of several."""
+def _own(logits: mx.array, more: dict[int, int], sequence: "MlxSequence") -> mx.array:
+    """The columns of `sequence`, from those of a head that was widened by the context tokens of several: `more`, each
+    with its place behind the head."""
     head, own = logits.shape[-1] - len(more), sequence.context_tokens
-    if not more or (sequence.head_count == head and len(own) == len(more)):
+    if not more or (sequence.head_count == head and list(own) == list(more)):
         return logits
-    chosen = [*range(sequence.head_count), *(head + more.index(token) for token in own)]
-    return logits[:, mx.array(chosen)]
+    known = logits[:, : sequence.head_count]
+    if not own:
+        return known
+    return mx.concatenate([known, logits[:, mx.array([head + more[token] for token in own])]], axis=-1)
 
 
 class MlxSequence(EngineSequence):
@@ -173,6 +178,9 @@ class MlxSequence(EngineSequence):
         return opened
 
     def _see(self, tokens: Sequence[int]) -> None:
-        if self._engine.widens and (more := self._columns.lacking(tokens)):
+        if not self._engine.widens:
+            return
+        lacking = self._head_columns.lacking(tokens)
+        if more := [token for token in lacking if token not in self.context_tokens]:
             self.context_tokens = (*self.context_tokens, *more)[-_MOST_CONTEXT_TOKENS:]
             self._columns = self._head_columns.beside(self.context_tokens)

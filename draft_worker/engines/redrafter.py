@@ -50,7 +50,7 @@ class ReDrafterEngine(ColumnsEngine):
         """`tokens`: the folder of the tokenizer."""
         form = drafter.network.form
         self.model = str(folder)
-        self.read_tokens(tokens, form.vocabulary, drafter.head_tokens)
+        self.set_up_columns(tokens, form.vocabulary, drafter.head_tokens)
         self.device = str(mx.default_device())
         self.tokenizer = vocabulary_fingerprint(tokens)
         self.features = FeatureForm((FINAL,), form.width)

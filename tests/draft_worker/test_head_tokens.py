@@ -78,10 +78,11 @@ def test_a_tied_head_can_be_widened(tied: bool):
         assert stock_logits(model, PROMPT).shape[-1] == len(TOKENS)
 
 
+@pytest.mark.parametrize("others", [(6, 1, 50, 3, 20), PROMPT[::-1]], ids=["other tokens", "the same in another order"])
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_sequences_in_one_forward_guess_tokens_of_their_own_context_alone(name: str):
+def test_sequences_in_one_forward_guess_tokens_of_their_own_context_alone(name: str, others: tuple[int, ...]):
     sampling = SAMPLINGS[name]
-    prompts = (PROMPT, (6, 1, 50, 3, 20))
+    prompts = (PROMPT, others)
 
     def opened(engine: MlxEngine, prompt: tuple[int, ...]) -> MlxSequence:
         sequence = engine.open(sampling, VOCABULARY)

@@ -5,7 +5,7 @@
 
 Shards that appear during the training join at the next epoch. The embedding is the target's and stays as it is. So
 does the head, which is the embedding's rows for `--head` tokens; head_tokens.npy in the folder of the draft names
-them. `--start` continues from a draft.
+them. `--start` continues from a draft, with its head if `--head-tokens` names its file.
 """
 
 # pyright: reportMissingImports=false

@@ -23,8 +23,10 @@ SHARPENED = 1.2
 """Factor on the draft's logits, in the weights of its last norm: a draft is less sure than its target, and above
 temperature 0 it is right more often with this factor (docs/log/2026.md)."""
 _LAST_NORM = "model.norm"
-CONTEXT = 384
-"""Tokens that the draft sees. More do not make it right more often (docs/log/2026.md), and it must read them."""
+CONTEXT = 512
+"""Positions: of a longer conversation the draft sees the last 256 to 448 tokens. More of them do not change how often
+it is right (docs/log/2026.md), and it must read them. The others are for the tree, which has a slot a row in Core ML.
+"""
 
 
 def main() -> None:
