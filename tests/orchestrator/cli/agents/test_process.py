@@ -67,9 +67,10 @@ import os, signal, sys
 from orchestrator.cli.commands.launch.invocation import AgentProgram, Invocation, ModelServer
 from orchestrator.cli.commands.launch.command import run_program
 script = '''
-import signal, sys, time
-signal.signal(signal.{kind}, lambda *_: (print("heard", flush=True), sys.exit(5)))
-print("begun", flush=True)
+import os, signal, sys, time
+# `print` may be at work when the signal comes, and can't be called again then.
+signal.signal(signal.{kind}, lambda *_: (os.write(1, b"heard\\\\n"), sys.exit(5)))
+os.write(1, b"begun\\\\n")
 time.sleep(60)
 '''
 program = AgentProgram(command="p", install="", settings=lambda *_: Invocation(options=("-c", script)))

@@ -28,7 +28,7 @@ def test_every_step_that_has_a_limit_is_measured():
 def test_a_figure_above_its_limit_is_marked():
     over, under = Figure("slow", 0.3, "ms", 0.2), Figure("quick", 0.1, "ms", 0.2)
     text = io.StringIO()
-    Console(file=text, force_terminal=True, width=200).print(table([over, under]))
+    Console(file=text, force_terminal=True, color_system="standard", width=200).print(table([over, under]))
     marked = [line for line in text.getvalue().splitlines() if "\x1b[31m" in line]
 
     assert not over.within_limit
