@@ -13,8 +13,6 @@ from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import TARGET, wire
-from protocol.inference.disk_cache.snapshot import Shape
-from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.language_model import LanguageModel
 from protocol.kv.exchange import KvExchange
@@ -23,6 +21,8 @@ from protocol.messages.worker import Hello
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup
 from protocol.worker.recorded_texts import RecordedTexts
+from target_worker.disk_cache.cache import DiskCache
+from target_worker.disk_cache.snapshot import CacheShape
 from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings, StateRecord
 from target_worker.recorded_engine import RecordedEngine, RecordedModel
@@ -80,7 +80,6 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         costs=costs,
         level=model.level,
         taps=rings and rings.taps,
-        keeps_kv=disk is not None,
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
     engine = TargetEngine(model, chunk, exchange)
@@ -118,12 +117,12 @@ def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
     return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner, limit=limit)
 
 
-def _disk(setup: WorkerSetup, model: LanguageModel) -> SnapshotCache | None:
-    """For KV that no arena holds; of arenas the orchestrator copies what is kept."""
-    if not setup.disk_cache or model.layout is not None or setup.hosts is not None:
+def _disk(setup: WorkerSetup, model: LanguageModel) -> DiskCache | None:
+    if not setup.disk_cache or setup.hosts is not None:
         return None
-    fingerprint, shape = kv_fingerprint(Path(setup.model), setup.kv_bits), Shape.of(model.sequence())
-    disk = SnapshotCache(fingerprint, device(), setup.model, shape, setup.disk_cache)
+    fingerprint, shape = kv_fingerprint(Path(setup.model), setup.kv_bits), CacheShape.of(model.sequence())
+    waiting = setup.arena_memory << 20
+    disk = DiskCache(fingerprint, device(), setup.model, shape, setup.disk_cache, waiting)
     atexit.register(disk.close)
     return disk
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import mlx.core as mx
 from msgspec.structs import replace
 
-from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
@@ -29,7 +28,8 @@ from protocol.messages.worker import (
 )
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import ForwardPart, Pacer
-from target_worker.disk_work import DiskWork
+from target_worker.disk_cache.cache import DiskCache
+from target_worker.disk_cache.work import DiskWork
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
 from target_worker.feature_rings import FeatureRings
 from target_worker.kv.target_kv import TargetKv
@@ -64,10 +64,10 @@ class TargetWorker:
         pacer: Pacer | None = None,
         prefix_cache: int = 0,
         rings: FeatureRings | None = None,
-        disk: SnapshotCache | None = None,
+        disk: DiskCache | None = None,
     ) -> None:
         """`prefix_cache`: bytes of KV of ended sequences; 0 turns off sharing between sequences. Without `rings`
-        nothing is recorded for drafts. `disk`: the cache of KV that no arena holds."""
+        nothing is recorded for drafts. `disk`: keeps KV of ended sequences for a later start."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock

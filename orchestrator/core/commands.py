@@ -86,24 +86,6 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Copy the KV of these tokens, with which this arena begins, to disk."""
-
-    name: str
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """Look on disk for the KV of this sequence's first tokens; a Recalled answers."""
-
-    sequence: SequenceId
-    tokens: tuple[int, ...]
-    beyond: int
-    """Tokens whose KV an arena holds: fewer are of no use."""
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
     """Where the workers compute from now on: draft and target on one device, in turns, or apart, at the same time."""
 
@@ -124,16 +106,5 @@ class TrialDecided:
 
 
 Command: TypeAlias = (
-    SendMessage
-    | Emit
-    | TellReading
-    | Finish
-    | Reject
-    | Replace
-    | Dismiss
-    | Release
-    | Keep
-    | Recall
-    | Place
-    | TrialDecided
+    SendMessage | Emit | TellReading | Finish | Reject | Replace | Dismiss | Release | Place | TrialDecided
 )

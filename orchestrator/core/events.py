@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from protocol.messages.base import Role, SequenceId
-from protocol.messages.kv import KvOffer
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Hello
 
@@ -43,17 +42,6 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    """The answer to a Recall."""
-
-    sequence: SequenceId
-    offer: KvOffer | None
-    """A new arena; None if there is nothing on disk that helps."""
-    damaged: int = 0
-    """Files that could not be used."""
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerUp:
     """A worker has loaded its model and can be used."""
 
@@ -87,4 +75,4 @@ class Tick:
     """Time has passed. The runtime sends one no later than `Machine.deadline()`."""
 
 
-Event: TypeAlias = Recalled | Submitted | Ended | WorkerUp | WorkerDown | Arrived | Tick
+Event: TypeAlias = Submitted | Ended | WorkerUp | WorkerDown | Arrived | Tick

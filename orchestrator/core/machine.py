@@ -11,7 +11,7 @@ from orchestrator.core.commands import Command, Dismiss, Emit, Place, SendMessag
 from orchestrator.core.drafts.election import MAX_DRAFTS
 from orchestrator.core.drafts.feature_relay import FeatureRelay
 from orchestrator.core.drafts.pool import DraftPool
-from orchestrator.core.events import Arrived, Ended, Event, Recalled, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.kv.prefill_router import PrefillRouter
 from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase
@@ -79,8 +79,6 @@ class Machine:
                 return self._on_worker_down(event, now)
             case Arrived():
                 return self._on_arrived(event, now)
-            case Recalled():
-                return self.prefills.recalled(event, self.sequences.get(event.sequence), now)
             case Tick():
                 return self._on_tick(now)
             case _:

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import structlog
 import zmq
-from msgspec.structs import replace
 
 from orchestrator.core.commands import (
     Command,
     Dismiss,
     Emit,
     Finish,
-    Keep,
     Place,
-    Recall,
     Reject,
     Release,
     Replace,
@@ -33,10 +30,9 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
 from orchestrator.core.telemetry.subscribers import Subscribers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
-from orchestrator.runtime.disk_cache import DiskCache
 from orchestrator.runtime.draft_engine import DraftEngine
 from orchestrator.runtime.journal import Journal
-from orchestrator.runtime.notices import NoticeSender
+from orchestrator.runtime.notices import Notice, NoticeSender
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.local import DraftLost, WorkerEventOrError, WorkerRetired
@@ -64,11 +60,7 @@ class Orchestrator:
         self._session = Session(Path(setup.session))
         self._epoch = int.from_bytes(os.urandom(4)) + 1
         self._codec = TextCodec(Path(setup.target))
-        options = setup.options
-        if setup.target_engine == "none":
-            # Its KV is in the memory of another machine.
-            options = replace(options, disk_cache=0.0)
-        self._machine = Machine(options, setup.pace.name if setup.pace else "")
+        self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
         self._journal = Journal.to(setup.record)
         self._subscribers = Subscribers[ClientAddress](
             TelemetryRecorder(self._machine, lru_cache(_CACHED_TEXTS)(self._codec.shown))
@@ -81,11 +73,9 @@ class Orchestrator:
         self._draft_engine = (
             DraftEngine(setup, self._session, self._workers.local, self._poller, time.monotonic()) if drafting else None
         )
-        self._disk: DiskCache | None = None
-        if options.disk_cache_bytes:
-            limits = options.disk_cache_bytes, options.arena_memory << 20
-            self._disk = DiskCache(*limits, self._epoch, NoticeSender(setup.life))
-            self._poller.register(self._disk.fileno(), zmq.POLLIN)
+        self._notices = NoticeSender(setup.life)
+        self._cache_warnings = 0
+        """How often the target turned its disk cache off."""
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """The incarnation that a message to a role goes to."""
@@ -121,9 +111,6 @@ class Orchestrator:
         self._handle_all(self._workers.receive(ready))
         if self._draft_engine is not None:
             self._draft_engine.receive(ready)
-        if self._disk is not None and self._disk.fileno() in ready:
-            for recalled in self._disk.receive():
-                self._step(recalled)
         for event in self._clients.receive():
             if self._draft_engine is not None and isinstance(event, Submitted):
                 self._draft_engine.submitted(len(event.request.tokens))
@@ -190,12 +177,6 @@ class Orchestrator:
                 self._handle_all(self._workers.dismiss(role, incarnation, text))
             case Release(name):
                 unlink_segment(name)
-            case Keep() as keep:
-                if self._disk is not None:
-                    self._disk.keep(keep)
-            case Recall() as recall:
-                if self._disk is not None:
-                    self._disk.recall(recall)
             case Place(shared):
                 self._workers.local.place(shared)
             case TrialDecided() as decided:
@@ -216,15 +197,15 @@ class Orchestrator:
                 self._hellos[hello.role] = hello
                 self._up[incarnation] = hello.role
                 self._serving[hello.role] = incarnation
-                if self._disk is not None and hello.role == "target":
-                    self._disk.set_target(hello)
                 self._step(event)
                 if self._draft_engine is not None:
                     self._draft_engine.draft_up(incarnation, hello)
                 self._became_ready()
             case Arrived(message=CacheOff(reason)):
-                if self._disk is not None:
-                    self._disk.turned_off(reason)
+                self._cache_warnings += 1
+                log.warning("the disk cache is off: requests go on without it", reason=reason)
+                text = f"The disk cache is off until the next start: {reason.rstrip('.')}. Requests go on without it."
+                self._notices.send(Notice(text, "warning"))
             case WorkerRetired(incarnation):
                 # It was ended on purpose, so it does not count as lost.
                 self._up.pop(incarnation, None)
@@ -261,7 +242,7 @@ class Orchestrator:
             down=tuple(role for role in self._hellos if role not in self._up.values()),
             lost=self._lost,
             level=target.level if target else "tree",
-            kv_warnings=self._machine.kv_warnings + (0 if self._disk is None else self._disk.warnings),
+            kv_warnings=self._machine.kv_warnings + self._cache_warnings,
             sampling=self._setup.sampling,
         )
 
@@ -290,8 +271,7 @@ class Orchestrator:
         self._workers.stop()
         if self._draft_engine is not None:
             self._draft_engine.stop()
-        if self._disk is not None:
-            self._disk.close()
+        self._notices.close()
         unlink_owned()
         self._clients.close()
         self._journal.close()

@@ -20,7 +20,7 @@ from orchestrator.machine.memory.budget import (
     PackageNeed,
     PipelineNeeds,
 )
-from orchestrator.machine.memory.kv_form import KvForm, attention_heads, fits_arenas, keeps_latents, kv_form
+from orchestrator.machine.memory.kv_form import KvForm, attention_heads, keeps_latents, kv_form
 from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
 from orchestrator.runtime.models_held import (
     core_ml_packages,
@@ -90,7 +90,7 @@ def _model(role: Role, folder: Path, processor: bool, setup: OrchestratorSetup) 
         quantizes=role != "draft",
         requests=1 if role == "prefill" else None,
         context=_positions(config) if role == "draft" else MAX_CONTEXT,
-        kept_as=None if role != "target" or setup.target_hosts else "arenas" if fits_arenas(config) else "turns",
+        kept=role == "target" and not setup.target_hosts,
     )
 
 

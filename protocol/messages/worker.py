@@ -79,8 +79,6 @@ class Hello(Message, frozen=True):
     those layers' KV, which it can adopt from the target's arenas."""
     model_fingerprint: PlainText = ""
     """Of the weights that this KV is computed with; empty without `kv`."""
-    keeps_kv: bool = False
-    """It keeps KV of ended sequences on disk by itself."""
     costs: Annotated[tuple[tuple[ForwardWidth, ForwardSeconds], ...], Meta(max_length=MAX_COSTS)] = ()
     """Seconds of a forward by its tokens, by rising tokens, as measured while loading; empty if nothing was measured.
 

@@ -67,7 +67,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prefix_cache: int = 0
     """MiB of the prefix cache."""
     disk_cache: int = 0
-    """Bytes of KV of ended sequences on disk, as far as this worker keeps it itself; 0 keeps none."""
+    """Bytes of KV of ended sequences on disk; 0 keeps none."""
     kv_bits: KvBits = UNQUANTIZED
     """Of the target's keys and values, as the target and a prefill worker hold them."""
     gpu_share: float = 1.0

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.machine.disk_cache.store import cached_models, disk_cache_folder
+from orchestrator.machine.disk_cache import cached_models
 from orchestrator.runtime.notices import Notice
+from protocol.kv.cache_files import disk_cache_folder
 from tests.conftest import Reference
 from tests.support.processes import mark, remains, until
 
@@ -57,7 +58,7 @@ def test_a_torn_file_costs_a_prefill_and_no_token():
     with opened() as pipeline:
         expected = pipeline.generate(TOKENS, COLD).tokens
         until(lambda: chunks() == 2)
-    for file in disk_cache_folder().rglob("*.kv"):
+    for file in disk_cache_folder().rglob("*.rows"):
         file.write_bytes(file.read_bytes()[:-4] + b"torn")
     with opened() as pipeline:
         result = pipeline.generate(TOKENS, COLD)

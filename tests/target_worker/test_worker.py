@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.inference.disk_cache.reading import Reading
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.plans import Distribution
@@ -33,6 +32,7 @@ from protocol.messages.worker import (
 )
 from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.token_tree import node_id
+from target_worker.disk_cache.kept_prefixes import DiskReading
 from target_worker.engine import TargetEngine
 from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.worker import TargetWorker
@@ -475,7 +475,7 @@ class _Disk:
         reason, self.reason = self.reason, ""
         return reason
 
-    def read(self, *_: object) -> Reading | None:
+    def read(self, *_: object) -> DiskReading | None:
         return None
 
 
@@ -486,13 +486,13 @@ class _HangingDisk(_Disk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.readings: list[Reading] = []
+        self.readings: list[DiskReading] = []
 
-    def read(self, *asked: Any) -> Reading:
-        self.readings.append(Reading(*asked))
+    def read(self, *asked: Any) -> DiskReading:
+        self.readings.append(DiskReading(*asked))
         return self.readings[-1]
 
-    def resume(self, sequence: TreeSequence, reading: Reading) -> int:
+    def resume(self, sequence: TreeSequence, reading: DiskReading) -> int:
         sequence.prefill(reading.tokens[:5])
         return 5
 

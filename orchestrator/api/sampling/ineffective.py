@@ -164,6 +164,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("prefill_engine",), _lends("target"), "a target is lent, which has no engine to choose"),
     Rule(("disk_cache",), _is("arena_memory", 0), "that keeps no KV of ended requests anywhere"),
     Rule(("disk_cache",), _is("target_engine", "none"), "the KV of a target of another machine stays there"),
+    Rule(("disk_cache",), _set("target_hosts"), "each machine of a divided target holds a part of its KV"),
     Rule(("turn",), _is("concurrent", 1), "no other request can take the place"),
     Rule(
         ("prefix_cache_memory",), _is("arena_memory", 0), "without memory for arenas no KV of ended requests is kept"

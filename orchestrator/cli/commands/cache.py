@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.report import print_whole
-from orchestrator.machine.disk_cache.store import CachedModel, cached_models, clear_disk_cache, disk_cache_folder
+from orchestrator.machine.disk_cache import CachedModel, cached_models, clear_disk_cache
+from protocol.kv.cache_files import disk_cache_folder
 from protocol.shown_names import model_name
 
 

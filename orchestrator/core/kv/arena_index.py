@@ -101,11 +101,6 @@ class ArenaIndex:
         """Names of the arenas in Starts that the target has not answered."""
         return set(self._pinned.values())
 
-    def written_by(self, sequence: SequenceId) -> KvReference | None:
-        """The arena that holds most of this live sequence's KV."""
-        arena = max(self._of(sequence), key=lambda arena: arena.count, default=None)
-        return None if arena is None else KvReference(arena.name, arena.count)
-
     def sequence_ended(self, sequence: SequenceId) -> list[str]:
         """Other sequences may take over the sequence's arena. Returns names to unlink."""
         for arena in self._of(sequence):

@@ -1,7 +1,6 @@
-"""Where the KV of a prompt comes from: an arena, the disk, a prefill worker, or the target's own prefill. Pure."""
+"""Where the KV of a prompt comes from: an arena, a prefill worker, or the target's own prefill. Pure."""
 
-from orchestrator.core.commands import Command, Keep, Recall, Release, SendMessage
-from orchestrator.core.events import Recalled
+from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.kv.arena_index import ArenaIndex
 from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
@@ -18,10 +17,6 @@ _TRIALS = 2
 _UNKNOWN_TIMEOUT = 30.0
 """Seconds, while no speed was measured."""
 _MIN_TIMEOUT = 1.0
-RECALLED_TOKENS = 256
-"""Fewest tokens for which the disk is asked; the files hold so many each."""
-_RECALL_SECONDS = 10.0
-"""Until a prompt is prefilled although the disk has not answered."""
 
 
 class PrefillRouter:
@@ -38,11 +33,6 @@ class PrefillRouter:
         self._worker_up = False
         self._delegated: dict[SequenceId, Sequence] = {}
         """Sequences whose prompt a prefill worker was sent."""
-        self._disk = options.disk_cache_bytes > 0
-        self._recalling: dict[SequenceId, Sequence] = {}
-        """Sequences whose KV is being looked for on disk."""
-        self._recalled: set[SequenceId] = set()
-        """Live sequences for which that was done."""
 
     def begin(self, sequence: Sequence, now: float) -> Command:
         """Start the sequence on the target, or first delegate its prompt to the prefill worker if that is faster."""
@@ -51,30 +41,11 @@ class PrefillRouter:
             return self._start(sequence, now)
         reference = self._arenas.find(sequence.tokens)
         adoptable = 0 if reference is None else reference.tokens
-        if self._disk and sequence.id not in self._recalled and sequence.position - adoptable >= RECALLED_TOKENS:
-            self._recalled.add(sequence.id)
-            self._recalling[sequence.id] = sequence
-            sequence.delegate_prefill(now, now + _RECALL_SECONDS)
-            return Recall(sequence.id, tuple(sequence.tokens[:-1]), adoptable)
         if self._worker_up and self._costs.worker_pays(sequence.position, adoptable):
             self._delegated[sequence.id] = sequence
             sequence.delegate_prefill(now, now + self._costs.timeout(sequence.position))
             return SendMessage("prefill", Prefill(sequence.id, tuple(sequence.tokens[:-1])))
         return self._start(sequence, now)
-
-    def recalled(self, event: Recalled, sequence: Sequence | None, now: float) -> list[Command]:
-        """What was found on disk becomes an arena. `sequence`: None if it has ended."""
-        self.warnings += event.damaged
-        if sequence is None:
-            return [] if event.offer is None else _release([event.offer.name])
-        commands = [] if event.offer is None else _release(self._arenas.offer(event.offer, sequence.tokens))
-        return [*commands, *self._begin_recalled(sequence.id, now)]
-
-    def _begin_recalled(self, id: SequenceId, now: float) -> list[Command]:
-        """Wait no longer for the disk."""
-        sequence = self._recalling.pop(id, None)
-        waits = sequence is not None and sequence.phase is Phase.DELEGATED
-        return [self.begin(sequence, now)] if waits and sequence is not None else []
 
     def resend(self, sequence: Sequence) -> Command:
         """Send the target again the message that it has not answered."""
@@ -145,31 +116,19 @@ class PrefillRouter:
     def deadline(self) -> float | None:
         """When the first answer of the prefill worker is overdue."""
         awaited = [self._delegated[id] for id in self._delegated if self._awaits(id)]
-        recalling = [sequence for sequence in self._recalling.values() if sequence.phase is Phase.DELEGATED]
-        return min((sequence.prefill_deadline for sequence in (*awaited, *recalling)), default=None)
+        return min((sequence.prefill_deadline for sequence in awaited), default=None)
 
     def tick(self, now: float) -> list[Command]:
         """Let the target prefill overdue prompts; an overdue prefill worker gets no further prompt."""
-        late = [id for id, sequence in self._recalling.items() if now >= sequence.prefill_deadline]
-        begun = [command for id in late for command in self._begin_recalled(id, now)]
-        self.warnings += len(begun)
         overdue = [
             id for id, sequence in self._delegated.items() if self._awaits(id) and now >= sequence.prefill_deadline
         ]
         self._costs.worker_usable = self._costs.worker_usable and not overdue
-        return [*begun, *(command for id in overdue for command in self.worker_failed(id, now))]
+        return [command for id in overdue for command in self.worker_failed(id, now)]
 
     def sequence_ended(self, sequence: Sequence) -> list[Command]:
         self._delegated.pop(sequence.id, None)
-        self._recalling.pop(sequence.id, None)
-        self._recalled.discard(sequence.id)
-        return [*self._kept(sequence), *_release(self._arenas.sequence_ended(sequence.id))]
-
-    def _kept(self, sequence: Sequence) -> list[Command]:
-        written = self._arenas.written_by(sequence.id) if self._disk else None
-        if written is None or written.tokens < RECALLED_TOKENS:
-            return []
-        return [Keep(written.name, tuple(sequence.tokens[: written.tokens]))]
+        return _release(self._arenas.sequence_ended(sequence.id))
 
     def _awaits(self, id: SequenceId) -> bool:
         """Whether a sequence still waits for the prefill worker. It does not after the loss of the target."""

@@ -13,8 +13,6 @@ from orchestrator.core.commands import (
     Dismiss,
     Emit,
     Finish,
-    Keep,
-    Recall,
     Reject,
     Release,
     Replace,
@@ -22,7 +20,7 @@ from orchestrator.core.commands import (
     TellReading,
     TrialDecided,
 )
-from orchestrator.core.events import Arrived, Ended, Event, Recalled, Request, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.contention import Contention
@@ -257,18 +255,8 @@ class Simulation:
                 self.replace(role)
             case Dismiss(_, incarnation):
                 self.remove(incarnation)
-            case Recall() as recall:
-                self.recall(recall)
-            case Release() | TrialDecided() | TellReading() | Keep():
+            case Release() | TrialDecided() | TellReading():
                 pass
-
-    def recall(self, command: Recall) -> None:
-        """The disk holds nothing."""
-
-        def answered() -> None:
-            self.step(Recalled(command.sequence, None))
-
-        self.clock.at(self.now, answered)
 
     def _end(self, sequence: SequenceId, reason: str) -> None:
         self.live.remove(sequence)

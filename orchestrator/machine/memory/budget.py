@@ -1,7 +1,7 @@
 """The memory that a pipeline needs, by part, and what of the machine's it may use. Pure."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,8 +22,6 @@ _PROCESS = 256 << 20
 """Of each process without its model: the interpreter, MLX and mlx-lm."""
 _RING = 64 << 20
 """Of one request's feature ring at most (`protocol.features.ring_header`)."""
-_TURNS = 4
-"""That wait to be written to disk, where the target writes them itself (`protocol.inference.disk_cache`)."""
 _FREED = 1 << 30, 256 << 20
 """Freed buffers that MLX may keep on a Mac, in the target and in another worker
 (`protocol.inference.device`)."""
@@ -55,8 +53,8 @@ class ModelNeed(NamedTuple):
     """Most of them at once; None: as many as the pipeline decodes."""
     context: int = MAX_CONTEXT
     """Most tokens of a request that it sees."""
-    kept_as: Literal["arenas", "turns"] | None = None
-    """What the disk cache takes its KV from: arenas, or its own turns. None: it keeps none."""
+    kept: bool = False
+    """The disk cache keeps its KV of ended requests."""
 
 
 class PackageNeed(NamedTuple):
@@ -130,8 +128,8 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         for model in self.models:
             requests = settings.requests if model.requests is None else min(model.requests, settings.requests)
             parts[f"the {model.name}'s KV"] = requests * self._kv(model, settings)
-            if settings.disk and model.kept_as == "turns":
-                parts["turns that wait for the disk"] = _TURNS * self._kv(model, settings)
+            if settings.disk and model.kept:
+                parts["a turn that waits for the disk"] = self._kv(model, settings)
         for package in self.packages:
             parts[f"Core ML's copies of the {package.name}"] = package.weights
             parts[f"the KV of the {package.name} in Core ML"] = _caches(package, settings) * package.cache
@@ -140,8 +138,8 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         parts["the processes"] = self.processes * _PROCESS
         caching = sum(model.requests is None for model in self.models)
         caching += sum(package.name == DRAFT for package in self.packages)
-        waiting = settings.disk and any(model.kept_as == "arenas" for model in self.models)
-        # The orchestrator lets as many wait for the disk as there may be in use.
+        waiting = settings.disk and any(model.kept for model in self.models)
+        # More turns wait for the disk while they take no more than arenas may.
         caches = {"arenas": settings.arenas * (1 + waiting), "prefix caches": caching * settings.prefix_cache}
         return Budget({name: size for name, size in parts.items() if size}, caches)
 

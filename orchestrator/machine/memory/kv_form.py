@@ -40,12 +40,6 @@ _BOTH = ("falcon_h1",)
 _DOUBLE = ("iquestloopcoder", "longcat_flash", "longcat_flash_ngram", "nanbeige")
 """Models that attend twice in each layer, or go through their layers twice."""
 
-_WITHOUT_ARENAS = (
-    *("baichuan_m1", "bailing_moe_linear", "deepseek_v41", "gemma4_text", "jamba", "mamba", "mamba2", "mimo_v2_flash"),
-    *("minicpm3", "nemotron-nas", "openelm", "plamo2", "recurrent_gemma", "rwkv7", "step3p5"),
-)
-"""Models that no arena holds, though their configs state neither recurrent layers nor latent keys as others do."""
-
 
 class KvForm(NamedTuple):
     """Keys and values of one sequence."""
@@ -101,13 +95,6 @@ def keeps_latents(config: Mapping[str, Any]) -> bool:
     """Whether a layer keeps a latent key, which has no heads."""
     stated = _text(config)
     return _first(stated, ("kv_lora_rank",)) is not None and stated.get("model_type") not in _UNFOLDED
-
-
-def fits_arenas(config: Mapping[str, Any]) -> bool:
-    """Whether an arena can hold the KV: rows of one form in all layers."""
-    stated = _text(config)
-    recurrent = _layer_kinds(stated, _first(stated, _LAYERS) or 0)[2] > 0
-    return not recurrent and not keeps_latents(config) and stated.get("model_type") not in _WITHOUT_ARENAS
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -182,16 +182,6 @@ def test_a_later_request_adopts_the_longest_common_prefix():
     assert prefilled(simulation) == [(39, 0), (37, 35), (39, 39)]
 
 
-def test_a_disk_that_does_not_answer_costs_ten_seconds_and_is_counted():
-    simulation = KvSimulation(disk_cache=1.0)
-    simulation.recall = lambda command: None
-    simulation.serve(1, 5, LONG + PROMPT)
-
-    assert prefilled(simulation) == [(len(LONG + PROMPT) - 1, 0)]
-    assert simulation.now >= 10.0
-    assert simulation.machine.kv_warnings == 1
-
-
 def test_little_in_common_is_not_worth_an_adoption():
     simulation = KvSimulation()
     simulation.serve(1, 5)

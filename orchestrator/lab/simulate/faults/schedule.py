@@ -171,7 +171,6 @@ class _FaultSchedule:
             fan_budget=source.choice((2, 6)),
             prefill=source.choice(("auto", "always")),
             arena_memory=source.choice((0, 64, 2048)),
-            disk_cache=source.choice((0.0, 1.0)),
             concurrent=source.choice((1, 2, 16)),
             turn=source.choice((8, 256)),
         )

@@ -6,18 +6,16 @@ The invariants are checked at every command and after every event.
 import random
 from collections import Counter, deque
 
-from orchestrator.core.commands import Command, Dismiss, Finish, Recall, Reject
-from orchestrator.core.events import Event, Recalled
+from orchestrator.core.commands import Command, Dismiss, Finish, Reject
+from orchestrator.core.events import Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.restarts import RestartPolicy
 from orchestrator.lab.simulate.devices import Wire, Wires
-from orchestrator.lab.simulate.faults.faulty_workers import ARENA_BYTES, arena_name
 from orchestrator.lab.simulate.faults.invariants import Invariants, Violation
 from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.simulation import BuildWorker, Simulation
 from protocol.messages.base import Role, SequenceId
-from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Ping
 
 _BUSY_PING, _IDLE_PING = 2.0, 30.0
@@ -86,24 +84,6 @@ class FaultSimulation(Simulation):
             case _:
                 pass
         super().perform(command)
-
-    def recall(self, command: Recall) -> None:
-        """The disk answers soon, late or never, and now and then has an arena, which may be damaged."""
-        source, machine = self._source, self.machine
-        self.counts["recalled"] += 1
-        if source.random() < 0.1:
-            return
-        offer, most = None, len(command.tokens)
-        if source.random() < 0.5 and most > command.beyond:
-            tokens = source.randrange(command.beyond, most) + 1
-            offer = KvOffer(command.sequence, arena_name(source), tokens, ARENA_BYTES, 0.001)
-        answer = Recalled(command.sequence, offer, source.choice((0, 0, 1)))
-
-        def answered() -> None:
-            if machine is self.machine:
-                self.step(answer)
-
-        self.clock.at(self.now + source.choice((0.001, 0.1, 20.0)), answered)
 
     def cancel(self, sequence: SequenceId) -> None:
         """Cancel a request if it is live."""

@@ -1,7 +1,6 @@
 """Laws of the budget: each setting changes its own part, and what is advised fits."""
 
 import re
-from typing import Literal
 
 import msgspec
 import pytest
@@ -82,19 +81,17 @@ def test_a_processor_holds_the_scores_of_a_chunk():
     assert budget.parts["buffers of forwards"] == 4 * 512 * 32_768 * (32 + 8)
 
 
-@pytest.mark.parametrize("kept", ["arenas", "turns", None])
-def test_what_waits_for_the_disk_counts(kept: Literal["arenas", "turns"] | None):
-    needs = msgspec.structs.replace(NEEDS, models=(TARGET._replace(kept_as=kept), DRAFT))
+def test_what_waits_for_the_disk_counts():
+    needs = msgspec.structs.replace(NEEDS, models=(TARGET._replace(kept=True), DRAFT))
     plain, kept_on_disk = needs.budget(ASKED), needs.budget(_with(disk=True))
-    more = {"arenas": 2 * GIB, "turns": 4 * plain.parts["the target's KV"] // ASKED.requests, None: 0}
 
-    assert needs.budget(_with(disk=False)) == NEEDS.budget(ASKED)
-    assert kept_on_disk.total_bytes - plain.total_bytes == more[kept]
-    assert kept_on_disk.cache_bytes - plain.cache_bytes == (more[kept] if kept == "arenas" else 0)
+    assert needs.budget(_with(disk=False)) == NEEDS.budget(ASKED) == NEEDS.budget(_with(disk=True))
+    assert kept_on_disk.cache_bytes - plain.cache_bytes == ASKED.arenas
+    assert kept_on_disk.required_bytes - plain.required_bytes == plain.parts["the target's KV"] // ASKED.requests
 
 
 def test_a_refusal_advises_no_disk_cache_where_that_suffices():
-    needs = msgspec.structs.replace(NEEDS, models=(TARGET._replace(kept_as="turns"), DRAFT))
+    needs = msgspec.structs.replace(NEEDS, models=(TARGET._replace(kept=True), DRAFT))
     enough = needs.budget(ASKED).required_bytes
     text = refusal(needs, _with(disk=True), enough, 64 * GIB)
 

@@ -6,7 +6,6 @@ from orchestrator.machine.memory.kv_form import (
     KvForm,
     attention_heads,
     element_bytes,
-    fits_arenas,
     keeps_latents,
     kv_form,
 )
@@ -14,7 +13,6 @@ from protocol.contracts.kv_bits import KvBits
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from tests.support.models import architectures
-from tests.support.models.table import BEGIN, DOCUMENT, END
 from tests.support.paths import DEMO_TARGET
 
 TOKENS = 500
@@ -90,15 +88,6 @@ def test_the_text_model_s_part_of_a_configuration_counts():
 @pytest.mark.parametrize(("name", "latent"), [("deepseek_v3", True), ("deepseek_v2", False), ("llama", False)])
 def test_latent_keys_have_no_heads_to_divide(name: str, latent: bool):
     assert keeps_latents(architectures.configuration(name)) == latent
-
-
-def test_arenas_hold_what_the_table_of_architectures_says_they_do():
-    _, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in rest.partition(END)[0].split("\n")[3:-1]]
-    told = {name: row[3] == "adopts" for row in rows for name in row[-1].split(", ")}
-
-    assert len(told) > 100
-    assert {name: fits_arenas(architectures.configuration(name)) for name in told} == told
 
 
 def test_a_configuration_without_sizes_gives_no_form():

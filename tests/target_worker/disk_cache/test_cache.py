@@ -1,4 +1,4 @@
-"""Laws of a worker's disk cache: a sequence that is taken up goes on as if it had never ended, and whatever can't be
+"""Laws of the disk cache: a sequence that is taken up goes on as if it had never ended, and whatever can't be
 used costs a prefill."""
 
 import errno
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import pytest
 
-from protocol.inference.disk_cache import kept_prefixes, snapshot_cache
-from protocol.inference.disk_cache.kept_prefixes import KeptPrefixes
-from protocol.inference.disk_cache.reading import Reading
-from protocol.inference.disk_cache.snapshot import CHUNK, Shape
-from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.cache_files import CacheFiles, disk_cache_folder, touched
 from protocol.security.private_files import read_private
+from target_worker.disk_cache import cache as disk_cache
+from target_worker.disk_cache import kept_prefixes
+from target_worker.disk_cache.cache import DiskCache
+from target_worker.disk_cache.kept_prefixes import DiskReading, KeptPrefixes
+from target_worker.disk_cache.snapshot import CHUNK, CacheShape
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 
 TOKENS = [(7 * place + place * place) % 50 + 1 for place in range(700)]
@@ -39,13 +39,15 @@ def model(name: str) -> LanguageModel:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(snapshot_cache, "_LAST_SECONDS", 60.0)
-    monkeypatch.setattr(snapshot_cache, "_LOOKING_SECONDS", 60.0)
+    monkeypatch.setattr(disk_cache, "_LAST_SECONDS", 60.0)
+    monkeypatch.setattr(disk_cache, "_LOOKING_SECONDS", 60.0)
     return tmp_path
 
 
-def opened(name: str = "mamba2", fingerprint: str = "m", device: str = "cpu", limit: int = 1 << 30) -> SnapshotCache:
-    return SnapshotCache(fingerprint, device, name, Shape.of(model(name).sequence()), limit)
+def opened(
+    name: str = "mamba2", fingerprint: str = "m", device: str = "cpu", limit: int = 1 << 30, waiting: int = 1 << 30
+) -> DiskCache:
+    return DiskCache(fingerprint, device, name, CacheShape.of(model(name).sequence()), limit, waiting)
 
 
 def evaluated(name: str, tokens: Sequence[int], prompt: int = PROMPT) -> TreeSequence:
@@ -73,7 +75,7 @@ class Resumed(NamedTuple):
     warning: str = ""
 
 
-def read(cache: SnapshotCache, tokens: Sequence[int], beyond: int = 0) -> Reading:
+def read(cache: DiskCache, tokens: Sequence[int], beyond: int = 0) -> DiskReading:
     reading = cache.read(tokens, beyond)
     assert reading is not None
     assert reading.wait(60.0)
@@ -88,7 +90,7 @@ def resumed(tokens: Sequence[int], name: str = "mamba2", **options: Any) -> tupl
     return sequence, found
 
 
-def prefixes(cache: SnapshotCache) -> KeptPrefixes:
+def prefixes(cache: DiskCache) -> KeptPrefixes:
     assert cache._kept is not None
     return cache._kept
 
@@ -111,7 +113,7 @@ def test_a_sequence_that_is_taken_up_goes_on_exactly(name: str):
 
     sequence, found = resumed(TOKENS, name)
 
-    shape = Shape.of(sequence)
+    shape = CacheShape.of(sequence)
     assert found == Resumed(620 if shape.states else 512)
     other = evaluated(name, tokens[: found.tokens])
     assert sequence.committed == other.committed
@@ -265,7 +267,7 @@ def test_a_slow_disk_delays_the_rest_of_a_turn_and_loses_nothing_of_it(monkeypat
     cache.keep(evaluated("qwen3_next", tokens), tokens, PROMPT)
     while cache.waits:
         cache.step()
-    held_back = bool(cache._jobs)
+    held_back = bool(cache._turns)
     go_on.set()
     cache.close()
 
@@ -273,16 +275,17 @@ def test_a_slow_disk_delays_the_rest_of_a_turn_and_loses_nothing_of_it(monkeypat
     assert resumed(tokens, "qwen3_next")[1] == Resumed(620)
 
 
-def test_few_turns_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch):
-    go_on = slow_disk(monkeypatch)
-    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
+@pytest.mark.parametrize("most", [0, 3])
+def test_few_turns_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch, most: int):
+    go_on, sequence = slow_disk(monkeypatch), evaluated("mamba2", TOKENS[:620])
+    cache = opened(waiting=most * sequence.memory)
     for first in range(1, 9):
         cache.keep(sequence, [first, *TOKENS[1:620]], PROMPT)
-    waiting = len(cache._jobs)
+    waiting = len(cache._turns)
     go_on.set()
     cache.close()
 
-    assert waiting == snapshot_cache._MOST_TURNS
+    assert waiting == max(most, 1)
 
 
 def test_a_disk_that_hangs_holds_nobody_up_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch):
@@ -311,8 +314,8 @@ def test_a_disk_that_does_not_tell_what_is_there_holds_nobody_up(monkeypatch: py
         assert go_on.wait(60.0)
         return touched(file)
 
-    monkeypatch.setattr(snapshot_cache, "touched", hanging)
-    monkeypatch.setattr(snapshot_cache, "_LOOKING_SECONDS", 0.01)
+    monkeypatch.setattr(disk_cache, "touched", hanging)
+    monkeypatch.setattr(disk_cache, "_LOOKING_SECONDS", 0.01)
     cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
     for _ in range(2):
         cache.keep(sequence, TOKENS[:620], PROMPT)
@@ -322,7 +325,7 @@ def test_a_disk_that_does_not_tell_what_is_there_holds_nobody_up(monkeypatch: py
     looking = cache._looking
     assert looking is not None
     looking.join(60.0)
-    monkeypatch.setattr(snapshot_cache, "_LOOKING_SECONDS", 60.0)
+    monkeypatch.setattr(disk_cache, "_LOOKING_SECONDS", 60.0)
     cache.keep(sequence, TOKENS[:620], PROMPT)
     cache.close()
     assert len(files(".state")) == 3
@@ -369,5 +372,5 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         write(*arguments)
 
     monkeypatch.setattr(CacheFiles, "write", slow)
-    monkeypatch.setattr(snapshot_cache, "_MOST_WAITING", 1)
+    monkeypatch.setattr(disk_cache, "_MOST_WAITING", 1)
     return go_on

@@ -1,24 +1,77 @@
-"""The files of one model's snapshots, by the tokens that they hold. Knows no threads and no sequences."""
+"""The files of one model by the tokens that they hold, with checksums. Knows no sequences; starts no threads."""
 
+import hashlib
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from protocol.errors import InputError
-from protocol.inference.disk_cache.part_files import PartDamaged, checked, prefix_names
-from protocol.inference.disk_cache.reading import Contents, Reading
-from protocol.inference.disk_cache.snapshot import CHUNK, Shape
+import numpy as np
+import xxhash
+
+from protocol.errors import InputError, PipelineError
 from protocol.kv.cache_files import CacheFiles, touched
 from protocol.security.private_files import read_private
+from target_worker.disk_cache.snapshot import CHUNK, CacheShape
 
 log = logging.getLogger(__name__)
+
+_MAGIC = b"LPKVPART"
+_FORMAT = 1
+_DIGEST_BYTES = 16
 
 LEAST_TOKENS = 256
 """Fewest tokens that are kept, or for which the disk is read."""
 _TRIES = 4
 """Damaged files after which a prompt is prefilled."""
+
+
+class Contents(NamedTuple):
+    """What the files of a prefix hold, checked."""
+
+    tokens: int
+    """Of the prefix."""
+    chunks: list[bytes]
+    rest: bytes | None
+    """What is behind the whole chunks."""
+
+
+class DiskReading:
+    """Asks for the longest prefix of `tokens` that is kept. Given up by the caller, or ended by the thread that
+    reads."""
+
+    def __init__(self, tokens: Sequence[int], beyond: int) -> None:
+        """`beyond`: tokens that the sequence has without it."""
+        self.tokens = tokens
+        self.beyond = beyond
+        self.contents: Contents | None = None
+        """None if nothing is kept that helps, and until it has ended."""
+        self.warning = ""
+        """Why a file was not used."""
+        self._given_up = threading.Event()
+        self._ended = threading.Event()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def given_up(self) -> bool:
+        return self._given_up.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long at most. Whether it has ended."""
+        return self._ended.wait(seconds)
+
+    def give_up(self) -> None:
+        """The thread stops at the next file."""
+        self._given_up.set()
+
+    def end(self) -> None:
+        self._ended.set()
 
 
 class Prefix(NamedTuple):
@@ -33,7 +86,7 @@ class Prefix(NamedTuple):
 class KeptPrefixes:
     """What is kept of one model."""
 
-    def __init__(self, files: CacheFiles, name: str, shape: Shape) -> None:
+    def __init__(self, files: CacheFiles, name: str, shape: CacheShape) -> None:
         self.files = files
         self._name = name
         self._shape = shape
@@ -68,7 +121,7 @@ class KeptPrefixes:
                 return Prefix(place, chunks[: place // CHUNK], [file])
         return Prefix(0, [], [])
 
-    def read(self, reading: Reading) -> None:
+    def read(self, reading: DiskReading) -> None:
         """The longest prefix that is whole, if it has LEAST_TOKENS more than the sequence has without it.
 
         Raises OSError if the disk fails.
@@ -91,19 +144,58 @@ class KeptPrefixes:
                 return
 
 
+class PartDamaged(PipelineError):
+    """A file is not used; the tokens have to be prefilled."""
+
+
+def parts_name(fingerprint: str, device: str) -> str:
+    """Of all that decides which bytes the KV of given tokens has: 32 hexadecimal digits.
+
+    `fingerprint`: of the weights and the form of KV. Another device, or version of MLX, rounds otherwise.
+    """
+    return hashlib.sha256(f"parts {_FORMAT} {fingerprint} {version('mlx')} {device}".encode()).hexdigest()[:32]
+
+
+def prefix_names(name: str, tokens: Sequence[int], places: Iterable[int]) -> dict[int, str]:
+    """For ascending `places`: names of the first so many tokens. Each names all of them, and the model, by `name`."""
+    hashed, begin, found = hashlib.sha256(name.encode()), 0, {}
+    for place in places:
+        hashed.update(np.array(tokens[begin:place], "<u4").tobytes())
+        begin, found[place] = place, hashed.hexdigest()[:40]
+    return found
+
+
+def sealed(name: str, content: bytes) -> bytes:
+    """With a checksum over it and the file's name."""
+    return _MAGIC + _digest(name, content) + content
+
+
+def _checked(name: str, sealed: bytes) -> bytes:
+    """The inverse of `sealed`. Raises PartDamaged."""
+    begin = len(_MAGIC) + _DIGEST_BYTES
+    content = sealed[begin:]
+    if sealed[:begin] != _MAGIC + _digest(name, content):
+        raise PartDamaged("it is torn, or of another model (its checksum is wrong).")
+    return content
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    return xxhash.xxh3_128(content, seed=xxhash.xxh3_64_intdigest(name.encode())).digest()
+
+
 class _GivenUp(Exception):
     """Nobody waits for the reading any more."""
 
 
-def _read(file: Path, reading: Reading) -> bytes:
+def _read(file: Path, reading: DiskReading) -> bytes:
     """Raises PartDamaged for a file that can't be used, which is removed, OSError, or _GivenUp."""
     if reading.given_up:
         raise _GivenUp
     try:
-        sealed = read_private(file)
-        if sealed is None:
+        found = read_private(file)
+        if found is None:
             raise PartDamaged("it has been removed.")
-        content = checked(file.name, sealed)
+        content = _checked(file.name, found)
     except (InputError, PartDamaged) as error:
         with suppress(OSError):
             file.unlink()

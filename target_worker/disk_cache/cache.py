@@ -10,19 +10,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic, sleep
+from typing import NamedTuple
 
 from protocol.errors import InputError
-from protocol.inference.disk_cache.kept_prefixes import LEAST_TOKENS, KeptPrefixes
-from protocol.inference.disk_cache.part_files import decoded, encoded, parts_name, sealed
-from protocol.inference.disk_cache.reading import Reading
-from protocol.inference.disk_cache.snapshot import CHUNK, Part, Shape, Snapshot, resting_places, resume
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.cache_files import CacheFiles, disk_cache_folder, touched
+from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS, DiskReading, KeptPrefixes, parts_name, sealed
+from target_worker.disk_cache.snapshot import CHUNK, CacheShape, FilePart, Snapshot, resting_places, resume
 
 log = logging.getLogger(__name__)
 
-_MOST_TURNS = 4
-"""Whose arrays are held until they are in files. A disk that is too slow for more keeps fewer."""
 _MOST_WAITING = 4
 """Files that wait to be written."""
 _LAST_SECONDS = 1.5
@@ -32,20 +29,30 @@ _LOOKING_SECONDS = 0.5
 """For the question which files of a turn are there, for which the caller waits. A disk that is slower keeps fewer."""
 
 
-class SnapshotCache:
+class _Turn(NamedTuple):
+    """A sequence whose arrays are held until they are in files."""
+
+    memory: int
+    """Bytes."""
+    parts: Iterator[tuple[Path, FilePart]]
+
+
+class DiskCache:
     """The disk cache of one model in one process."""
 
-    def __init__(self, fingerprint: str, device: str, model: str, shape: Shape, limit: int) -> None:
+    def __init__(self, fingerprint: str, device: str, model: str, shape: CacheShape, limit: int, waiting: int) -> None:
         """`fingerprint`: of the weights and the form of KV. `model`: what users call it. `shape`: of its sequences.
-        `limit`: bytes of all models on disk. A folder that can't be used turns it off."""
+        `limit`: bytes of all models on disk. `waiting`: bytes of the turns that wait to be written; one turn may always
+        wait, and a disk that is too slow for more keeps fewer. A folder that can't be used turns it off."""
         self._shape = shape
-        self._jobs: deque[Iterator[tuple[Path, Part]]] = deque()
+        self._most_waiting = waiting
+        self._turns: deque[_Turn] = deque()
         self._kept: KeptPrefixes | None = None
         self._off = ""
         """Why it is off, until that is told."""
         self._written: queue.SimpleQueue[tuple[Path, bytes] | None] = queue.SimpleQueue()
-        self._asked: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
-        self._reading: Reading | None = None
+        self._asked: queue.SimpleQueue[DiskReading | None] = queue.SimpleQueue()
+        self._reading: DiskReading | None = None
         """What the disk is at work on."""
         self._looking: threading.Thread | None = None
         self._writer = threading.Thread(target=self._write, daemon=True, name="disk cache, writing")
@@ -61,12 +68,13 @@ class SnapshotCache:
     @property
     def waits(self) -> bool:
         """Whether `step` has something to do, for which the disk is quick enough."""
-        return bool(self._jobs) and self._written.qsize() < _MOST_WAITING
+        return bool(self._turns) and self._written.qsize() < _MOST_WAITING
 
     def keep(self, sequence: TreeSequence, tokens: Sequence[int], prompt: int) -> None:
         """Keep what the sequence has of `tokens`, the first `prompt` of which are the prompt's; it goes on freely."""
         kept, held = self._kept, tokens[: sequence.committed]
-        if kept is None or len(held) < LEAST_TOKENS or len(self._jobs) >= _MOST_TURNS:
+        waiting, memory = sum(turn.memory for turn in self._turns), sequence.memory
+        if kept is None or len(held) < LEAST_TOKENS or (waiting and waiting + memory > self._most_waiting):
             return
         places = resting_places(sequence, prompt) if self._shape.states else []
         named = kept.chunks(held), kept.rests(held, [place for place in places if place >= LEAST_TOKENS])
@@ -76,35 +84,35 @@ class SnapshotCache:
         chunks, rests = {end - CHUNK: file for end, file in missing[0].items()}, missing[1]
         first = min([len(held), *chunks, *(place - place % CHUNK for place in rests)])
         if chunks or rests:
-            self._jobs.append(_parts(Snapshot(sequence, first, rests), chunks, rests))
+            self._turns.append(_Turn(memory, _parts(Snapshot(sequence, first, rests), chunks, rests)))
 
     def step(self) -> None:
         """Compute the contents of the next file."""
-        part = None if self._kept is None else next(self._jobs[0], None)
+        part = None if self._kept is None else next(self._turns[0].parts, None)
         if part is None:
-            self._jobs.popleft()
+            self._turns.popleft()
             return
         file, content = part
-        self._written.put((file, encoded(content)))
+        self._written.put((file, content.encoded()))
 
-    def read(self, tokens: Sequence[int], beyond: int) -> Reading | None:
+    def read(self, tokens: Sequence[int], beyond: int) -> DiskReading | None:
         """Begin to read what is kept of the first of `tokens`, for a sequence that has `beyond` of them. None if that
         can't help, or if the disk hangs."""
         busy = self._reading
         hangs = busy is not None and busy.given_up
         if self._kept is None or hangs or len(tokens) < beyond + LEAST_TOKENS:
             return None
-        reading = Reading(tokens, beyond)
+        reading = DiskReading(tokens, beyond)
         self._asked.put(reading)
         return reading
 
-    def resume(self, sequence: TreeSequence, reading: Reading) -> int:
+    def resume(self, sequence: TreeSequence, reading: DiskReading) -> int:
         """Let the empty sequence hold what was read; its tokens, 0 if it stays empty."""
         found = reading.contents
         if found is None:
             return 0
-        rest = Part({}, {}) if found.rest is None else decoded(found.rest)
-        resume(sequence, reading.tokens[: found.tokens], [decoded(content) for content in found.chunks], rest)
+        rest = FilePart({}, {}) if found.rest is None else FilePart.decoded(found.rest)
+        resume(sequence, reading.tokens[: found.tokens], [FilePart.decoded(content) for content in found.chunks], rest)
         return found.tokens
 
     @property
@@ -120,7 +128,7 @@ class SnapshotCache:
     def close(self) -> None:
         """Finish the turns that wait, for some seconds."""
         ends_at = monotonic() + _LAST_SECONDS
-        while self._jobs and monotonic() < ends_at:
+        while self._turns and monotonic() < ends_at:
             if self.waits:
                 self.step()
             else:
@@ -177,7 +185,7 @@ def _missing(files: dict[int, Path]) -> dict[int, Path]:
     return {place: file for place, file in files.items() if not touched(file)}
 
 
-def _parts(snapshot: Snapshot, chunks: dict[int, Path], rests: dict[int, Path]) -> Iterator[tuple[Path, Part]]:
+def _parts(snapshot: Snapshot, chunks: dict[int, Path], rests: dict[int, Path]) -> Iterator[tuple[Path, FilePart]]:
     for begin, file in chunks.items():
         yield file, snapshot.chunk(begin)
     for place, file in rests.items():

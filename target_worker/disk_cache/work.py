@@ -7,10 +7,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
-from protocol.inference.disk_cache.reading import Reading
-from protocol.inference.disk_cache.snapshot_cache import SnapshotCache
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import SequenceId
+from target_worker.disk_cache.cache import DiskCache
+from target_worker.disk_cache.kept_prefixes import DiskReading
 from target_worker.engine import TargetSequence
 
 _READING_SECONDS = 10.0
@@ -21,16 +21,14 @@ _PAUSE_SECONDS = 0.001
 
 class _Waiting(NamedTuple):
     sequence: TargetSequence
-    reading: Reading
+    reading: DiskReading
     began: float
 
 
 class DiskWork:
     """Without a disk cache there is no work."""
 
-    def __init__(
-        self, disk: SnapshotCache | None, empty: Callable[[], TreeSequence], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, disk: DiskCache | None, empty: Callable[[], TreeSequence], clock: Callable[[], float]) -> None:
         """`empty`: makes an empty sequence."""
         self._disk = disk
         self._empty = empty

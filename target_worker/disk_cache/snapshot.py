@@ -1,9 +1,11 @@
 """What a sequence holds, taken apart into arrays that fit into files, and put together again. Knows no files."""
 
+import io
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
@@ -15,15 +17,30 @@ CHUNK = 256
 Plain: TypeAlias = bool | int | float | str | None
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """The contents of one file."""
 
     arrays: dict[str, mx.array]
     plain: dict[str, Plain]
     """What a state holds beside arrays."""
 
+    def encoded(self) -> bytes:
+        """In the format of safetensors, computed now."""
+        buffer = io.BytesIO()
+        save: Any = mx.save_safetensors
+        save(buffer, self.arrays, {"plain": msgspec.json.encode(self.plain).decode()})
+        return buffer.getvalue()
 
-class Shape(NamedTuple):
+    @classmethod
+    def decoded(cls, content: bytes) -> "FilePart":
+        """The inverse of `encoded`."""
+        load: Any = mx.load
+        arrays, metadata = load(io.BytesIO(content), format="safetensors", return_metadata=True)
+        mx.eval(arrays)
+        return cls(arrays, msgspec.json.decode(metadata["plain"]))
+
+
+class CacheShape(NamedTuple):
     """What has to be kept of a model's sequences."""
 
     rows: bool
@@ -32,7 +49,7 @@ class Shape(NamedTuple):
     """What can't be cut to any token."""
 
     @classmethod
-    def of(cls, sequence: TreeSequence) -> "Shape":
+    def of(cls, sequence: TreeSequence) -> "CacheShape":
         full = [_is_full(cache) for cache in sequence.caches]
         return cls(any(full), not all(full))
 
@@ -54,14 +71,14 @@ class Snapshot:
         self._rows = _row_arrays(sequence, full, first, end) if first < end else {}
         self._states = {place: self._state(sequence, place) for place in places}
 
-    def chunk(self, begin: int) -> Part:
+    def chunk(self, begin: int) -> FilePart:
         """The rows of the chunk that begins with this token."""
-        return Part(self._between(begin, begin + CHUNK), {})
+        return FilePart(self._between(begin, begin + CHUNK), {})
 
-    def behind(self, place: int) -> Part:
+    def behind(self, place: int) -> FilePart:
         """All but the rows of whole chunks, behind so many tokens."""
         state, begin = self._states[place], place - place % CHUNK
-        return Part({**state.arrays, **self._between(begin, place)}, state.plain)
+        return FilePart({**state.arrays, **self._between(begin, place)}, state.plain)
 
     def _between(self, begin: int, end: int) -> dict[str, mx.array]:
         if begin == end:
@@ -70,7 +87,7 @@ class Snapshot:
         return {name: mx.contiguous(array[:, :, rows]) for name, array in self._rows.items()}
 
     @staticmethod
-    def _state(sequence: TreeSequence, place: int) -> Part:
+    def _state(sequence: TreeSequence, place: int) -> FilePart:
         arrays: dict[str, mx.array] = {}
         plain: dict[str, Plain] = {}
         for index, cache in enumerate(sequence.caches):
@@ -81,7 +98,7 @@ class Snapshot:
             elif isinstance(cache, RowCache) and cache.window is not None:
                 begin = max(0, place - cache.window + 1)
                 arrays |= _row_arrays(sequence, [(index, cache)], begin, place)
-        return Part(arrays, plain)
+        return FilePart(arrays, plain)
 
 
 def resting_places(sequence: TreeSequence, prompt: int) -> list[int]:
@@ -96,7 +113,7 @@ def resting_places(sequence: TreeSequence, prompt: int) -> list[int]:
     return found if all(_fits(cache.state(place)) for cache in folding for place in found[:1]) else []
 
 
-def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Sequence[Part], rest: Part) -> None:
+def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Sequence[FilePart], rest: FilePart) -> None:
     """Let the empty sequence hold these committed tokens, from their whole chunks and what was `behind` them."""
     for index, cache in enumerate(sequence.caches):
         if isinstance(cache, FoldingCache):

@@ -1,0 +1,135 @@
+"""Laws of the disk cache's folder: the bound holds, the list says what is kept, and clearing removes that alone."""
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli.app import cli
+from orchestrator.machine.disk_cache import cached_models, clear_disk_cache
+from protocol.errors import InputError, PipelineError
+from protocol.kv.cache_files import CacheFiles, disk_cache_folder
+
+MODEL, CONTENT = "0123456789abcdef" * 2, bytes(1000)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return disk_cache_folder()
+
+
+def keep(root: Path, *names: str, limit: int = 1 << 40) -> list[Path]:
+    """Files of these names, written one after the other."""
+    kept = CacheFiles(root, MODEL, "some/model", limit)
+    files = [kept.folder / name for name in names]
+    for age, file in enumerate(files):
+        kept.write(file, CONTENT)
+        if file.exists():
+            used = time.time() - 100 + age
+            os.utime(file, (used, used))
+    return files
+
+
+def test_files_and_folders_are_the_users_alone(root: Path):
+    files = keep(root, "1", "2")
+
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert {folder.stat().st_mode & 0o777 for folder in (root, files[0].parent)} == {0o700}
+
+
+def test_a_folder_that_others_can_enter_is_refused(root: Path):
+    root.mkdir(parents=True, mode=0o755)
+
+    with pytest.raises(InputError, match="chmod 700"):
+        keep(root)
+
+
+def test_a_linked_folder_of_a_model_is_not_used(root: Path):
+    elsewhere = root.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o700, parents=True)
+    root.mkdir(mode=0o700, parents=True)
+    (root / MODEL).symlink_to(elsewhere)
+
+    with pytest.raises(InputError, match="is a link"):
+        keep(root)
+
+
+def test_the_least_recently_used_files_go_first_and_the_bound_holds(root: Path):
+    files = keep(root, *"12345", limit=4 * len(CONTENT) + 500)
+
+    assert [file.exists() for file in files] == [False, True, True, True, True]
+    assert sum(model.bytes for model in cached_models()) <= 4 * len(CONTENT)
+
+
+def test_the_bound_counts_and_removes_the_caches_own_files_alone(root: Path):
+    picture = root / "pictures" / "one"
+    picture.parent.mkdir(mode=0o700, parents=True)
+    root.chmod(0o700)
+    picture.write_bytes(CONTENT)
+
+    assert all(file.exists() for file in keep(root, *"123", limit=7 * len(CONTENT) // 2))
+    assert picture.exists()
+
+
+def test_the_command_lists_and_clears(root: Path):
+    assert "Nothing is kept" in CliRunner().invoke(cli, ["cache", "list"]).output
+    files = keep(root, *"123")
+
+    listed = CliRunner().invoke(cli, ["cache", "list"]).output
+    assert "model" in listed
+    assert "3" in listed
+    assert '"chunks": 3' in CliRunner().invoke(cli, ["cache", "list", "--json"]).output
+    assert CliRunner().invoke(cli, ["cache", "clear"], input="n\n").exit_code == 1
+    assert all(file.exists() for file in files)
+    assert "removed" in CliRunner().invoke(cli, ["cache", "clear", "--yes"]).output
+    assert cached_models() == []
+
+
+def test_clearing_reaches_what_is_behind_a_link_in_place_of_the_folder_and_nothing_else(root: Path):
+    elsewhere = root.parent.parent / "large"
+    (elsewhere / "pictures").mkdir(parents=True)
+    (elsewhere / "pictures" / "one").write_bytes(b"1")
+    elsewhere.chmod(0o700)
+    root.parent.mkdir(exist_ok=True)
+    root.symlink_to(elsewhere)
+    keep(root, *"123")
+
+    assert clear_disk_cache() == 3 * len(CONTENT)
+    assert [file.name for file in elsewhere.rglob("*")] == ["pictures", "one"]
+
+
+def test_clearing_follows_no_link_in_the_folder_and_says_what_is_left(root: Path):
+    keep(root, *"123")
+    elsewhere = root.parent / "moved"
+    (root / MODEL).rename(elsewhere)
+    (root / MODEL).symlink_to(elsewhere)
+    inner = root / ("0" * 32)
+    inner.mkdir()
+    (inner / "link").symlink_to(elsewhere)
+
+    cleared = CliRunner().invoke(cli, ["cache", "clear", "--yes"])
+
+    assert isinstance(cleared.exception, PipelineError)
+    assert f"{root / MODEL} (a link to {elsewhere}" in str(cleared.exception)
+    assert len(list(elsewhere.glob("[123]"))) == 3
+    assert not inner.exists()
+
+
+def test_clearing_says_what_could_not_be_removed(root: Path, monkeypatch: pytest.MonkeyPatch):
+    keep(root, "1.rows")
+    remove = os.unlink
+
+    def refused(path: str, **where: int) -> None:
+        if path.endswith(".rows"):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        remove(path, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        with pytest.raises(PipelineError, match=r"^0\.00 GB.*Operation not permitted"):
+            clear_disk_cache()
