@@ -18,9 +18,7 @@ from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError, internal_error
 from orchestrator.http.model_cards import ANTHROPIC_VERSION
 from orchestrator.http.monitoring.metrics import Counted, Metrics
-from orchestrator.http.ollama.catalogue import CatalogueRoutes
-from orchestrator.http.ollama.embed import EmbedRoutes
-from orchestrator.http.ollama.routes import OllamaRoutes
+from orchestrator.http.ollama.routes import CatalogueRoutes, EmbedRoutes, OllamaRoutes
 from orchestrator.http.ollama.served import ServedCatalogue
 from orchestrator.http.page import page
 from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore, StoredResponses

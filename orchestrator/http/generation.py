@@ -1,10 +1,14 @@
-"""The events of all choices of one HTTP request, merged into one queue that holds what a slow client has not read."""
+"""The events of all choices of one HTTP request, merged into one queue that holds what a slow client has not read.
+
+Also the interface by which each API renders them.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import msgspec
 import structlog
 
 from orchestrator.api.result import Chosen, OnReading, Result
@@ -128,3 +132,43 @@ class ChoiceStream:
             log.exception("a generation failed")
             self._events.put_nowait(internal_error())
             raise
+
+
+COMMENT = b": keep-alive\n\n"
+"""A server-sent event that clients skip."""
+
+
+class Renderer(Protocol):
+    """Renders one response of one API: as one object, or as server-sent events."""
+
+    def idle(self) -> bytes:
+        """The event that keeps a stream alive while nothing is generated."""
+        ...
+
+    def reading(self, event: Reading) -> bytes:
+        """An event while the prompt is read, which clients take for a sign of life."""
+        ...
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]: ...
+
+    def opening(self) -> Iterable[bytes]:
+        """Events before the first text."""
+        ...
+
+    def render(self, event: OutputEvent) -> Iterable[bytes]:
+        """Events for a piece of text or for the end of a choice."""
+        ...
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        """Events for an error after the HTTP status was sent."""
+        ...
+
+    def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
+        """Events after the end of all choices."""
+        ...
+
+
+def frame(content: dict[str, Any], name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + msgspec.json.encode(content) + b"\n\n"

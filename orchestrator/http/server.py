@@ -19,20 +19,17 @@ from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.admission_limit import AdmissionLimit, Places
 from orchestrator.http.access.disconnects import OpenWork, unless_gone
 from orchestrator.http.access.middleware import shows_key
-from orchestrator.http.body_reading import read_body
 from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.errors import ApiError, of_pipeline
-from orchestrator.http.generation import ChoiceStream, OutputSource
+from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
 from orchestrator.http.monitoring.health import LOADING, Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
-from orchestrator.http.openai.answers import ChoiceAnswer, Chunks, Echo
-from orchestrator.http.openai.completion_request import CompletionRequest
-from orchestrator.http.openai.request_models import ChatRequest, GenerationRequest, read
-from orchestrator.http.prompts.chat_prompts import RenderedChat
-from orchestrator.http.prompts.preparation import Preparation, Prepared
-from orchestrator.http.renderer import Renderer
+from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest, GenerationRequest, read
+from orchestrator.http.prompts import Preparation, Prepared, RenderedChat
+from orchestrator.http.request_bodies import read_body
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate

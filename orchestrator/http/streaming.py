@@ -8,8 +8,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.http.errors import ApiError, internal_error
-from orchestrator.http.generation import ChoiceStream, Reading, StreamEvent
-from orchestrator.http.renderer import Renderer
+from orchestrator.http.generation import ChoiceStream, Reading, Renderer, StreamEvent
 
 log = structlog.get_logger()
 

@@ -11,10 +11,15 @@ from orchestrator.api.sampling.presets import NOT_PRESET, PRESETS, UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_options
 from orchestrator.http.anthropic.request import MessagesRequest
-from orchestrator.http.openai.completion_request import CompletionRequest
-from orchestrator.http.openai.request_models import ChatRequest
+from orchestrator.http.openai.request import (
+    BODY_NAMES,
+    NOT_IN_BODIES,
+    ONLY_OF_COMPLETIONS,
+    SHARED_NAMES,
+    ChatRequest,
+    CompletionRequest,
+)
 from orchestrator.http.responses.request import Response
-from orchestrator.http.sampling_fields import BODY_NAMES, NOT_IN_BODIES, ONLY_OF_COMPLETIONS, SHARED_NAMES
 from protocol.errors import InputError
 from protocol.messages.sampling import ModelSampling, Sampling, SamplingFields
 

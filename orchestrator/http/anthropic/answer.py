@@ -10,12 +10,10 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.result import Result
+from orchestrator.http.answer_content import AnswerContent, chat_call, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, OutputEvent, Reading, Text
-from orchestrator.http.openai.answers import finish_reason
-from orchestrator.http.openai.content import AnswerContent, chat_call
-from orchestrator.http.openai.usage import usage
-from orchestrator.http.renderer import frame
+from orchestrator.http.generation import End, OutputEvent, Reading, Text, frame
+from orchestrator.http.openai.answer import finish_reason
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 _SIGNATURE = "unsigned"

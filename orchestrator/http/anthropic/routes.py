@@ -7,14 +7,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.access.middleware import MESSAGES
+from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
-from orchestrator.http.body_reading import read_body
 from orchestrator.http.errors import unsupported
-from orchestrator.http.openai.content import AnswerContent
-from orchestrator.http.openai.request_models import ChatRequest
-from orchestrator.http.prompts.chat_prompts import RenderedChat
-from orchestrator.http.request_bodies import decoded
+from orchestrator.http.openai.request import ChatRequest
+from orchestrator.http.prompts import RenderedChat
+from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.server import Server
 
 Q = TypeVar("Q", bound=CountTokensRequest)

@@ -12,11 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestrator.http.access.disconnects import unless_gone
-from orchestrator.http.body_reading import read_body
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.request import EmbeddingRequest, Input
 from orchestrator.http.errors import ApiError
-from orchestrator.http.request_bodies import decoded
+from orchestrator.http.request_bodies import decoded, read_body
 
 
 class EmbeddingRoutes:

@@ -20,17 +20,14 @@ from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, model_card
-from orchestrator.http.models.dispatch import Asked, Dispatch
+from orchestrator.http.models.dispatch import Asked, ChunkForm, Dispatch, LineForm, PingForm, QueuedForm, StreamForm
 from orchestrator.http.models.host import LoadedModel, ModelHost
-from orchestrator.http.models.progress import ChunkForm, LineForm, PingForm, QueuedForm, StreamForm
 from orchestrator.http.monitoring.health import Condition, Health
 from orchestrator.http.monitoring.live import Live
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
 from orchestrator.http.ollama.answer import empty_line
-from orchestrator.http.ollama.catalogue import CataloguedModel, CatalogueRoutes, catalogued
-from orchestrator.http.ollama.embed import EmbedRoutes
-from orchestrator.http.ollama.names import keep_seconds, own_name
-from orchestrator.http.ollama.routes import CHAT, GENERATE
+from orchestrator.http.ollama.request import keep_seconds, own_name
+from orchestrator.http.ollama.routes import CHAT, GENERATE, CataloguedModel, CatalogueRoutes, EmbedRoutes, catalogued
 from orchestrator.http.responses.routes import ResponseStore, StoredResponses
 from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError

@@ -8,9 +8,9 @@ import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.core.models.events import Seconds
+from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End, OutputEvent, Reading, Text
-from orchestrator.http.openai.content import AnswerContent
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
 
 MEDIA_TYPE = "application/x-ndjson"

@@ -1,20 +1,134 @@
-"""POST /api/chat and /api/generate: what may be asked, as the chat or the completion that it stands for. Pure."""
+"""POST /api/chat and /api/generate: what may be asked, as the chat or the completion that it stands for. Pure.
 
-from collections.abc import Mapping
+Ollama's calls have no ids, and a result names its function; in a chat a result names the id of its call.
+"""
+
+import re
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from orchestrator.http.errors import unsupported
-from orchestrator.http.ollama.messages import chat_messages
-from orchestrator.http.ollama.names import keep_seconds, own_name
-from orchestrator.http.openai.completion_request import CompletionRequest
-from orchestrator.http.openai.request_models import ChatRequest
-from orchestrator.http.openai.structured_output import response_grammar
+from orchestrator.core.models.events import Seconds
+from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest
 from orchestrator.http.request_bodies import converted
+from orchestrator.http.structured_output import response_grammar
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
 from protocol.messages.grammar import Grammar
+
+_LATEST = ":latest"
+"""Clients add it to a name without a tag."""
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_MOST_CHARACTERS = 64
+
+
+def own_name(name: str | None) -> str | None:
+    """A name as this server's models have it."""
+    return None if not name else name.removesuffix(_LATEST)
+
+
+def keep_seconds(keep_alive: Any) -> Seconds | None:
+    """How long a model stays loaded without requests: a number of seconds, or a text like 1h30m. Negative is for ever,
+    which is None. Raises ApiError 400."""
+    if isinstance(keep_alive, int | float) and not isinstance(keep_alive, bool):
+        seconds = float(keep_alive)
+    elif isinstance(keep_alive, str) and len(keep_alive) <= _MOST_CHARACTERS:
+        seconds = _seconds(keep_alive.strip())
+    else:
+        raise _wrong_duration(keep_alive)
+    return None if seconds < 0 else seconds
+
+
+def _seconds(text: str) -> Seconds:
+    sign = -1.0 if text.startswith("-") else 1.0
+    size = text.lstrip("+-")
+    if re.fullmatch(r"\d+(\.\d+)?", size):
+        return sign * float(size)
+    parts = _PART.findall(size)
+    if not parts or "".join(number + unit for number, unit in parts) != size:
+        raise _wrong_duration(text)
+    return sign * sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _wrong_duration(value: Any) -> ApiError:
+    return ApiError(
+        400, f"keep_alive is {value!r}: give seconds, a duration like 5m, or -1 for ever.", param="keep_alive"
+    )
+
+
+Message = dict[str, Any]
+
+
+def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Raises ApiError for a message with images, and for one whose calls are malformed."""
+    found: list[Message] = []
+    open_calls = _OpenCalls()
+    for message in messages:
+        if message.get("images"):
+            raise unsupported("messages", "A message has images, and these models read only text: leave them out.")
+        kept: Message = {"role": message.get("role"), "content": message.get("content") or ""}
+        if message.get("thinking"):
+            kept["reasoning_content"] = message["thinking"]
+        if message.get("tool_calls"):
+            kept["tool_calls"] = [open_calls.add(_function(call)) for call in _calls(message)]
+        if kept["role"] == "tool":
+            kept |= open_calls.answered(message.get("tool_name") or message.get("name"))
+        found.append(kept)
+    return found
+
+
+class _OpenCalls:
+    """Calls that have no result yet, in their order."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._names: OrderedDict[str, str] = OrderedDict()
+        """By id."""
+        self._ids: dict[str, deque[str]] = defaultdict(deque)
+        """By name."""
+
+    def add(self, function: dict[str, Any]) -> dict[str, Any]:
+        """The call with its id. Mistral's templates read only ids of nine letters and digits."""
+        id, name = f"call{next(self._numbers):05}", function["name"]
+        self._names[id] = name
+        self._ids[name].append(id)
+        return {"id": id, "type": "function", "function": function}
+
+    def answered(self, name: Any) -> dict[str, Any]:
+        """Name and id of the call that a result for `name` answers: the first one of that name, or for None the first
+        one."""
+        if name is None:
+            name = next(iter(self._names.values()), None)
+        ids = self._ids.get(name) if isinstance(name, str) else None
+        if not ids:
+            return {} if name is None else {"name": name}
+        id = ids.popleft()
+        del self._names[id]
+        return {"name": name, "tool_call_id": id}
+
+
+def _calls(message: Mapping[str, Any]) -> list[Any]:
+    calls = message["tool_calls"]
+    if not isinstance(calls, list):
+        raise _wrong("The tool_calls of a message are no list.")
+    return calls
+
+
+def _function(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise _wrong("Each of a message's tool_calls must have a function with a name.")
+    return {"name": function["name"], "arguments": function.get("arguments") or {}}
+
+
+def _wrong(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_value", param="messages")
+
 
 _EFFORTS = ("low", "medium", "high")
 

@@ -1,6 +1,6 @@
 """The catalogue of a server with one model, under each of its names."""
 
-from orchestrator.http.ollama.catalogue import CataloguedModel, catalogued
+from orchestrator.http.ollama.routes import CataloguedModel, catalogued
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 

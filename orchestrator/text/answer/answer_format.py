@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from orchestrator.text.answer.bound_calls.harmony_calls import HarmonyCalls
-from orchestrator.text.answer.bound_calls.writers import CallWriter, call_writer
+from orchestrator.text.answer.bound_calls.writers import CallWriter, HarmonyCalls, call_writer
 from orchestrator.text.answer.harmony import (
     HARMONY_ANSWER,
     HARMONY_CLOSING,
@@ -15,11 +14,9 @@ from orchestrator.text.answer.harmony import (
     HarmonyParser,
     writes_harmony,
 )
+from orchestrator.text.answer.parsers import MARKERS, ThoughtMarkers, ThoughtParser, ToolCallParser, WrapperParser
 from orchestrator.text.answer.parts import AnswerParser, Part, Spoken, ThoughtSpan
-from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers, ThoughtParser, WrapperParser
-from orchestrator.text.answer.tool_call_parser import ToolCallParser
-from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax
-from orchestrator.text.answer.tool_syntax_inference import infer_tool_syntax
+from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.grammar import Thought

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.http.anthropic.content_blocks import messages
-from orchestrator.http.anthropic.request import MessagesRequest
+from orchestrator.http.anthropic.request import MessagesRequest, messages
 from orchestrator.http.errors import ApiError
 from orchestrator.http.request_bodies import decoded
 from orchestrator.text.chat_template import ChatTemplate

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.http.errors import ApiError
-from orchestrator.http.openai.request_models import ChatRequest
-from orchestrator.http.prompts.chat_prompts import ChatPrompts
+from orchestrator.http.openai.request import ChatRequest
+from orchestrator.http.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
 from orchestrator.text.answer.bound_calls import writers
 from orchestrator.text.answer.parameters import Parameters

@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import End
-from orchestrator.http.openai.content import AnswerContent
-from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
-from orchestrator.http.responses.items import messages
-from orchestrator.http.responses.request import Response
+from orchestrator.http.responses.request import Response, messages
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate

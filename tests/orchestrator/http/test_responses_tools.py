@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.http.responses.items import messages
-from orchestrator.http.responses.request import Response
-from orchestrator.http.responses.tools import custom_arguments, custom_input
+from orchestrator.http.responses.request import Response, custom_arguments, custom_input, messages
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.grammar import Json
 from tests.orchestrator.http.test_responses import RESPONSES, TOOLS, events, rebuilt, saying, unnamed

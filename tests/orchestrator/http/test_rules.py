@@ -12,10 +12,10 @@ from starlette.applications import Starlette
 from structlog.testing import capture_logs
 
 from orchestrator.http.access.admission_limit import AdmissionLimit
+from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.app import application
 from orchestrator.http.monitoring.health import Condition
 from orchestrator.http.monitoring.metrics import Metrics
-from orchestrator.http.openai.logprobs import LogprobTranscript
 from orchestrator.http.request_bodies import MOST_LEVELS
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings

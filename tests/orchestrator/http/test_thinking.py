@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from orchestrator.http.openai.structured_output import response_grammar
+from orchestrator.http.structured_output import response_grammar
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.answer.answer_format import infer_answer_format
-from orchestrator.text.answer.thought_parser import MARKERS
+from orchestrator.text.answer.parsers import MARKERS
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.base import SequenceId

@@ -10,10 +10,9 @@ import pytest
 from msgspec import structs
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
-from orchestrator.http.openai.earlier_turns import template_messages
-from orchestrator.http.openai.request_models import ChatRequest, read
-from orchestrator.text.answer.tool_syntax import JSON_SYNTAX
-from orchestrator.text.answer.tool_syntax_inference import infer_tool_syntax
+from orchestrator.http.history import template_messages
+from orchestrator.http.openai.request import ChatRequest, read
+from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
 from tests.support.fake_pipeline import READY, FakePipeline

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.http.openai.request_models import ChatRequest
-from orchestrator.http.prompts.chat_prompts import ChatPrompts
+from orchestrator.http.openai.request import ChatRequest
+from orchestrator.http.prompts import ChatPrompts
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http import test_anthropic as anthropic
 from tests.orchestrator.http import test_responses as responses

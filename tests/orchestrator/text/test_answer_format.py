@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.text.answer.answer_format import infer_answer_format
-from orchestrator.text.answer.tool_syntax_inference import infer_tool_syntax
+from orchestrator.text.answer.tool_syntax import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.text.test_answer_parsers import CALLS
 from tests.support.paths import DEMO_TARGET

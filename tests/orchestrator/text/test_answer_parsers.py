@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from orchestrator.text.answer.answer_format import AnswerFormat
 from orchestrator.text.answer.harmony import HarmonyParser
+from orchestrator.text.answer.parsers import MARKERS, ThoughtMarkers
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
-from orchestrator.text.answer.thought_parser import MARKERS, ThoughtMarkers
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, ToolSyntax
 from orchestrator.text.tokenizer import MARK
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.instruction_placement import Messages, place_instructions
+from orchestrator.text.chat_template import ChatTemplate, Messages, place_instructions
 from protocol.errors import InputError
 from tests.orchestrator.text.test_chat_template import model
 

@@ -1,10 +1,10 @@
 """Grammars of calls of a request's functions: demanded, optional, or instead of a value. Pure.
 
-`_STYLES` says how each syntax frames a call; gpt-oss' format is in `harmony_calls`.
+`_STYLES` says how each syntax frames a call; gpt-oss' format is `HarmonyCalls`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from orchestrator.text.answer.bound_calls.arguments import (
@@ -12,15 +12,17 @@ from orchestrator.text.answer.bound_calls.arguments import (
     BareObject,
     Fields,
     JsonArguments,
+    Marks,
     PythonArguments,
 )
-from orchestrator.text.answer.bound_calls.marks import Marks
+from orchestrator.text.answer.harmony import HARMONY_TOKENS
 from orchestrator.text.answer.parameters import ANY_OBJECT, Function, Parameters, json_schema
 from orchestrator.text.answer.tool_syntax import ToolSyntax
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA
-from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Several
+from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Several, Text
 from protocol.sampling.schema_bounds import MOST_LEVELS, surely_longer
 
 Functions: TypeAlias = Sequence[Function]
@@ -286,3 +288,46 @@ def _relocated(schema: Any, root: str, level: int = 0) -> Any:
         else _relocated(value, root, level + 1)
         for name, value in schema.items()
     }
+
+
+_MESSAGE, _NEXT = "<|message|>", "<|start|>assistant"
+
+
+class HarmonyCalls:
+    """Of a model with these tokens. The prompt ends with `<|start|>assistant`."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._marks = Marks.of(HARMONY_TOKENS, codec)
+
+    def demanded(self, functions: Functions, *, several: bool) -> Grammar:
+        """`several` has no effect."""
+        return self._grammar(self._calls(functions))
+
+    def optional(self, functions: Functions) -> Grammar:
+        return self._grammar([*self._calls(functions), self._final(Text(never=HARMONY_TOKENS))])
+
+    def or_value(self, functions: Functions, schema: str, *, several: bool) -> Grammar:
+        return self._grammar([*self._calls(functions), self._final(Json(schema))])
+
+    def _grammar(self, forms: Iterable[Form]) -> Grammar:
+        reasoning, spoken = (self._message(f"<|channel|>{channel}") for channel in ("analysis", "commentary"))
+        return Grammar("", bounded(Calls(tuple(forms), opening=(OneOf((reasoning, ())), OneOf((spoken, ()))))))
+
+    def _calls(self, functions: Functions) -> list[Form]:
+        require_small(functions)
+        return [*map(self._call, functions)]
+
+    def _call(self, function: Function) -> Form:
+        recipient = f" to=functions.{function['name']}"
+        # The models write the recipient behind the channel; the template writes it before.
+        headers = (f"<|channel|>commentary{recipient} <|constrain|>json", f"{recipient}<|channel|>commentary json")
+        arguments = Json(Parameters(function).json_schema())
+        return (OneOf(tuple(map(self._marks.form, headers))), *self._marks.form(_MESSAGE), arguments)
+
+    def _final(self, content: Json | Text) -> Form:
+        return (*self._marks.form("<|channel|>final" + _MESSAGE), content)
+
+    def _message(self, header: str) -> Form:
+        """A message before the last one."""
+        text = self._marks.text_up_to("<|end|>", tuple(mark for mark in HARMONY_TOKENS if mark != "<|end|>"))
+        return (*self._marks.form(header + _MESSAGE), text, *self._marks.form(_NEXT))

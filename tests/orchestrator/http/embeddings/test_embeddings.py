@@ -21,7 +21,7 @@ from orchestrator.http.app import answering
 from orchestrator.http.embeddings.model import EmbeddingModel
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
-from orchestrator.http.ollama.embed import EmbedRoutes
+from orchestrator.http.ollama.routes import EmbedRoutes
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.embeddings.process import EmbeddingCommand, EmbeddingProcess
 from orchestrator.machine.models.checkpoints import demo_model

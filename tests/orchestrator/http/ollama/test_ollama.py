@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import Reading
 from orchestrator.http.ollama.answer import OllamaAnswer
-from orchestrator.http.ollama.messages import chat_messages
-from orchestrator.http.ollama.names import keep_seconds, own_name
-from orchestrator.http.openai.content import AnswerContent
+from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError

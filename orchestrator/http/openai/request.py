@@ -1,20 +1,64 @@
-"""What clients may ask: OpenAI's request bodies, checked and turned into sampling parameters. Pure."""
+"""What clients may ask of OpenAI's completions and chat completions, checked and turned into sampling parameters. Pure.
+
+All other APIs translate their requests to these.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from orchestrator.api.sampling.sampling_fields import number_fields
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.http.request_bodies import decoded
-from orchestrator.http.sampling_fields import BODY_NAMES, CheckedSamplingFields
+from orchestrator.http.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
 from protocol.errors import InputError
-from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS
+from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS, Token
 from protocol.messages.grammar import Grammar
+
+NOT_IN_BODIES = {
+    "repetition_context": "no API that clients speak has such a field",
+    "logprobs": "each API asks for log-probabilities in its own way",
+    "verification": "the user who starts the server chooses the acceptance rule",
+}
+"""Fields of `SamplingFields` that no request body has, and why."""
+ONLY_OF_COMPLETIONS = {
+    "frequency_penalty": "neither the Responses API nor Anthropic's has it",
+    "presence_penalty": "neither the Responses API nor Anthropic's has it",
+}
+"""Fields that only chat completions and completions have, and why."""
+_OWN_RANGES = {"top_k": Annotated[int, Meta(ge=-1)]}
+"""Some clients send a top_k of -1 for "all"."""
+
+_FIELDS = number_fields(NOT_IN_BODIES)
+BODY_NAMES = tuple(field.name for field in _FIELDS)
+SHARED_NAMES = tuple(name for name in BODY_NAMES if name not in ONLY_OF_COMPLETIONS)
+"""Fields that every API has. All but completions pass them on to the chat request unchecked."""
+
+if TYPE_CHECKING:
+
+    class CheckedSamplingFields(msgspec.Struct, kw_only=True):
+        """BODY_NAMES with their ranges; None is "not given"."""
+
+    class UncheckedSamplingFields(msgspec.Struct, kw_only=True):
+        """SHARED_NAMES of any type; None is "not given"."""
+
+        temperature: Any = None
+        top_p: Any = None
+
+else:
+    CheckedSamplingFields = msgspec.defstruct(
+        "CheckedSamplingFields",
+        [(field.name, _OWN_RANGES.get(field.name, field.annotation) | None, None) for field in _FIELDS],
+        kw_only=True,
+    )
+    UncheckedSamplingFields = msgspec.defstruct(
+        "UncheckedSamplingFields", [(name, Any, None) for name in SHARED_NAMES], kw_only=True
+    )
+
 
 MOST_CHOICES = 16
 MOST_MESSAGES = 10_000
@@ -197,3 +241,82 @@ def _bias(bias: Mapping[str, float]) -> dict[int, float]:
     if not all(token.isascii() and token.isdigit() and len(token) < 10 for token in bias):
         raise ApiError(400, 'logit_bias maps token ids to numbers, for instance {"50": -100}.', param="logit_bias")
     return {int(token): value for token, value in bias.items()}
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """None is what clients send for "not given"."""
+
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    prompt: str | tuple[str | Token | tuple[Token, ...], ...]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | bool | None = None
+    echo: bool | None = None
+    suffix: Any = None
+    best_of: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+
+    @property
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """Each one gets its own choices. A list of ids is one prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if any(isinstance(each, int) for each in self.prompt):
+            ids = tuple(each for each in self.prompt if isinstance(each, int))
+            if len(ids) < len(self.prompt):
+                raise ApiError(400, "prompt mixes token ids with texts or lists: send one kind.", param="prompt")
+            return [ids]
+        return [each for each in self.prompt if not isinstance(each, int)]
+
+    @property
+    def prompt_count(self) -> int:
+        """As the first element has it; a mixed list is refused by `prompts`."""
+        return 1 if isinstance(self.prompt, str) or isinstance(next(iter(self.prompt), None), int) else len(self.prompt)
+
+    @property
+    def limit(self) -> int | None:
+        # The pipeline generates at least one token.
+        return 1 if self.silent else self.max_tokens
+
+    @property
+    def silent(self) -> bool:
+        """The client wants nothing but its prompt back."""
+        return self.max_tokens == 0
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        return bool(self.echo) and self.told is not None
+
+    @property
+    def choices(self) -> int:
+        return max(self.returned, self.best_of or 0)
+
+    @property
+    def returned(self) -> int:
+        """Choices that the client gets of each prompt, the best ones."""
+        return self.n or 1
+
+    @property
+    def told(self) -> int | None:
+        """As `alternatives`, of what the client is told. 0 asks for the chosen tokens' alone."""
+        return None if self.logprobs is False or self.logprobs is None else int(self.logprobs)
+
+    @property
+    def alternatives(self) -> int | None:
+        chooses = self.choices > self.returned
+        return 0 if self.told is None and chooses else self.told
+
+    def refuse_unsupported(self) -> None:
+        if self.suffix not in (None, False, ""):
+            raise unsupported(
+                "suffix", "suffix is not supported, because texts are continued at their end: leave it out."
+            )
+        if self.silent and not self.echo:
+            raise ApiError(
+                400, "A max_tokens of 0 generates nothing: set echo too.", code="invalid_value", param="max_tokens"
+            )
+        if self.stream and (self.silent or self.prompt_logprobs):
+            raise unsupported("stream", "An echo with logprobs, or with max_tokens 0, comes whole: leave out stream.")
+        if self.best_of is not None and self.best_of < self.returned:
+            raise ApiError(400, "best_of must be at least n.", code="invalid_value", param="best_of")
+        if self.choices > self.returned and self.stream:
+            raise ApiError(
+                400, "best_of chooses among whole answers: leave out stream.", code="invalid_value", param="best_of"
+            )

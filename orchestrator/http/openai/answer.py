@@ -9,12 +9,9 @@ from typing import Any, Literal, NamedTuple
 from msgspec import structs
 
 from orchestrator.api.result import Chosen, Result
+from orchestrator.http.answer_content import LogprobTranscript, chat_call, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import OutputEvent, Reading, Text
-from orchestrator.http.openai.content import chat_call
-from orchestrator.http.openai.logprobs import LogprobTranscript, echoed_logprobs, no_logprobs
-from orchestrator.http.openai.usage import usage
-from orchestrator.http.renderer import COMMENT, frame
+from orchestrator.http.generation import COMMENT, OutputEvent, Reading, Text, frame
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec

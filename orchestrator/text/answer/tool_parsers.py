@@ -1,11 +1,42 @@
-"""Parsers of tool-call syntaxes that mlx-lm's parsers do not have, or read too loosely. Pure."""
+"""What reads the calls of a family: mlx-lm's parsers, and our own where it has none. Pure."""
 
+import importlib
+import importlib.util
 import json
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
+
+_PACKAGE = "orchestrator_mlx_tool_parsers"
+"""The name under which their package is loaded."""
+
+
+def has_mlx_parser(name: str) -> bool:
+    """Whether the installed mlx-lm has this parser."""
+    return (_folder() / f"{name}.py").is_file()
+
+
+def mlx_parser(name: str) -> ModuleType:
+    """The module of a parser: `parse_tool_call`, `tool_call_start`, `tool_call_end`."""
+    if _PACKAGE not in sys.modules:
+        folder = _folder()
+        spec = importlib.util.spec_from_file_location(
+            _PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{_PACKAGE}.{name}")
+
+
+def _folder() -> Path:
+    found = importlib.util.find_spec("mlx_lm")
+    assert found is not None
+    return Path(next(iter(found.submodule_search_locations or ()))) / "tool_parsers"
 
 
 class Reading(NamedTuple):

@@ -1,14 +1,60 @@
-"""Log-probabilities in OpenAI's format, sent together with the text that they belong to. Pure."""
+"""What the answers of all APIs have in common: the parts of a choice, log-probabilities, token counts. Pure."""
 
+import uuid
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
-from orchestrator.api.result import Chosen
-from orchestrator.text.answer.parts import ThoughtSpan
+from orchestrator.api.result import Chosen, Result
+from orchestrator.http.generation import OutputEvent, Text
+from orchestrator.text.answer.parts import AnswerParser, Call, Part, Spoken, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.sampling import Likelihood
+
+
+class AnswerContent:
+    """The content of an answer. White space between the text and a call is dropped."""
+
+    def __init__(self, parser: AnswerParser, calls: bool) -> None:
+        """`calls`: whether the answer may have any."""
+        self._parser = parser
+        self._calls = calls
+        self._called = False
+        self._space = ""
+
+    @property
+    def thoughts(self) -> Sequence[ThoughtSpan]:
+        """As of AnswerParser."""
+        return self._parser.thoughts
+
+    def parse(self, event: OutputEvent) -> Sequence[Part]:
+        """The new parts."""
+        parts = self._parser.push(event.text) if isinstance(event, Text) else self._parser.finish()
+        if not self._calls:
+            return parts
+        kept = [kept for part in parts for kept in self._without_trailing_space(part)]
+        if isinstance(event, Text) or self._called or not self._space:
+            return kept
+        return [*kept, Spoken(self._space)]
+
+    def _without_trailing_space(self, part: Part) -> list[Part]:
+        """Holds white space back until text follows it."""
+        if not isinstance(part, Spoken):
+            self._called = self._called or isinstance(part, Call)
+            self._space = ""
+            return [part]
+        text = self._space + part.text
+        stripped = text.rstrip()
+        self._space = text[len(stripped) :]
+        return [Spoken(stripped)] if stripped else []
+
+
+def chat_call(call: Call) -> dict[str, Any]:
+    """A call in the form of chat responses, with a new id if the model gave it none. Mistral's templates read only ids
+    of nine letters and digits."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id or uuid.uuid4().hex[:9], "type": "function", "function": function}
 
 
 class LogprobTranscript:
@@ -123,3 +169,18 @@ def _best(token: int, likelihood: Likelihood, codec: TextCodec) -> dict[str, flo
 def _readable(spelt: bytes) -> str:
     """The token's text; bytes of an incomplete character are escaped."""
     return spelt.decode("utf-8", "backslashreplace")
+
+
+def usage(results: Sequence[Result], prompts: int, reasoning_tokens: int = 0) -> dict[str, Any]:
+    """`results` are in the order of prompts; a prompt counts once for all its choices."""
+    each = len(results) // prompts
+    prompt = sum(result.statistics.prompt_tokens for result in results[::each])
+    completion = sum(result.statistics.generated_tokens for result in results)
+    cached = sum(min(result.statistics.adopted_tokens, result.statistics.prompt_tokens) for result in results[::each])
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": min(reasoning_tokens, completion)},
+    }
