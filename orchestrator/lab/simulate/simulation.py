@@ -1,12 +1,10 @@
-"""A whole pipeline in virtual time: the real state machine, modelled workers behind wires, clients. Pure.
+"""A whole pipeline in virtual time: the real state machine, the real workers behind wires, clients.
 
 The same arguments give the same run, event by event.
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from orchestrator.core.commands import (
     Command,
@@ -25,18 +23,16 @@ from orchestrator.core.commands import (
 from orchestrator.core.events import Arrived, Ended, Event, Recalled, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.contention import Contention
-from orchestrator.lab.simulate.devices import Wire, Wires
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker, WorkerHost
-from orchestrator.lab.simulate.virtual_clock import VirtualClock
-from protocol.messages.base import Role, SequenceId
+from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock
+from orchestrator.lab.simulate.workers import BuildWorker, SimulatedWorker, WorkerHost, modelled_workers
+from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import FromWorker, ToWorker
 
-BuildWorker: TypeAlias = Callable[[Role], ModelledWorker]
-"""Makes a worker for a new life."""
 _RESTART_SECONDS = 1.0
 """Until the successor of a replaced worker is up."""
 
@@ -172,7 +168,7 @@ class Simulation:
         self._load(host, loading, remote=False)
         return host
 
-    def attach(self, draft: ModelledWorker, loading: float = 0.0, wire: Wire | None = None) -> WorkerHost:
+    def attach(self, draft: SimulatedWorker, loading: float = 0.0, wire: Wire | None = None) -> WorkerHost:
         """Start a draft of another machine."""
         host = self._host(draft, wire)
         self._load(host, loading, remote=True)
@@ -198,7 +194,7 @@ class Simulation:
         self.start(role, _RESTART_SECONDS)
 
     def _host(
-        self, worker: ModelledWorker, wire: Wire | None = None, contention: Contention | None = None
+        self, worker: SimulatedWorker, wire: Wire | None = None, contention: Contention | None = None
     ) -> WorkerHost:
         self._incarnations += 1
         role, incarnation, machine = worker.hello.role, self._incarnations, self.machine
@@ -273,3 +269,29 @@ class Simulation:
     def _end(self, sequence: SequenceId, reason: str) -> None:
         self.live.remove(sequence)
         self.clients[sequence].reason = reason
+
+
+def modelled_pipeline(
+    options: Options,
+    language: Language,
+    devices: Devices,
+    wires: Wires | None = None,
+    seed: int = 0,
+    kept: int | None = 0,
+    level: Level = "tree",
+) -> Simulation:
+    """A pipeline whose target, of this level, is up; its draft too, if the strategy uses one."""
+    strategy = STRATEGIES[options.strategy]
+    simulation = Simulation(
+        options,
+        language,
+        modelled_workers(language, devices, level=level),
+        wires,
+        seed,
+        kept,
+        devices.slow_down,
+    )
+    simulation.start("target")
+    if strategy.drafts:
+        simulation.start("draft")
+    return simulation

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from orchestrator.core.commands import Keep, Recall
 from orchestrator.core.events import Recalled
-from orchestrator.lab.simulate.modelled_worker import modelled_hello
+from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.machine.disk_cache.chunks import CHUNK
 from orchestrator.machine.disk_cache.store import ChunkStore, cached_models, clear_disk_cache, disk_cache_folder
 from orchestrator.runtime.disk_cache import DiskCache

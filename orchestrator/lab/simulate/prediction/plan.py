@@ -10,8 +10,7 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
-from orchestrator.lab.simulate.simulation import SimulatedClient
+from orchestrator.lab.simulate.simulation import SimulatedClient, modelled_pipeline
 from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage
 from protocol.messages.base import Level, NodeId
 from protocol.worker.pacing import DevicePace
