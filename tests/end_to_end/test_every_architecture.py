@@ -11,7 +11,8 @@ from mlx_lm.generate import generate_step
 
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import SimulatedWorker, VirtualWorker
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import VirtualWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello

@@ -20,7 +20,8 @@ from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine, WrappedEngine, WrappedSequence
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import SimulatedWorker, VirtualWorker
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import VirtualWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello

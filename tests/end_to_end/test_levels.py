@@ -13,7 +13,8 @@ from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import SimulatedWorker, VirtualWorker
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import VirtualWorker
 from orchestrator.text.tokenizer import TextCodec
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel

@@ -3,7 +3,8 @@
 from msgspec.structs import replace
 
 from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.workers import CONTEXT, ModelledDraft, ModelledTarget, Work
+from orchestrator.lab.simulate.worker_host import Work
+from orchestrator.lab.simulate.workers import CONTEXT, ModelledDraft, ModelledTarget
 from protocol.messages.base import Level
 from protocol.messages.features import FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import FromWorker, ToWorker, Verdict

@@ -9,7 +9,8 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import BuildWorker, modelled_workers
+from orchestrator.lab.simulate.worker_host import BuildWorker
+from orchestrator.lab.simulate.workers import modelled_workers
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.worker import FromWorker, ToWorker, Verdict

@@ -23,12 +23,11 @@ from orchestrator.core.commands import (
 from orchestrator.core.events import Arrived, Ended, Event, Recalled, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.lab.simulate.devices import Devices, Wire, Wires
+from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock
-from orchestrator.lab.simulate.workers import BuildWorker, SimulatedWorker, WorkerHost, modelled_workers
-from protocol.messages.base import Level, Role, SequenceId
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
+from protocol.messages.base import Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import FromWorker, ToWorker
@@ -269,29 +268,3 @@ class Simulation:
     def _end(self, sequence: SequenceId, reason: str) -> None:
         self.live.remove(sequence)
         self.clients[sequence].reason = reason
-
-
-def modelled_pipeline(
-    options: Options,
-    language: Language,
-    devices: Devices,
-    wires: Wires | None = None,
-    seed: int = 0,
-    kept: int | None = 0,
-    level: Level = "tree",
-) -> Simulation:
-    """A pipeline whose target, of this level, is up; its draft too, if the strategy uses one."""
-    strategy = STRATEGIES[options.strategy]
-    simulation = Simulation(
-        options,
-        language,
-        modelled_workers(language, devices, level=level),
-        wires,
-        seed,
-        kept,
-        devices.slow_down,
-    )
-    simulation.start("target")
-    if strategy.drafts:
-        simulation.start("draft")
-    return simulation

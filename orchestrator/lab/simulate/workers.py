@@ -1,26 +1,26 @@
-"""The real workers over engines without models, at a device's pace, and the host that runs one on the virtual clock.
+"""The real workers over engines without models, at a device's pace on the virtual clock. Imports MLX, through them.
 
 Random by seed alone: the same messages give the same work.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
-
-from msgspec import structs
 
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine
-from orchestrator.lab.simulate.devices import Devices, Wire
+from orchestrator.core.options import Options
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.lab.simulate.devices import Devices, Wires
 from orchestrator.lab.simulate.language import VOCABULARY, Language
-from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock, WireDirection
+from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.prefix_cache import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
-from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Ping, Pong, Start, ToWorker, Verdict
+from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Ping, Pong, Start, ToWorker
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace, Pacer
@@ -30,123 +30,11 @@ from target_worker.verification.acceptance import Acceptance
 from target_worker.worker import TargetWorker
 
 CONTEXT = 1 << 17
-_RETRY_SECONDS = 1.0
-"""Interval at which a frozen host checks whether it may finish a unit of work."""
 _ROWS_SECONDS = 0.0001
 """Of a growth step that takes all its candidates from the rows of an earlier forward."""
 
 Build: TypeAlias = Callable[[Callable[[], float], Pacer], DraftWorker | TargetWorker]
 """Makes a worker from its clock and its pacer."""
-
-
-class Work(NamedTuple):
-    """The worker is busy for `seconds`, if nothing slows it down, then it sends its replies."""
-
-    replies: tuple[FromWorker, ...] = ()
-    seconds: float = 0.0
-
-    def lasting(self, seconds: float) -> "Work":
-        """The same work that took `seconds`, as its replies then report."""
-        return Work(tuple(_reporting(reply, self.seconds, seconds) for reply in self.replies), seconds)
-
-
-def _reporting(reply: FromWorker, planned: float, seconds: float) -> FromWorker:
-    """A repeated verdict keeps the seconds of its own forward."""
-    if isinstance(reply, Verdict | Grow) and reply.seconds == planned:
-        return structs.replace(reply, seconds=seconds)
-    return reply
-
-
-class SimulatedWorker(Protocol):
-    """Messages in, work out; without a clock."""
-
-    hello: Hello
-
-    def handle(self, message: ToWorker) -> Work: ...
-
-    def work(self) -> Work | None:
-        """One unit of background work; None if there is none."""
-        ...
-
-
-BuildWorker: TypeAlias = Callable[[Role], SimulatedWorker]
-"""Makes a worker for a new life."""
-
-
-class WorkerHost:
-    """One life of a worker: handles the messages, does one unit of work, repeats, like a real worker's loop."""
-
-    def __init__(
-        self,
-        worker: SimulatedWorker,
-        incarnation: int,
-        clock: VirtualClock,
-        wire: Wire,
-        seed: int,
-        receive: Callable[[FromWorker], None],
-        contention: Contention | None = None,
-    ) -> None:
-        """`seed` decides the wire's faults; `receive` gets the messages that arrive at the orchestrator; `contention`
-        is that of the worker's chip, None for a chip of its own."""
-        self.worker = worker
-        self.role: Role = worker.hello.role
-        self.incarnation = incarnation
-        self.alive = True
-        """A dead worker sends nothing; messages that it sent before still arrive."""
-        self.is_up = False
-        """The orchestrator knows that it is up."""
-        self._clock = clock
-        self._contention = contention or Contention(clock)
-        self._reply_to = receive
-        self._inbox: deque[ToWorker] = deque()
-        self._busy = False
-        self._frozen = False
-        self._outbound = WireDirection(clock, wire, seed, incarnation, 0)
-        self._inbound = WireDirection(clock, wire, seed, incarnation, 1)
-
-    def send(self, message: ToWorker) -> None:
-        self._outbound.send(self._clock.now, lambda: self._receive(message))
-
-    def rewire(self, wire: Wire) -> None:
-        """Send later messages over another wire."""
-        self._outbound.wire = self._inbound.wire = wire
-
-    def freeze(self) -> None:
-        """Stop in the middle of a unit of work; messages queue up."""
-        self._frozen = True
-
-    def thaw(self) -> None:
-        """Continue where it stopped."""
-        self._frozen = False
-        self._continue()
-
-    def _receive(self, message: ToWorker) -> None:
-        self._inbox.append(message)
-        self._continue()
-
-    def _continue(self) -> None:
-        while self.alive and not self._busy and not self._frozen:
-            work = self.worker.handle(self._inbox.popleft()) if self._inbox else self.worker.work()
-            if work is None:
-                return
-            if work.seconds > 0.0:
-                self._busy = True
-                self._contention.begin(work.seconds, lambda seconds, work=work: self._done(work.lasting(seconds)))
-            else:
-                self._reply(work)
-
-    def _done(self, work: Work) -> None:
-        if self._frozen and self.alive:
-            self._clock.at(self._clock.now + _RETRY_SECONDS, lambda: self._done(work))
-            return
-        self._busy = False
-        self._reply(work)
-        self._continue()
-
-    def _reply(self, work: Work) -> None:
-        if self.alive:
-            for reply in work.replies:
-                self._inbound.send(self._clock.now, lambda reply=reply: self._reply_to(reply))
 
 
 class VirtualWorker:
@@ -222,6 +110,32 @@ def modelled_workers(
         return ModelledDraft(language, devices.draft, context, devices.draft_block)
 
     return build
+
+
+def modelled_pipeline(
+    options: Options,
+    language: Language,
+    devices: Devices,
+    wires: Wires | None = None,
+    seed: int = 0,
+    kept: int | None = 0,
+    level: Level = "tree",
+) -> Simulation:
+    """A pipeline whose target, of this level, is up; its draft too, if the strategy uses one."""
+    strategy = STRATEGIES[options.strategy]
+    simulation = Simulation(
+        options,
+        language,
+        modelled_workers(language, devices, level=level),
+        wires,
+        seed,
+        kept,
+        devices.slow_down,
+    )
+    simulation.start("target")
+    if strategy.drafts:
+        simulation.start("draft")
+    return simulation
 
 
 def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None = None, level: Level = "tree") -> Hello:

@@ -2,7 +2,8 @@
 
 from orchestrator.core.commands import Dismiss, SendMessage
 from orchestrator.core.events import Arrived
-from orchestrator.lab.simulate.workers import BuildWorker, ModelledDraft, SimulatedWorker, WorkerHost
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
+from orchestrator.lab.simulate.workers import ModelledDraft
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import Reroot, Start

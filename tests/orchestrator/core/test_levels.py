@@ -6,13 +6,8 @@ from orchestrator.core.commands import Emit, SendMessage, TrialDecided
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.workers import (
-    BuildWorker,
-    ModelledDraft,
-    ModelledTarget,
-    SimulatedWorker,
-    modelled_workers,
-)
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_workers
 from protocol.messages.base import Level, Role
 from protocol.messages.worker import Forest, Reroot, Start, Stop, Verify
 from protocol.speculation.token_tree import fits

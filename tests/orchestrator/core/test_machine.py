@@ -11,7 +11,8 @@ from orchestrator.core.phases import Phase
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.devices import Wire
 from orchestrator.lab.simulate.simulation import SimulatedClient
-from orchestrator.lab.simulate.workers import BuildWorker, ModelledDraft, ModelledTarget, SimulatedWorker, Work
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import NodeId, Role
 from protocol.messages.worker import Fault, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
 from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from orchestrator.lab.simulate.language import VOCABULARY
-from orchestrator.lab.simulate.workers import SimulatedWorker, Work, modelled_hello
+from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
+from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import (

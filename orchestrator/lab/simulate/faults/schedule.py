@@ -16,7 +16,8 @@ from orchestrator.lab.simulate.faults.faulty_workers import FaultyTarget, Garbag
 from orchestrator.lab.simulate.faults.invariants import Violation
 from orchestrator.lab.simulate.faults.simulation import FaultSimulation
 from orchestrator.lab.simulate.language import random_token
-from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, SimulatedWorker
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
 

@@ -16,7 +16,7 @@ from orchestrator.lab.simulate.faults.faulty_workers import ARENA_BYTES, arena_n
 from orchestrator.lab.simulate.faults.invariants import Invariants, Violation
 from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import BuildWorker
+from orchestrator.lab.simulate.worker_host import BuildWorker
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Ping

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from orchestrator.core.options import Options
 from orchestrator.core.policy.freshness import Freshness
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, SimulatedWorker, Work
+from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import NodeId, Role
 from protocol.messages.features import FeatureForm, Taps
 from protocol.messages.worker import Reroot, Start, ToWorker

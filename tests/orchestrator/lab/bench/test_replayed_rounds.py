@@ -16,7 +16,8 @@ from orchestrator.core.options import Options, StrategyName
 from orchestrator.lab.bench.baseline.contender import MlxLm, running
 from orchestrator.lab.bench.baseline.messages import Job
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import SimulatedWorker, VirtualWorker
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import VirtualWorker
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.inference.language_model import LanguageModel

@@ -12,7 +12,8 @@ from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLangua
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.workers import SimulatedWorker, modelled_workers
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import modelled_workers
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.messages.base import Role
 from protocol.messages.worker import Verify
