@@ -81,7 +81,7 @@ class TargetEngine:
         if start.sampling.prompt_logprobs:
             return TargetSequence(self, start, processors, Adoption(self.model.sequence()), self._checkpoint(start, 0))
         shared = 0 if found is None else found.tokens
-        adoption = self._adopt(start, shared)
+        adoption = self.adoption(start, shared)
         if adoption.tokens or found is None or not shared:
             return TargetSequence(self, start, processors, adoption, self._checkpoint(start, adoption.tokens))
         adoption = adoption._replace(cache=found.kv.first(shared, found.exclusive), tokens=shared)
@@ -108,7 +108,17 @@ class TargetEngine:
         """An acceptance or a grammar error for each proposal of a forward."""
         return [sequence.walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
 
-    def _adopt(self, start: Start, shared: int) -> Adoption:
+    def prompt_likelihoods(self, logits: mx.array, tokens: Sequence[int], count: int) -> list[Likelihood]:
+        """As `likelihoods`, where row i of `logits` is for `tokens[i]`."""
+        found: list[Likelihood] = []
+        # A few rows at a time: in 32 bits, the rows of a large vocabulary take much memory.
+        for first in range(0, len(tokens), _ROWS_TOGETHER):
+            some = tokens[first : first + _ROWS_TOGETHER]
+            found += likelihoods(logits, range(first, first + len(some)), some, count)
+        return found
+
+    def adoption(self, start: Start, shared: int) -> Adoption:
+        """The KV of the arena that `start` names, if it holds more than `shared` tokens; else empty KV."""
         reference = start.adopt
         if reference is None or reference.tokens <= shared:
             return Adoption(self.model.sequence())
@@ -212,7 +222,7 @@ class TargetSequence:
         logits = self.cache.prefill(chunk)
         if self.sampling.prompt_logprobs and logits is not None:
             following = self.tokens[begin + 1 : min(begin + 1 + len(chunk), self.start.prompt_tokens)]
-            self.told += _prompt_likelihoods(logits, following, self.sampling.logprobs or 0)
+            self.told += self._engine.prompt_likelihoods(logits, following, self.sampling.logprobs or 0)
         self.evaluated += len(chunk)
         self._forget()
 
@@ -288,16 +298,6 @@ class EarlyForward(NamedTuple):
     logits: list[mx.array]
     began: float
     """On the worker's clock."""
-
-
-def _prompt_likelihoods(logits: mx.array, tokens: Sequence[int], count: int) -> list[Likelihood]:
-    """As `likelihoods`, where row i of `logits` is for `tokens[i]`."""
-    found: list[Likelihood] = []
-    # A few rows at a time: in 32 bits, the rows of a large vocabulary take much memory.
-    for first in range(0, len(tokens), _ROWS_TOGETHER):
-        some = tokens[first : first + _ROWS_TOGETHER]
-        found += likelihoods(logits, range(first, first + len(some)), some, count)
-    return found
 
 
 def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:

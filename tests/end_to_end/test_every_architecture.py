@@ -10,8 +10,9 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker
 from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import VirtualWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello
@@ -19,7 +20,7 @@ from protocol.worker.pacing import DevicePace
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
-from tests.support.virtual_workers import FixedPrompts, VirtualWorker, rounds
+from tests.support.scripted_simulation import FixedPrompts, rounds
 
 _PROMPTS = ((5, 9, 2, 33, 5, 9, 2, 33, 5, 9), (7, 8, 7, 8, 7, 8, 7))
 _LENGTH = 64
@@ -38,7 +39,7 @@ def _run(name: str, strategy: str, temperature: float, killed: bool = False) -> 
     model = _model(name)
     hello = Hello("target", "mlx", name, name, model.vocabulary, model.context, "", "cpu", 1, level=model.level)
 
-    def build(role: Role) -> ModelledWorker:
+    def build(role: Role) -> SimulatedWorker:
         engine = TargetEngine(model, prefill_chunk=3)
         return VirtualWorker(lambda clock, pacer: TargetWorker(engine, clock, hello, pacer, _PREFIX_CACHE), _PACE)
 

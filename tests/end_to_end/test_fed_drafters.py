@@ -19,8 +19,9 @@ from draft_worker.engines.redrafter import ReDrafterEngine
 from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine, WrappedEngine, WrappedSequence
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker
 from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import VirtualWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello
@@ -31,7 +32,7 @@ from target_worker.worker import TargetWorker
 from tests.support.models.fitted_drafters import continued, features, fit_block, fit_redrafter
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.models.trained_drafters import WIDTH, block_form, block_network, ends_of, write_target
-from tests.support.virtual_workers import FixedPrompts, VirtualWorker, rounds
+from tests.support.scripted_simulation import FixedPrompts, rounds
 
 PROMPT = (5, 9, 2, 33, 5, 9, 2, 33, 5, 9)
 LENGTH = 40
@@ -99,7 +100,7 @@ def run(target: LanguageModel, draft: Engine | None, temperature: float, damage:
     path = str(Path(target.folder))
     hello = Hello("target", "mlx", path, "qwen3", target.vocabulary, target.context, "", "cpu", 1, level="tree")
 
-    def build(role: Role) -> ModelledWorker:
+    def build(role: Role) -> SimulatedWorker:
         if role == "draft" and draft is not None:
             fed = FedEngine(draft, target.network, damage)
             return VirtualWorker(

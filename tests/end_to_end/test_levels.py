@@ -12,8 +12,9 @@ from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker
 from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import VirtualWorker
 from orchestrator.text.tokenizer import TextCodec
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
@@ -24,7 +25,7 @@ from protocol.worker.pacing import DevicePace
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
-from tests.support.virtual_workers import FixedPrompts, VirtualWorker, rounds
+from tests.support.scripted_simulation import FixedPrompts, rounds
 
 _PROMPTS = ("def quicksort(items):\n", "for i in range(10):\n    print(i)\nfor i in range(10):\n    print(")
 _LENGTH = 24
@@ -57,7 +58,7 @@ def _run(strategy: str, level: Level, temperature: float, **options: Any) -> Sim
         *("target", "mlx", "demo", "llama", target.vocabulary, target.context, draft.tokenizer, "cpu", 1), level=level
     )
 
-    def build(role: Role) -> ModelledWorker:
+    def build(role: Role) -> SimulatedWorker:
         if role == "draft":
             return VirtualWorker(
                 lambda clock, pacer: DraftWorker(PacedEngine(draft, pacer, clock), clock, 512, pacer), _DRAFT_PACE

@@ -2,10 +2,9 @@
 
 from msgspec.structs import replace
 
-from orchestrator.lab.simulate.draft import ModelledDraft
 from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.modelled_worker import CONTEXT, Work
-from orchestrator.lab.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.worker_host import Work
+from orchestrator.lab.simulate.workers import CONTEXT, ModelledDraft, ModelledTarget
 from protocol.messages.base import Level
 from protocol.messages.features import FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import FromWorker, ToWorker, Verdict
@@ -39,8 +38,9 @@ class RecordingTarget(ModelledTarget):
     def _followed(self, reply: FromWorker) -> tuple[FromWorker, ...]:
         if not isinstance(reply, Verdict) or not self.recorded:
             return (reply,)
-        served, rows = self._sequences[reply.sequence], len(reply.path) + 1
-        return reply, Features(reply.sequence, served.round, RING, served.position - rows, rows)
+        round, position = self.root(reply.sequence)
+        rows = len(reply.path) + 1
+        return reply, Features(reply.sequence, round, RING, position - rows, rows)
 
 
 def reading(draft: ModelledDraft, form: FeatureForm | None) -> ModelledDraft:

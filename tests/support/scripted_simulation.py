@@ -1,17 +1,20 @@
 """A pipeline in virtual time that a test drives event by event, and whose messages it may hold back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.events import Arrived, Event
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.modelled_pipeline import modelled_workers
-from orchestrator.lab.simulate.simulation import BuildWorker, Simulation
-from protocol.messages.base import Role, SequenceId
+from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import BuildWorker
+from orchestrator.lab.simulate.workers import modelled_workers
+from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.client import Statistics
-from protocol.messages.worker import FromWorker, ToWorker
+from protocol.messages.worker import FromWorker, ToWorker, Verdict
+from protocol.speculation.candidates import Candidates
 from protocol.worker.pacing import DevicePace
 
 ONE, TWO, THREE = SequenceId(1), SequenceId(2), SequenceId(3)
@@ -97,3 +100,26 @@ def ready(strategy: str = "adaptive", build: BuildWorker | None = None, **option
     simulation.start("target")
     simulation.start("draft")
     return simulation
+
+
+class FixedPrompts:
+    """A `Language` of prompts alone: real workers decide everything else."""
+
+    def __init__(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        self._prompts = prompts
+
+    def prompt(self, request: int) -> tuple[int, ...]:
+        return self._prompts[request]
+
+    def token(self, request: int, position: int) -> int:
+        return 0
+
+    def candidates(self, request: int, node: NodeId, position: int, on_target_path: bool, limit: int) -> Candidates:
+        raise AssertionError("a real draft makes the guesses")
+
+
+def rounds(simulation: Simulation) -> list[tuple[int, int, int]]:
+    """The rounds in order: sequence, accepted tokens, bonus token. The simulation keeps its whole history."""
+    events: list[Event] = [event for _, event, _ in simulation.history]
+    verdicts = [event.message for event in events if isinstance(event, Arrived) and isinstance(event.message, Verdict)]
+    return [(verdict.sequence, len(verdict.path), verdict.bonus) for verdict in verdicts]

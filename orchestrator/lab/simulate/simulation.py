@@ -1,12 +1,10 @@
-"""A whole pipeline in virtual time: the real state machine, modelled workers behind wires, clients. Pure.
+"""A whole pipeline in virtual time: the real state machine, the real workers behind wires, clients.
 
 The same arguments give the same run, event by event.
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from orchestrator.core.commands import (
     Command,
@@ -23,18 +21,15 @@ from orchestrator.core.commands import (
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.contention import Contention
 from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker, WorkerHost
-from orchestrator.lab.simulate.virtual_clock import VirtualClock
+from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import FromWorker, ToWorker
 
-BuildWorker: TypeAlias = Callable[[Role], ModelledWorker]
-"""Makes a worker for a new life."""
 _RESTART_SECONDS = 1.0
 """Until the successor of a replaced worker is up."""
 
@@ -170,7 +165,7 @@ class Simulation:
         self._load(host, loading, remote=False)
         return host
 
-    def attach(self, draft: ModelledWorker, loading: float = 0.0, wire: Wire | None = None) -> WorkerHost:
+    def attach(self, draft: SimulatedWorker, loading: float = 0.0, wire: Wire | None = None) -> WorkerHost:
         """Start a draft of another machine."""
         host = self._host(draft, wire)
         self._load(host, loading, remote=True)
@@ -196,7 +191,7 @@ class Simulation:
         self.start(role, _RESTART_SECONDS)
 
     def _host(
-        self, worker: ModelledWorker, wire: Wire | None = None, contention: Contention | None = None
+        self, worker: SimulatedWorker, wire: Wire | None = None, contention: Contention | None = None
     ) -> WorkerHost:
         self._incarnations += 1
         role, incarnation, machine = worker.hello.role, self._incarnations, self.machine

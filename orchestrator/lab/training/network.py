@@ -50,22 +50,6 @@ class Norm(nn.Module):
         return functional.rms_norm(rows, (rows.shape[-1],), self.weight, EPSILON)
 
 
-class Cache:
-    """Keys and values of a layer's past tokens, each (batch, kv heads, tokens, head size)."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._past: tuple[Tensor, Tensor] | None = None
-
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append tokens; returns all keys and values."""
-        if self._past is not None:
-            keys, values = torch.cat((self._past[0], keys), 2), torch.cat((self._past[1], values), 2)
-        self._past = keys, values
-        self.length = keys.shape[2]
-        return keys, values
-
-
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions, causal."""
 
@@ -77,19 +61,17 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.hidden, shape.kv_heads * shape.head_size, bias=False)
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
 
-    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None) -> Tensor:
+    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None) -> Tensor:
         values = self._heads(self.v_proj(rows))
         queries = rotate(self._heads(self.q_proj(rows)), cosine, sine).to(values.dtype)
         keys = rotate(self._heads(self.k_proj(rows)), cosine, sine).to(values.dtype)
-        if cache is not None:
-            keys, values = cache.extend(keys, values)
         group = self.shape.heads // self.shape.kv_heads
         mixed = functional.scaled_dot_product_attention(
             queries,
             keys.repeat_interleave(group, 1),
             values.repeat_interleave(group, 1),
             attn_mask=mask,
-            is_causal=mask is None and rows.shape[1] > 1,
+            is_causal=mask is None,
         )
         return self.o_proj(mixed.transpose(1, 2).reshape(rows.shape))
 
@@ -121,13 +103,13 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(shape.hidden)
         self.mlp = FeedForward(shape)
 
-    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, cache: Cache | None, mask: Tensor | None) -> Tensor:
-        rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine, cache, mask)
+    def forward(self, rows: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None) -> Tensor:
+        rows = rows + self.self_attn(self.input_layernorm(rows), cosine, sine, mask)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
 class Network(nn.Module):
-    """Tokens (batch, tokens) to logits (batch, tokens, vocabulary); embedding and output share weights."""
+    """Tokens (batch, tokens) to states; embedding and output share weights."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -141,18 +123,11 @@ class Network(nn.Module):
         self.register_buffer("sine", angles.sin(), persistent=False)
         self._initialise()
 
-    def forward(self, tokens: Tensor, caches: list[Cache] | None = None) -> Tensor:
-        """`caches`, one a layer, hold the past tokens: the first call takes a whole prompt, later calls one token."""
-        return functional.linear(self.hidden(tokens, caches), self.embed_tokens.weight)
-
-    def hidden(self, tokens: Tensor, caches: list[Cache] | None = None, mask: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """States behind the final norm. `mask`, (batch, 1, tokens, tokens), tells what a token may attend to."""
-        begin = caches[0].length if caches else 0
-        assert begin == 0 or tokens.shape[1] == 1, "the causal mask needs an empty cache or a single token"
-        here = slice(begin, begin + tokens.shape[1])
-        rows = self.embed_tokens(tokens)
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            rows = layer(rows, self.cosine[here], self.sine[here], cache, mask)
+        rows, length = self.embed_tokens(tokens), tokens.shape[1]
+        for layer in self.layers:
+            rows = layer(rows, self.cosine[:length], self.sine[:length], mask)
         return self.norm(rows)
 
     def _initialise(self) -> None:

@@ -2,9 +2,8 @@
 
 from orchestrator.core.commands import Dismiss, SendMessage
 from orchestrator.core.events import Arrived
-from orchestrator.lab.simulate.draft import ModelledDraft
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker, WorkerHost
-from orchestrator.lab.simulate.simulation import BuildWorker
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
+from orchestrator.lab.simulate.workers import ModelledDraft
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Tap, Taps
 from protocol.messages.worker import Reroot, Start
@@ -19,7 +18,7 @@ def reader(form: FeatureForm | None) -> ModelledDraft:
 
 
 def building(form: FeatureForm | None = LOW, taps: Taps | None = TAPS, level: Level = "tree") -> BuildWorker:
-    def build(role: Role) -> ModelledWorker:
+    def build(role: Role) -> SimulatedWorker:
         return RecordingTarget(LANGUAGE, TARGET, CONTEXT, level, taps) if role == "target" else reader(form)
 
     return build

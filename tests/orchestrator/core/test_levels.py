@@ -6,11 +6,8 @@ from orchestrator.core.commands import Emit, SendMessage, TrialDecided
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.draft import ModelledDraft
-from orchestrator.lab.simulate.modelled_pipeline import modelled_workers
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker
-from orchestrator.lab.simulate.simulation import BuildWorker
-from orchestrator.lab.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_workers
 from protocol.messages.base import Level, Role
 from protocol.messages.worker import Forest, Reroot, Start, Stop, Verify
 from protocol.speculation.token_tree import fits
@@ -123,7 +120,7 @@ class SuccessiveTargets:
     def __init__(self, *levels: Level) -> None:
         self._levels = iter(levels)
 
-    def __call__(self, role: Role) -> ModelledWorker:
+    def __call__(self, role: Role) -> SimulatedWorker:
         if role == "draft":
             return ModelledDraft(LANGUAGE, DRAFT, CONTEXT)
         return ModelledTarget(LANGUAGE, TARGET, CONTEXT, next(self._levels))

@@ -13,9 +13,8 @@ import pytest
 from orchestrator.core.commands import Command
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.lab.simulate.draft import ModelledDraft
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work
-from orchestrator.lab.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import Role
 from protocol.messages.kv import KvOffer
@@ -56,10 +55,10 @@ class SavingTarget(ModelledTarget):
         self._verdicts += isinstance(reply, Verdict)
         if self._verdicts % SAVED_EVERY:
             return (reply,)
-        return reply, KvOffer(reply.sequence, ARENA, self._sequences[reply.sequence].position, 1 << 20, 0.001)
+        return reply, KvOffer(reply.sequence, ARENA, self.root(reply.sequence)[1], 1 << 20, 0.001)
 
 
-def _build(role: Role) -> ModelledWorker:
+def _build(role: Role) -> SimulatedWorker:
     return SavingTarget() if role == "target" else ModelledDraft(LANGUAGE, DRAFT_PACE, CONTEXT)
 
 

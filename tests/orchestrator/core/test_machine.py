@@ -10,10 +10,9 @@ from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.devices import Wire
-from orchestrator.lab.simulate.draft import ModelledDraft
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work
-from orchestrator.lab.simulate.simulation import BuildWorker, SimulatedClient
-from orchestrator.lab.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.simulation import SimulatedClient
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import NodeId, Role
 from protocol.messages.worker import Fault, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
 from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready
@@ -28,7 +27,7 @@ def served(simulation: ScriptedSimulation) -> SimulatedClient:
 
 
 def building(target: type[ModelledTarget] = ModelledTarget, draft: type[ModelledDraft] = ModelledDraft) -> BuildWorker:
-    def build(role: Role) -> ModelledWorker:
+    def build(role: Role) -> SimulatedWorker:
         return target(LANGUAGE, TARGET, CONTEXT) if role == "target" else draft(LANGUAGE, DRAFT, CONTEXT)
 
     return build

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.faults.faulty_workers import ModelledPrefill
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work
-from orchestrator.lab.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
+from orchestrator.lab.simulate.workers import ModelledTarget
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import FromWorker, Prefill, Prefilled, Start, Stop, ToWorker, Verdict
@@ -99,7 +99,7 @@ class KvSimulation(ScriptedSimulation):
         self.released: list[str] = []
         self.start("target")
 
-    def _worker(self, role: Role) -> ModelledWorker:
+    def _worker(self, role: Role) -> SimulatedWorker:
         return SavingTarget(self.arenas) if role == "target" else ArenaPrefill(self.arenas)
 
     def perform(self, command: Command) -> None:

@@ -16,9 +16,9 @@ from orchestrator.core.phases import Phase
 from orchestrator.core.policy.freshness import Freshness
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.draft import ModelledDraft
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work, WorkerHost
 from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work, WorkerHost
+from orchestrator.lab.simulate.workers import ModelledDraft
 from orchestrator.runtime.journal import Journal, replay
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import FeatureForm
@@ -59,7 +59,7 @@ class DisorderedSimulation(Simulation):
         """Drafts are wrong at different positions."""
         return ModelledLanguage(self._acceptance, prompt_tokens=self._prompt_tokens, draft=(draft,))
 
-    def _worker(self, role: Role) -> ModelledWorker:
+    def _worker(self, role: Role) -> SimulatedWorker:
         language = self._language(len(self.history))
         level = self._levels[len(self.history) % len(self._levels)]
         if role == "target":

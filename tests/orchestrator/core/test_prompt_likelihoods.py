@@ -8,7 +8,7 @@ from orchestrator.core.commands import Command, Emit, SendMessage
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.modelled_worker import modelled_hello
+from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Prefilled, PromptLikelihoods, Start, Verify

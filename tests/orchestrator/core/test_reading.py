@@ -4,7 +4,7 @@ from orchestrator.core.commands import Command, TellReading
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.modelled_worker import modelled_hello
+from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Prefilled, Prefilling

@@ -17,7 +17,7 @@ from orchestrator.core.options import Options
 from orchestrator.lab.bench.costs.figure import Figure
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
+from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.messages.worker import Grow, Verdict
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from orchestrator.lab.simulate.language import VOCABULARY
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker, Work, modelled_hello
+from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
+from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import (
@@ -33,7 +34,7 @@ _MAX_KNOWN = 64
 class FaultyTarget:
     """A target with correct verdicts that loses sequences, refuses trees and can't adopt some arenas."""
 
-    def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
+    def __init__(self, inner: SimulatedWorker, source: random.Random, share: float) -> None:
         """`share`: share of messages that are answered with a fault."""
         self.hello = inner.hello
         self._inner = inner
@@ -124,7 +125,7 @@ class ModelledPrefill:
 class GarbageDraft:
     """Damages the messages of a modelled draft, and adds messages that only other workers may send."""
 
-    def __init__(self, inner: ModelledWorker, source: random.Random, share: float) -> None:
+    def __init__(self, inner: SimulatedWorker, source: random.Random, share: float) -> None:
         """`share`: share of messages that are damaged."""
         self.hello = inner.hello
         self._inner = inner

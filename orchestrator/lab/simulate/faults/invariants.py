@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.core.commands import Command, Emit, Finish, Reject, Release, SendMessage, TellReading
 from orchestrator.core.phases import Phase
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.target import prompt_likelihood
+from orchestrator.lab.simulate.workers import prompt_likelihood
 from protocol.messages.base import Role
 from protocol.messages.worker import Start
 

@@ -12,13 +12,12 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Wire
-from orchestrator.lab.simulate.draft import ModelledDraft
 from orchestrator.lab.simulate.faults.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
 from orchestrator.lab.simulate.faults.invariants import Violation
 from orchestrator.lab.simulate.faults.simulation import FaultSimulation
 from orchestrator.lab.simulate.language import random_token
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker
-from orchestrator.lab.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
 
@@ -175,7 +174,7 @@ class _FaultSchedule:
             turn=source.choice((8, 256)),
         )
 
-    def _worker(self, role: Role) -> ModelledWorker:
+    def _worker(self, role: Role) -> SimulatedWorker:
         if role == "target":
             return FaultyTarget(ModelledTarget(self._language, _TARGET), self._source, self._faulty)
         if role == "prefill":

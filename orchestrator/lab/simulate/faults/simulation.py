@@ -14,7 +14,8 @@ from orchestrator.core.restarts import RestartPolicy
 from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.faults.invariants import Invariants, Violation
 from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.simulation import BuildWorker, Simulation
+from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import BuildWorker
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import Ping
 

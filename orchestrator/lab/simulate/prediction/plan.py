@@ -10,7 +10,6 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
 from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage
 from protocol.messages.base import Level, NodeId
@@ -169,6 +168,9 @@ def baseline_prediction(scenario: Scenario) -> list[Prediction]:
 
 def simulated(scenario: Scenario, strategy: str, name: str | None = None) -> Prediction:
     """One of our strategies, through the real state machine. Raises AssertionError if a token is not the target's."""
+    # The command line loads no MLX before it simulates.
+    from orchestrator.lab.simulate.workers import modelled_pipeline
+
     options = msgspec.structs.replace(scenario.options, strategy=strategy)
     simulation = modelled_pipeline(
         options, scenario.language, scenario.devices, scenario.wires, scenario.seed, level=scenario.level

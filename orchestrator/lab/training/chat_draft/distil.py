@@ -25,7 +25,6 @@ from orchestrator.lab.training.chat_draft.measure import agreement, report
 from orchestrator.lab.training.chat_draft.shards import Answers, Rows
 from orchestrator.lab.training.chat_draft.target import add_target, target_folder
 from orchestrator.lab.training.network import Network, copy_tokenizer, load
-from orchestrator.lab.training.train import inherit
 from orchestrator.lab.training.training_loop import parser, train
 
 DIVERGENCE_WEIGHT = 0.6
@@ -74,8 +73,13 @@ def arguments() -> argparse.Namespace:
 
 
 def pruned(target: Network, layers: list[int]) -> Network:
-    draft = Network(replace(target.shape, layers=len(layers)))
-    inherit(draft, target, layers)
+    """A draft that begins with the target's embedding, norm and these of its layers."""
+    draft, state = Network(replace(target.shape, layers=len(layers))), target.state_dict()
+    for index, layer in enumerate(layers):
+        prefix, source = f"layers.{index}.", f"layers.{layer}."
+        inherited = {name: weight for name, weight in state.items() if name.startswith(source)}
+        state |= {prefix + name.removeprefix(source): weight for name, weight in inherited.items()}
+    draft.load_state_dict({name: state[name] for name in draft.state_dict()})
     return draft
 
 

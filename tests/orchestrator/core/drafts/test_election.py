@@ -16,9 +16,8 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.turn_taking import TurnTaking
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire
-from orchestrator.lab.simulate.draft import ModelledDraft
-from orchestrator.lab.simulate.modelled_pipeline import modelled_workers
 from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.workers import ModelledDraft, modelled_workers
 from protocol.messages.worker import Reroot, Start, Stop, ToWorker
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import ONE, ScriptedSimulation, ready

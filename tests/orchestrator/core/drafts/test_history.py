@@ -5,7 +5,7 @@ from orchestrator.core.drafts.history import DraftArenas
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.modelled_worker import modelled_hello
+from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.sampling import Sampling

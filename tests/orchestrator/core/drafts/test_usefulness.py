@@ -7,7 +7,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Usefulness
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
+from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.messages.worker import Start, Stop
 

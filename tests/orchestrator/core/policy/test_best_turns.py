@@ -14,7 +14,7 @@ from orchestrator.core.policy.decision import Decision, SequenceView, VerifyNode
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
+from orchestrator.lab.simulate.workers import modelled_pipeline
 from protocol.worker.pacing import DevicePace
 
 TARGET = DevicePace(steps=((1, 0.053), (2, 0.057), (4, 0.067), (8, 0.079), (16, 0.115)), prefill_rate=300.0)

@@ -7,16 +7,13 @@ from msgspec.structs import replace
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.freshness import Freshness
-from orchestrator.lab.simulate.draft import ModelledDraft, _DraftedSequence
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker
 from orchestrator.lab.simulate.simulation import Simulation
-from orchestrator.lab.simulate.target import ModelledTarget
-from protocol.messages.base import Role
+from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
+from protocol.messages.base import NodeId, Role
 from protocol.messages.features import FeatureForm, Taps
-from protocol.messages.worker import Reroot
+from protocol.messages.worker import Reroot, Start, ToWorker
 from protocol.speculation.candidates import Candidates
-from protocol.speculation.rolling_context import RollingContext
-from protocol.speculation.token_tree import Node
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import LANGUAGE, TARGET, ScriptedSimulation
 
@@ -56,32 +53,45 @@ def test_the_choice_follows_a_text_that_changes(fresh: bool):
     assert sum(choice == fresh for choice in chosen[-2000:]) > 1800
 
 
-class FadingSequence(_DraftedSequence):
+class FadingLanguage:
     """Its guesses know the target up to the root only: the further below they are, the more often they are wrong."""
 
-    fading: float
+    def __init__(self, fading: float) -> None:
+        self._fading = fading
+        self.root = 0
+        """Position of the draft's root."""
 
-    def _candidates(self, node: Node, limit: int) -> Candidates:
-        found = super()._candidates(node, limit)
-        below = node.depth - self.root.depth
-        right = random.Random(node.id).random() < self.fading**below
+    def prompt(self, request: int) -> tuple[int, ...]:
+        return LANGUAGE.prompt(request)
+
+    def token(self, request: int, position: int) -> int:
+        return LANGUAGE.token(request, position)
+
+    def candidates(self, request: int, node: NodeId, position: int, on_target_path: bool, limit: int) -> Candidates:
+        found = LANGUAGE.candidates(request, node, position, on_target_path, limit)
+        right = random.Random(node).random() < self._fading ** (position - 1 - self.root)
         return found if right else found._replace(tokens=[token + 1 for token in found.tokens])
 
 
 class FadingDraft(ModelledDraft):
+    """Of one sequence."""
+
     def __init__(self, pace: DevicePace, fading: float, reads: bool) -> None:
-        super().__init__(LANGUAGE, pace)
-        self._sequence = type("Fading", (FadingSequence,), {"fading": fading})
+        self._language = FadingLanguage(fading)
+        super().__init__(self._language, pace)
         if reads:
             self.hello = replace(self.hello, features=FeatureForm((1,), 64))
 
-    def _open(self, start):
-        kind = "greedy" if start.sampling.temperature == 0 else "sampled"
-        return self._sequence(start, self._language, RollingContext(self.hello.context), self._calibrations[kind], 1)
+    def handle(self, message: ToWorker) -> Work:
+        if isinstance(message, Start):
+            self._language.root = len(message.tokens) - 1
+        if isinstance(message, Reroot):
+            self._language.root = message.position + len(message.tokens)
+        return super().handle(message)
 
 
 def decoded(fading: float, step: float, reads: bool, strategy: str = "adaptive", tokens: int = 400) -> Simulation:
-    def build(role: Role) -> ModelledWorker:
+    def build(role: Role) -> SimulatedWorker:
         if role == "draft":
             return FadingDraft(DevicePace(steps=((1, step),), prefill_rate=4000.0), fading, reads)
         target = ModelledTarget(LANGUAGE, TARGET)

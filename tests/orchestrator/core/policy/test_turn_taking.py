@@ -13,10 +13,9 @@ from orchestrator.core.policy.turn_taking import MeasuredRound, TurnTaking
 from orchestrator.core.policy.width_cost import WidthCost
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.draft import ModelledDraft
-from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
-from orchestrator.lab.simulate.modelled_worker import Work
 from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import Work
+from orchestrator.lab.simulate.workers import ModelledDraft, modelled_pipeline
 from protocol.messages.client import Statistics
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Extend, Grow, Reroot, Start, ToWorker

@@ -15,8 +15,9 @@ from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.lab.bench.baseline.contender import MlxLm, running
 from orchestrator.lab.bench.baseline.messages import Job
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker
 from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import VirtualWorker
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.inference.language_model import LanguageModel
@@ -28,7 +29,7 @@ from target_worker.engine import TargetEngine
 from target_worker.recorded_engine import RecordedEngine, RecordedModel
 from target_worker.worker import TargetWorker
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
-from tests.support.virtual_workers import FixedPrompts, VirtualWorker, rounds
+from tests.support.scripted_simulation import FixedPrompts, rounds
 
 _PROMPTS = ("def quicksort(items):\n", "class Stack:\n    def push(self, item):\n")
 _LENGTH = 24
@@ -53,7 +54,7 @@ def _run(strategy: StrategyName, temperature: float, texts: RecordedTexts | None
     target, draft = _models()
     hello = Hello("target", "mlx", "demo", "llama", target.vocabulary, target.context, draft.tokenizer, "cpu", 1)
 
-    def build(role: Role) -> ModelledWorker:
+    def build(role: Role) -> SimulatedWorker:
         if role == "draft":
             return VirtualWorker(
                 lambda clock, pacer: DraftWorker(PacedEngine(draft, pacer, clock), clock, 512, pacer), _DRAFT_PACE

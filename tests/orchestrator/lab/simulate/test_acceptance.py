@@ -12,8 +12,8 @@ from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLangua
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.fit import fit
 from orchestrator.lab.simulate.language import uniform
-from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
 from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, read_trace
+from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.runtime.journal import Journal
 from protocol.errors import InputError
 from protocol.messages.base import NodeId

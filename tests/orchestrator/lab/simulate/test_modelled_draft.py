@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.draft import ModelledDraft
+from orchestrator.lab.simulate.workers import ModelledDraft
 from protocol.messages.base import NodeId, Round, SequenceId
 from protocol.messages.plans import BestFirst, Chain, GrowthPlan
 from protocol.messages.sampling import Sampling

@@ -6,10 +6,9 @@ from hypothesis import given, settings
 
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
-from orchestrator.lab.simulate.contention import Contention
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires, stretched
-from orchestrator.lab.simulate.modelled_pipeline import modelled_pipeline
-from orchestrator.lab.simulate.virtual_clock import VirtualClock, WireDirection
+from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock, WireDirection
+from orchestrator.lab.simulate.workers import modelled_pipeline
 from protocol.worker.pacing import DevicePace
 
 STRATEGIES = ["ar", "sd", "ssd", "adaptive"]

@@ -10,10 +10,10 @@ from orchestrator.core.commands import SendMessage
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.modelled_pipeline import modelled_workers
-from orchestrator.lab.simulate.modelled_worker import ModelledWorker
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED
 from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import SimulatedWorker
+from orchestrator.lab.simulate.workers import modelled_workers
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.messages.base import Role
 from protocol.messages.worker import Verify
@@ -36,7 +36,7 @@ def decoded(devices: Devices, acceptance: AcceptanceModel, *, measured: bool = T
     workers state no costs."""
     build = modelled_workers(ModelledLanguage(acceptance, 0), devices)
 
-    def built(role: Role) -> ModelledWorker:
+    def built(role: Role) -> SimulatedWorker:
         worker = build(role)
         worker.hello = worker.hello if measured else replace(worker.hello, costs=())
         return worker

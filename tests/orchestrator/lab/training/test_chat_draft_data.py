@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lab.training.chat_draft import prompts, sources
+from orchestrator.lab.training.chat_draft import prompts
 
 
 def real_text(folder: Path) -> Path:
@@ -50,7 +50,7 @@ def test_no_text_is_both_trained_on_and_held_out(tmp_path: Path, monkeypatch):
     train, held_out = made(real_text(tmp_path / "sources"), monkeypatch)
 
     trained = {turn for prompt in train if prompt["category"] != "maths" for turn in prompt["turns"][:1]}
-    texts = [paragraph for paragraph in sources.paragraphs(tmp_path / "sources") if prompts.is_held_out(paragraph)]
+    texts = [paragraph for paragraph in prompts.paragraphs(tmp_path / "sources") if prompts.is_held_out(paragraph)]
     assert texts
     assert not any(text in turn for text in texts for turn in trained)
     assert not trained & {turn for prompt in held_out if prompt["category"] != "maths" for turn in prompt["turns"]}

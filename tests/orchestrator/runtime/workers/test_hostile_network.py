@@ -19,7 +19,7 @@ from orchestrator.core.events import Arrived, Event, Request, Submitted, WorkerD
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.language import VOCABULARY
-from orchestrator.lab.simulate.modelled_worker import modelled_hello
+from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.errors import WireError
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.kv import KvOffer

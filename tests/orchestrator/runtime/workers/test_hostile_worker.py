@@ -11,8 +11,7 @@ from orchestrator.core.events import Arrived, Request, Submitted, Tick, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.language import VOCABULARY
-from orchestrator.lab.simulate.modelled_worker import modelled_hello
-from orchestrator.lab.simulate.target import ModelledTarget
+from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.errors import WireError
 from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, SequenceId, plain
 from protocol.messages.kv import KvOffer

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.serving.attachment import _raise_refusal
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
-from orchestrator.lab.simulate.modelled_worker import modelled_hello
+from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry

@@ -1,22 +1,16 @@
-"""The interface of modelled workers, and the host that runs a worker on the virtual clock behind a wire. Pure."""
+"""What a simulated worker is, and the host that runs one on the virtual clock behind a wire. Imports no MLX."""
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import structs
 
-from orchestrator.lab.simulate.contention import Contention
 from orchestrator.lab.simulate.devices import Wire
-from orchestrator.lab.simulate.language import VOCABULARY
-from orchestrator.lab.simulate.virtual_clock import VirtualClock, WireDirection
-from protocol.messages.base import Level, Role
+from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock, WireDirection
+from protocol.messages.base import Role
 from protocol.messages.worker import FromWorker, Grow, Hello, ToWorker, Verdict
-from protocol.worker.pacing import DevicePace, Pacer
 
-CHUNK = 512
-"""Prompt tokens of one prefill forward; messages are handled between forwards."""
-CONTEXT = 1 << 17
 _RETRY_SECONDS = 1.0
 """Interval at which a frozen host checks whether it may finish a unit of work."""
 
@@ -39,7 +33,7 @@ def _reporting(reply: FromWorker, planned: float, seconds: float) -> FromWorker:
     return reply
 
 
-class ModelledWorker(Protocol):
+class SimulatedWorker(Protocol):
     """Messages in, work out; without a clock."""
 
     hello: Hello
@@ -51,21 +45,8 @@ class ModelledWorker(Protocol):
         ...
 
 
-def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None = None, level: Level = "tree") -> Hello:
-    """With the costs that a worker of this pace measures."""
-    return Hello(
-        role=role,
-        engine="modelled",
-        model=f"modelled-{role}",
-        architecture="none",
-        vocabulary=VOCABULARY,
-        context=context,
-        tokenizer_fingerprint="",
-        device="none",
-        pid=1,
-        costs=Pacer(pace).costs(),
-        level=level,
-    )
+BuildWorker: TypeAlias = Callable[[Role], SimulatedWorker]
+"""Makes a worker for a new life."""
 
 
 class WorkerHost:
@@ -73,7 +54,7 @@ class WorkerHost:
 
     def __init__(
         self,
-        worker: ModelledWorker,
+        worker: SimulatedWorker,
         incarnation: int,
         clock: VirtualClock,
         wire: Wire,

@@ -1,0 +1,369 @@
+"""The real workers over engines without models, at a device's pace on the virtual clock. Imports MLX, through them.
+
+Random by seed alone: the same messages give the same work.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
+
+from draft_worker.engine import Batch, Engine, EngineSequence
+from draft_worker.worker import DraftWorker
+from draft_worker.wrapped_engine import PacedEngine
+from orchestrator.core.options import Options
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.lab.simulate.devices import Devices, Wires
+from orchestrator.lab.simulate.language import VOCABULARY, Language
+from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
+from protocol.inference.tree_sequence import TreeSequence
+from protocol.kv.prefix_cache import Found
+from protocol.messages.base import Level, NodeId, Role, SequenceId
+from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Ping, Pong, Start, ToWorker
+from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import node_id
+from protocol.worker.pacing import DevicePace, Pacer
+from target_worker.engine import Proposal, TargetEngine, TargetSequence
+from target_worker.kv.target_kv import Adoption, TargetKv
+from target_worker.verification.acceptance import Acceptance
+from target_worker.worker import TargetWorker
+
+CONTEXT = 1 << 17
+_ROWS_SECONDS = 0.0001
+"""Of a growth step that takes all its candidates from the rows of an earlier forward."""
+
+Build: TypeAlias = Callable[[Callable[[], float], Pacer], DraftWorker | TargetWorker]
+"""Makes a worker from its clock and its pacer."""
+
+
+class VirtualWorker:
+    """A real worker. Its own code takes no time; its forwards take the times of a device's pace."""
+
+    def __init__(self, build: Build, pace: DevicePace) -> None:
+        self._now = 0.0
+        self._worker = build(self._clock, Pacer(pace, self._clock, self._sleep))
+        self.hello = self._worker.hello()
+
+    def handle(self, message: ToWorker) -> Work:
+        if isinstance(message, Ping):
+            return Work((Pong(message.sent),))
+        return self._timed(self._worker.handle(message))
+
+    def work(self) -> Work | None:
+        return self._timed(self._worker.work()) if self._worker.has_work else None
+
+    def _timed(self, replies: Iterable[FromWorker]) -> Work:
+        began = self._now
+        return Work(tuple(replies), self._now - began)
+
+    def _clock(self) -> float:
+        return self._now
+
+    def _sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class ModelledDraft(VirtualWorker):
+    """A draft that guesses as a language says."""
+
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT, block: int = 1) -> None:
+        """`block`: tokens that one forward guesses behind one another, as a block drafter's does."""
+        engine = _GuessEngine(language, context, block)
+        super().__init__(lambda clock, pacer: DraftWorker(PacedEngine(engine, pacer, clock), clock, pacer=pacer), pace)
+        self.hello: Hello = modelled_hello("draft", context, pace)
+
+    def work(self) -> Work | None:
+        work = super().work()
+        free = work is not None and not work.seconds and any(isinstance(reply, Grow) for reply in work.replies)
+        return work.lasting(_ROWS_SECONDS) if work is not None and free else work
+
+
+class ModelledTarget(VirtualWorker):
+    """A target whose tokens are those of a language."""
+
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT, level: Level = "tree") -> None:
+        self._engine, hello = _LanguageEngine(language, context, level), modelled_hello("target", context, level=level)
+        super().__init__(lambda clock, pacer: TargetWorker(self._engine, clock, hello, pacer), pace)
+
+    def root(self, sequence: SequenceId) -> tuple[int, int]:
+        """The round and the position of a live sequence's root."""
+        held = self._engine.sequences[sequence]
+        return held.round, held.position
+
+    def handle(self, message: ToWorker) -> Work:
+        """The orchestrator must send no tree that one forward can't verify."""
+        work = super().handle(message)
+        unfit = next((each for each in work.replies if isinstance(each, Fault) and each.nodes), None)
+        assert unfit is None, f"a tree that the target can't verify: {unfit}"
+        return work
+
+
+def modelled_workers(
+    language: Language, devices: Devices, context: int = CONTEXT, level: Level = "tree"
+) -> BuildWorker:
+    """Targets of this level and drafts, of this language, with the times of these devices."""
+
+    def build(role: Role) -> SimulatedWorker:
+        if role == "target":
+            return ModelledTarget(language, devices.target, context, level)
+        return ModelledDraft(language, devices.draft, context, devices.draft_block)
+
+    return build
+
+
+def modelled_pipeline(
+    options: Options,
+    language: Language,
+    devices: Devices,
+    wires: Wires | None = None,
+    seed: int = 0,
+    kept: int | None = 0,
+    level: Level = "tree",
+) -> Simulation:
+    """A pipeline whose target, of this level, is up; its draft too, if the strategy uses one."""
+    strategy = STRATEGIES[options.strategy]
+    simulation = Simulation(
+        options,
+        language,
+        modelled_workers(language, devices, level=level),
+        wires,
+        seed,
+        kept,
+        devices.slow_down,
+    )
+    simulation.start("target")
+    if strategy.drafts:
+        simulation.start("draft")
+    return simulation
+
+
+def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None = None, level: Level = "tree") -> Hello:
+    """With the costs that a worker of this pace measures."""
+    return Hello(
+        role=role,
+        engine="modelled",
+        model=f"modelled-{role}",
+        architecture="none",
+        vocabulary=VOCABULARY,
+        context=context,
+        tokenizer_fingerprint="",
+        device="none",
+        pid=1,
+        costs=Pacer(pace).costs(),
+        level=level,
+    )
+
+
+def prompt_likelihood(place: int) -> Likelihood:
+    """What a modelled target reports of the prompt's token behind `place` others and the first one."""
+    return Likelihood(-float(place))
+
+
+class _GuessEngine(Engine):
+    """Takes candidates from a language."""
+
+    name = "modelled"
+    architecture = "none"
+
+    def __init__(self, language: Language, context: int, block: int) -> None:
+        self.context = context
+        self._language = language
+        self._block = block
+
+    def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
+        return _GuessSequence(self._language, sampling.seed, self._block)
+
+
+class _Row(NamedTuple):
+    """An evaluated node."""
+
+    id: NodeId
+    depth: int
+    on_target_path: bool
+    left: int
+    """Rows of guesses that its forward has left for the nodes below it."""
+    guesses: Sequence[int]
+
+
+class _GuessSequence(EngineSequence):
+    """Counts committed tokens, and knows of each row where it stands."""
+
+    def __init__(self, language: Language, request: int, block: int) -> None:
+        self._language = language
+        self._request = request
+        self._block = block
+        self._committed = self._next_row = 0
+        self._rows: dict[int, _Row] = {}
+        self._last: _Row | None = None
+        """The last committed token, if it was evaluated as a node."""
+        self._widths: list[int] = []
+        prompt = language.prompt(request)
+        self._prompt_tokens = len(prompt)
+        self._roots = [node_id(NodeId(0), prompt[-1])]
+        """Ids of the nodes on the target's path, from the prompt's last token on."""
+
+    @property
+    def committed(self) -> int:
+        return self._committed
+
+    @property
+    def next_row(self) -> int:
+        return self._next_row
+
+    @property
+    def forward_widths(self) -> Sequence[int]:
+        return self._widths
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self._committed += len(tokens)
+        self._last = None
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        if batch.committed:
+            self.prefill(batch.committed)
+        self._next_row += len(batch.committed)
+        evaluated, found = len(batch.committed), []
+        for token, parent in zip(batch.tokens, batch.parents, strict=True):
+            row, candidates, left = self._evaluated(token, parent, batch)
+            evaluated += not left
+            self._rows[self._next_row] = row
+            self._next_row += 1
+            found.append(candidates)
+        self._widths = [evaluated] if evaluated else []
+        return found
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        for row in path:
+            self._last = self._rows[row]
+        self._committed += len(path)
+        self._rows = {row: self._rows[row] for row in surviving}
+
+    def truncate(self, length: int) -> None:
+        self._committed = min(self._committed, length)
+        self._rows, self._last = {}, None
+
+    def _evaluated(self, token: int, parent: int, batch: Batch) -> tuple[_Row, Candidates, int]:
+        """The node's row, its candidates, and the rows of guesses that its parent's forward had left for it."""
+        if parent < 0:
+            depth, on_path = batch.skipped + self._committed, True
+            id, above = self._root(depth, token), self._last
+            left = above.left if above is not None and token in above.guesses else 0
+        else:
+            above = self._rows[parent]
+            depth, id, left = above.depth + 1, node_id(above.id, token), above.left
+            on_path = above.on_target_path and token == self._language.token(self._request, depth)
+        candidates = self._language.candidates(self._request, id, depth + 1, on_path, batch.limit)
+        return _Row(id, depth, on_path, (left or self._block) - 1, candidates.tokens), candidates, left
+
+    def _root(self, depth: int, token: int) -> NodeId:
+        """The id of the root at this position, as in the orchestrator's tree."""
+        generated = depth - self._prompt_tokens + 1
+        if generated < 0:
+            return node_id(NodeId(depth), token)
+        while len(self._roots) <= generated:
+            position = self._prompt_tokens + len(self._roots) - 1
+            self._roots.append(node_id(self._roots[-1], self._language.token(self._request, position)))
+        return self._roots[generated]
+
+
+class _LanguageModel:
+    """What the real engine reads of its model."""
+
+    vocabulary = VOCABULARY
+    prompt_logits = True
+
+    def __init__(self, context: int, level: Level) -> None:
+        self.context = context
+        self.level: Level = level
+
+    def sequence(self) -> TreeSequence:
+        return _CountedRows()
+
+
+class _LanguageEngine(TargetEngine):
+    """Accepts a language's tokens. An arena that is offered counts as adopted."""
+
+    def __init__(self, language: Language, context: int, level: Level) -> None:
+        self.model: Any = _LanguageModel(context, level)
+        self.prefill_chunk = 512
+        self._exchange = None
+        self._language = language
+        self.sequences: WeakValueDictionary[SequenceId, TargetSequence] = WeakValueDictionary()
+
+    def open(self, start: Start, processors: None, found: Found[TargetKv] | None = None) -> TargetSequence:
+        sequence = self.sequences[start.sequence] = super().open(start, processors, found)
+        return sequence
+
+    def processors(self, start: Start) -> None:
+        return None
+
+    def adoption(self, start: Start, shared: int) -> Adoption:
+        offered = 0 if start.adopt is None else start.adopt.tokens
+        assert offered < len(start.tokens), "an arena is adopted only up to the root"
+        return Adoption(_CountedRows(offered), offered) if offered > shared else Adoption(_CountedRows())
+
+    def begin_forward(self, asked: Sequence[Proposal]) -> list[Any]:
+        return [sequence.cache.evaluate(proposal.tokens, proposal.parents) for sequence, proposal in asked]
+
+    def walks(self, logits: Sequence[Any], asked: Sequence[Proposal]) -> list[Any]:
+        """Down from the root while the language's token is a node of the tree."""
+        found = []
+        for sequence, proposal in asked:
+            accepted: list[int] = []
+            at, position = 0, sequence.position
+            while True:
+                position += 1
+                token = self._language.token(sequence.sampling.seed, position)
+                below = proposal.children[at].get(token)
+                if below is None:
+                    break
+                at = below
+                accepted.append(at)
+            found.append(Acceptance(tuple(accepted), token))
+        return found
+
+    def prompt_likelihoods(self, logits: Any, tokens: Sequence[int], count: int) -> list[Likelihood]:
+        return [prompt_likelihood(place) for place, _ in zip(logits, tokens, strict=False)]
+
+
+class _CountedRows(TreeSequence):
+    """The numbers of rows and of committed tokens, without KV."""
+
+    copyable = False
+    forgotten = 0
+    memory = 0
+
+    def __init__(self, tokens: int = 0) -> None:
+        self.recorded = None
+        self._tokens_committed = tokens
+        self._rows_begun = 0
+
+    @property
+    def committed(self) -> int:
+        return self._tokens_committed
+
+    @property
+    def next_row(self) -> int:
+        return self._rows_begun
+
+    def prefill(self, tokens: Sequence[int]) -> Any:
+        """The tokens' positions in place of their logits."""
+        begin = self._tokens_committed
+        self._tokens_committed += len(tokens)
+        return range(begin, self._tokens_committed)
+
+    def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> Any:
+        self._rows_begun += len(tokens)
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        self._tokens_committed += len(path)
+
+    def truncate(self, length: int) -> None:
+        self._tokens_committed = min(self._tokens_committed, length)
+
+    def reach(self, length: int) -> int:
+        return length
+
+    def forget(self, saved: int) -> None:
+        """There is no KV."""
