@@ -1,4 +1,4 @@
-"""`launch-pipeline bench --forward`: forwards of random models beside mlx-lm's own, in one process, in turns."""
+"""`launch-pipeline bench forwards`: forwards of random models beside mlx-lm's own, in one process, in turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The output of `bench --forward`: a table and one JSON object."""
+"""The output of `bench forwards`: a table and one JSON object."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""`launch-pipeline bench --micro`: single steps of the workers, each measured in processes of its own."""
+"""`launch-pipeline bench micro`: single steps of the workers, each measured in processes of its own."""
 
 import os
 import subprocess

@@ -105,7 +105,7 @@ def parse_requests(text: str) -> tuple[int, ...]:
         or not all(each.isdigit() for each in text.split(","))
         or not 1 <= counts[0] <= counts[-1] <= _MAX_REQUESTS
     ):
-        raise InputError(f"--requests takes numbers from 1 to {_MAX_REQUESTS}, for instance 1,2,4,8; not {text!r}.")
+        raise InputError(f"Requests at once are numbers from 1 to {_MAX_REQUESTS}, for instance 1,2,4,8; not {text!r}.")
     return counts
 
 

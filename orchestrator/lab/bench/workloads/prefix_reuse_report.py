@@ -1,4 +1,4 @@
-"""The output of `bench --reuse`: a table and one JSON object."""
+"""The output of `bench reuse`: a table and one JSON object."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

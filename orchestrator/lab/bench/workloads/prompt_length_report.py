@@ -1,4 +1,4 @@
-"""The output of `bench --growth`: a table, one JSON object, a picture."""
+"""The output of `bench growth`: a table, one JSON object, a picture."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -131,7 +131,7 @@ def test_wrong_tokens_and_overruns_are_reported():
 
 @pytest.mark.slow
 def test_turns_are_measured_on_real_processes():
-    words = "bench --reuse --turns 4 --repeats 1 --json"
+    words = "bench reuse --turns 4 --repeats 1 --json"
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
     without, arenas, reuse = json.loads(result.stdout)["results"]
 

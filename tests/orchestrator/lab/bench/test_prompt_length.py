@@ -113,7 +113,7 @@ def test_figures_by_length_are_shown_and_drawn_with_the_lengths_left_out(tmp_pat
 
 @pytest.mark.thorough
 def test_prompt_lengths_are_measured_on_real_processes():
-    words = "bench --growth --max-tokens 2 --repeats 1 --strategies ar --json"
+    words = "bench growth --max-tokens 2 --repeats 1 --strategies ar --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 
@@ -151,7 +151,7 @@ def test_numbers_of_requests_are_checked(text: str):
 
 @pytest.mark.thorough
 def test_concurrent_requests_are_measured_on_real_processes():
-    words = "bench --requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --draft-tokens 2 --json"
+    words = "bench requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --draft-tokens 2 --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.commands.measurements import bench_costs
+from orchestrator.cli.commands.measurements import bench as command
 from orchestrator.cli.commands.measurements.bench import bench
 from orchestrator.lab.bench.costs.beside_stock import figures_of, measured
 from orchestrator.lab.bench.costs.beside_stock_report import table, to_json
@@ -51,8 +51,8 @@ def test_a_missed_aim_is_named():
 @pytest.mark.thorough
 def test_the_command_measures_random_models_in_a_process(monkeypatch: pytest.MonkeyPatch):
     tiny = partial(ComparisonOrder, size="tiny", widths=(1, 4), context=24, round=4)
-    monkeypatch.setattr(bench_costs, "ComparisonOrder", tiny)
-    arguments = ["--forward", "--kind", "delta", "--kind", "rwkv", "--repeats", "6"]
+    monkeypatch.setattr(command, "ComparisonOrder", tiny)
+    arguments = ["forwards", "--kind", "delta", "--kind", "rwkv", "--repeats", "6"]
     printed = CliRunner().invoke(bench, [*arguments, "--json"], catch_exceptions=False)
     found = json.loads(printed.stdout)
 
