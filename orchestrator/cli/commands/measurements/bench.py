@@ -1,13 +1,10 @@
 """`launch-pipeline bench`: a measurement a subcommand, figures to tables, pictures and exit codes."""
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
@@ -20,13 +17,13 @@ from orchestrator.cli.options import (
     without_effect,
 )
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.lab.bench.forward_comparison.messages import LAYER_KINDS, ComparisonOrder, LayerKind
+from orchestrator.cli.report import show
+from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
+from orchestrator.lab.report import ProgressBar
 from protocol.errors import PipelineError
 
 if TYPE_CHECKING:
-    from orchestrator.lab.bench.acceptance import ExaminedDrafter
-    from orchestrator.lab.bench.measurement import BenchRequest, Measurement
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.lab.bench.prompts import BenchPrompt
 
@@ -35,7 +32,6 @@ _LIMIT = 11
 """Shipped messages of a comparison without --limit: one of each category."""
 _REPEATS = 3
 """Of a measurement whose prompts are few; a comparison repeats with other prompts instead."""
-_FAILED = 1
 _DEFAULT = "strategies"
 _OLD = {
     "--micro": "micro",
@@ -269,20 +265,14 @@ def growth(path: Path | None, limit: int | None, plot: Path | None, as_json: boo
     \b
     launch-pipeline bench growth --max-tokens 32 --plot growth.png
     """
-    from orchestrator.lab.bench.results.report import BenchProgress
-    from orchestrator.lab.bench.workloads import prompt_length_report as length_report
-    from orchestrator.lab.bench.workloads.prompt_length import LENGTHS, measure
+    from orchestrator.lab.bench.growth import measure
 
     print_notes(without_effect({}))
     plan = _plan(options)
-    with BenchProgress(len(plan.strategies) * len(LENGTHS)) as turns:
-        figures, context = measure(plan, _prompts(plan, path, limit), turns.set_total, turns.finished)
-    if as_json:
-        click.echo(json.dumps(length_report.to_json(figures, plan, context)))
-    else:
-        Console().print(length_report.table(figures, plan, context))
-    if plot is not None:
-        length_report.draw(figures, plot)
+    prompts = _prompts(plan, path, limit)
+    with ProgressBar() as bar:
+        found = measure(plan, prompts, bar)
+    show(found, as_json, plot)
 
 
 @bench.command()
@@ -298,21 +288,14 @@ def reuse(turns: int, path: Path | None, limit: int | None, as_json: bool, **opt
     \b
     launch-pipeline bench reuse --turns 50 --repeats 1
     """
-    from orchestrator.lab.bench.results.report import BenchProgress, wide_console
-    from orchestrator.lab.bench.workloads import prefix_reuse_report as reuse_report
-    from orchestrator.lab.bench.workloads.prefix_reuse import measure
+    from orchestrator.lab.bench.reuse import measure
 
     print_notes(without_effect({}))
     plan = _plan({**options, "strategies": "adaptive"})
     prompts = _prompts(plan, path, limit)
-    with BenchProgress(turns) as progress:
-        found, shape = measure(plan, turns, prompts, progress.set_total, progress.finished)
-    if as_json:
-        click.echo(json.dumps(reuse_report.to_json(found, shape, plan)))
-    else:
-        wide_console().print(reuse_report.table(found, shape, plan))
-    _complain(reuse_report.invalid(found))
-    _fail(reuse_report.failures(found))
+    with ProgressBar() as bar:
+        found = measure(plan, prompts, bar, turns)
+    show(found, as_json)
 
 
 @bench.command()
@@ -330,21 +313,15 @@ def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, *
     \b
     launch-pipeline bench requests 1,4 --draft-tokens 2 --temperature 0
     """
-    from orchestrator.lab.bench.results.report import BenchProgress
-    from orchestrator.lab.bench.workloads import concurrency_report
-    from orchestrator.lab.bench.workloads.concurrency import measure, parse_requests
+    from orchestrator.lab.bench.requests import measure, parse_requests
 
     print_notes(without_effect({}))
     numbers = parse_requests(counts)
     plan = _plan(options)
     prompts = _prompts(plan, path, limit)
-    with BenchProgress((1 + len(plan.strategies)) * len(numbers) + len(plan.draft_tokens)) as turns:
-        figures = measure(plan, numbers, prompts, turns.starting, turns.finished)
-    if as_json:
-        click.echo(json.dumps(concurrency_report.to_json(figures, plan)))
-    else:
-        Console().print(concurrency_report.table(figures, plan))
-    _fail(concurrency_report.failures(figures))
+    with ProgressBar() as bar:
+        found = measure(plan, prompts, bar, numbers)
+    show(found, as_json)
 
 
 @bench.command()
@@ -357,20 +334,16 @@ def micro(target: str | None, draft: str | None, as_json: bool) -> None:
     \b
     launch-pipeline bench micro --pair demo
     """
-    from orchestrator.lab.bench.costs import micro as single_steps
+    from orchestrator.lab.bench.costs.micro import measure
     from orchestrator.lab.bench.models import bench_models
-    from orchestrator.lab.bench.results.report import wide_console
 
     print_notes(without_effect({}))
-    with ConversionBar(quiet=False) as bar:
-        models = bench_models(target, draft, same_model=False, on_progress=bar)
+    with ConversionBar(quiet=False) as conversion:
+        models = bench_models(target, draft, same_model=False, on_progress=conversion)
     print_notes([models.note])
-    costs = single_steps.measured_forwards(models.target, models.draft)
-    figures = single_steps.measured()
-    if as_json:
-        click.echo(json.dumps(single_steps.to_json(figures, costs)))
-    else:
-        wide_console().print(single_steps.forward_table(costs), "", single_steps.table(figures))
+    with ProgressBar() as bar:
+        found = measure(models.target, models.draft, bar)
+    show(found, as_json)
 
 
 @bench.command()
@@ -386,17 +359,12 @@ def forwards(kinds: tuple[LayerKind, ...], repeats: int, as_json: bool) -> None:
     \b
     launch-pipeline bench forwards --kind delta --kind windows
     """
-    from orchestrator.lab.bench.costs import beside_stock, beside_stock_report
-    from orchestrator.lab.bench.results.report import BenchProgress, wide_console
+    from orchestrator.lab.bench.forwards import measure
 
     order = ComparisonOrder(kinds=kinds or LAYER_KINDS, samples=repeats)
-    with BenchProgress(len(order.kinds) * order.samples) as progress:
-        progress.starting("the random models")
-        figures = beside_stock.measured(order, progress.finished)
-    if as_json:
-        click.echo(json.dumps(beside_stock_report.to_json(figures, order)))
-    else:
-        wide_console().print(beside_stock_report.table(figures, order))
+    with ProgressBar() as bar:
+        found = measure(order, bar)
+    show(found, as_json)
 
 
 @bench.command()
@@ -436,39 +404,13 @@ def _counts(text: str) -> list[int]:
 
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    from orchestrator.lab.bench.results import acceptance_report, report
-    from orchestrator.lab.bench.results.figures import rows, rows_by_category
-    from orchestrator.lab.bench.results.plot import draw, draw_distances
-    from orchestrator.lab.bench.trials import run
+    from orchestrator.lab.bench.strategies import measure
 
     plan = _plan(options, temperature=())
-    texts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
-    asked = _requests(plan, texts)
-    recorded = _recorded(plan, asked) if plan.replays else None
-    absent: dict[str, str] = {}
-    notes: list[str] = []
-    with report.BenchProgress(1) as turns:
-        progress = turns.starting, turns.set_total, turns.finished
-        measurements, names = run(plan, asked, *progress, absent.__setitem__, notes.append, recorded)
-    print_notes(notes)
-    figures, by_category = rows(measurements, names), rows_by_category(measurements, names)
-    console = report.wide_console()
-    if not as_json:
-        console.print(report.tables(figures, plan, len(texts), by_category, absent))
-    guesses = _examined(plan, asked, measurements) if plan.drafters else []
-    if as_json:
-        found = report.to_json(figures, plan, len(texts), by_category, absent)
-        click.echo(json.dumps(found | {"drafters": acceptance_report.to_json(guesses)}))
-    elif guesses:
-        console.print(acceptance_report.table(guesses))
-    if plot is not None:
-        subtitle = f"{plan.pace or 'this machine'}, {len(texts)} prompts, {plan.max_tokens} tokens"
-        if plan.links:
-            draw_distances(figures, plan.strategies, plan.links, subtitle, plot)
-        else:
-            draw(figures, subtitle, plot)
-    _complain(report.invalid(figures))
-    _fail(report.failures(figures))
+    prompts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
+    with ProgressBar() as bar:
+        found = measure(plan, prompts, bar)
+    show(found, as_json, plot)
 
 
 def _plan(options: dict[str, Any], temperature: Sequence[float] = (0.0,)) -> "BenchPlan":
@@ -492,60 +434,3 @@ def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[B
         models = plan.models(bar)
     print_notes([models.note])
     return read_prompts(path, limit, chat=own_template(str(models.target)) is not None)
-
-
-def _examined(
-    plan: "BenchPlan", requests: "Sequence[BenchRequest]", measurements: "Sequence[Measurement]"
-) -> "list[ExaminedDrafter]":
-    """What the drafts guess of the texts that were measured, each alone, under a progress bar. None if that fails: the
-    speeds are measured by then and must not be lost."""
-    from orchestrator.lab.bench.acceptance import examined, written_texts
-    from orchestrator.lab.bench.results.report import BenchProgress
-    from orchestrator.machine.hardware import usable_cores
-
-    with BenchProgress(1) as progress:
-
-        def show(name: str, _: int, total: int) -> None:
-            progress.set_total(total)
-            progress.finished(f"{name} alone")
-
-        try:
-            written = written_texts(measurements, requests)
-            return examined(plan.models(), plan.drafters, written, show, len(usable_cores()))
-        except PipelineError as error:
-            _complain([f"There is no table of guesses: {error}"])
-            return []
-
-
-def _requests(plan: "BenchPlan", prompts: "Sequence[BenchPrompt]") -> "list[BenchRequest]":
-    """Every turn of the prompts; under a progress bar the target answers those before others."""
-    from orchestrator.lab.bench.results.report import BenchProgress
-    from orchestrator.lab.bench.trials import count_answers, requests_of
-
-    if not count_answers(prompts):
-        return requests_of(prompts, plan)
-    with BenchProgress(count_answers(prompts)) as progress:
-        progress.starting("the target, to answer the first turns")
-        return requests_of(prompts, plan, lambda: progress.finished("Answering the first turns"))
-
-
-def _recorded(plan: "BenchPlan", requests: "Sequence[BenchRequest]") -> Path:
-    """The recorded texts of the plan, made under a progress bar if they are absent."""
-    from orchestrator.lab.bench.recording import distinct_tasks, recorded
-    from orchestrator.lab.bench.results.report import BenchProgress
-
-    with BenchProgress(len(distinct_tasks(plan, requests))) as progress:
-        progress.starting("the target, to record its texts")
-        return recorded(plan, requests, progress.finished)
-
-
-def _fail(sentences: Sequence[str]) -> None:
-    """End with exit code 1 if there are any."""
-    _complain(sentences)
-    if sentences:
-        sys.exit(_FAILED)
-
-
-def _complain(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        click.echo(f"Error: {sentence}", err=True)

@@ -4,8 +4,8 @@ import os
 
 from orchestrator.lab.drill.outcome import DrillName
 from orchestrator.lab.drill.registry import DRILLS, drill_counts
+from orchestrator.lab.findings import Check, Findings
 from orchestrator.lab.first_light.asked import Asked
-from orchestrator.lab.first_light.report.findings import Check, Findings
 from orchestrator.machine.downloads.default_target import VARIABLE
 
 _SEED = 1

@@ -4,9 +4,9 @@ import datetime
 from collections.abc import Iterator
 
 from orchestrator.lab.calibration.calibrate import calibrate, to_toml
+from orchestrator.lab.findings import Attachment, Cell, Findings, Table, Value
 from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.needs import has_neural_engine
-from orchestrator.lab.first_light.report.findings import Attachment, Cell, Findings, Table, Value
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, DeviceTimes
 from protocol.contracts.engines import DraftEngineName
 from protocol.errors import PipelineError
