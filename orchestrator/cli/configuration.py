@@ -37,11 +37,12 @@ def options(command: click.Command) -> dict[str, click.Option]:
 
 
 def read_environment(group: click.Group) -> None:
-    """Let options read LAUNCH_PIPELINE_COMMAND_OPTION (one command), LAUNCH_PIPELINE_OPTION (all that have it)."""
+    """Let options read LAUNCH_PIPELINE_COMMAND_OPTION (one command), LAUNCH_PIPELINE_OPTION (all that have it). A
+    group's name is for all of its commands."""
     for path, command in commands(group):
         for name, option in options(command).items():
             given = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
-            ours = ["_".join((_PREFIX, *path, name)), f"{_PREFIX}_{name}"]
+            ours = ["_".join((_PREFIX, *path[:words], name)) for words in range(len(path), -1, -1)]
             option.envvar = list(dict.fromkeys([*given, *(variable.upper().replace("-", "_") for variable in ours)]))
 
 

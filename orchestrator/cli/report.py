@@ -1,8 +1,11 @@
 """Results as text for the user: the summary of a generation, findings, tables that are never cut."""
 
+import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Protocol
 
+import click
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -10,10 +13,13 @@ from rich.text import Text
 
 from orchestrator.api.result import Result
 from orchestrator.api.summary import conclusion, counts, figures, speed
+from orchestrator.lab.findings import Findings
 
 _WIDEST = 1000
 """Characters; no table is wider."""
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+_WORDS = {"warn": "Warning", "fail": "Error"}
+_FAILED = 1
 
 
 class Finding(Protocol):
@@ -54,6 +60,25 @@ def findings_table(findings: Iterable[Finding]) -> Table:
         advice = f"\n[bold]next:[/] {finding.next_step}" if finding.next_step else ""
         table.add_row(_MARKS[finding.status], finding.name, finding.text + advice)
     return table
+
+
+def show(findings: Findings, as_json: bool, plot: Path | None = None) -> None:
+    """Print what a measurement found, and draw it into a file; what is wrong goes to stderr. Ends with exit code 1 if a
+    check failed."""
+    from orchestrator.lab import report
+
+    if as_json:
+        click.echo(report.json_text(findings))
+    else:
+        report.wide_console().print(report.text(findings))
+    if plot is not None:
+        report.picture(findings, plot)
+    for check in findings.checks:
+        if check.status != "ok":
+            advice = f": {check.next_step}" if check.next_step else ""
+            click.echo(f"{_WORDS[check.status]}: {check.name}: {check.text}{advice}.", err=True)
+    if not findings.good:
+        sys.exit(_FAILED)
 
 
 def print_whole(table: Table) -> None:

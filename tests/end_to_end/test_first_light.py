@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.lab.first_light.report.findings import LightReport
+from orchestrator.lab.first_light.report import LightReport
 from orchestrator.lab.first_light.stages import stage_names
 from orchestrator.machine.profiles.device_profiles import load_profile
 from tests.support.paths import ROOT

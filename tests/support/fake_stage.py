@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.lab.first_light.report.findings import Attachment, Check, Findings, Table, Value
+from orchestrator.lab.findings import Attachment, Check, Findings, Table, Value
 from orchestrator.lab.first_light.settings import StageOrder
 from orchestrator.lab.first_light.stage_process import Broken, Found, Notice, SoFar
 

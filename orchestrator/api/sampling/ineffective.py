@@ -57,14 +57,6 @@ def _coldest(values: Values) -> bool:
     return values.get("command") not in ("chat", "serve") and bool(found) and all(each == 0 for each in found)
 
 
-def _bench(mode: str) -> Callable[[Values], bool]:
-    """Whether this is the bench's mode: the first of them that was asked for."""
-    modes = ("micro", "forward", "reuse", "growth", "requests")
-    return lambda values: (
-        values.get("command") == "bench" and mode == next((each for each in modes if values.get(each)), "compare")
-    )
-
-
 def _lends(*roles: str) -> Callable[[Values], bool]:
     return _all(_is("command", "attach"), _is("role", *roles))
 
@@ -77,22 +69,11 @@ _PIPELINE = (
     *("disk_cache", "context", "memory_check"),
     *("target_hosts", "record", "pace", "prefill_step_size"),
 )
-_COMPARISON = (
-    "verification",
-    "controls",
-    "rivals",
-    "drafters",
-    "link_delay",
-    "link_loss",
-    "target_hosts",
-    "replay",
-)
-"""What only the bench's comparison with mlx-lm uses."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _DRAWS = ("draft_temperature", "draft_top_p")
 _ASKS = _all(_is("command", "generate", "chat", "serve"), _set("address"))
 """The command asks a pipeline that runs already."""
-_replaying = _all(_bench("compare"), _is("replay", True), _set("pace"))
+_replaying = _all(_is("replay", True), _set("pace"))
 """Recorded texts stand in for the bench's target."""
 
 
@@ -197,35 +178,15 @@ RULES: tuple[Rule, ...] = (
         _all(_is("command", "doctor"), _is("neural_engine", False)),
         "only the examination of a draft for the Neural Engine uses it",
     ),
-    Rule(
-        (*("path", "limit", "temperature", "max_tokens", "repeats", "draft_tokens"),
-         *("strategies", "pace", "plot", "growth", "requests", "reuse", "turns", "same_model", *_COMPARISON)),
-        _bench("micro"),
-        "the bench of single steps uses the two models alone",
-    ),
-    Rule(
-        (*("pair", "target", "draft", "path", "limit", "temperature", "max_tokens", "draft_tokens", "strategies"),
-         *("pace", "plot", "growth", "requests", "reuse", "turns", "same_model", *_COMPARISON)),
-        _bench("forward"),
-        "the bench of forwards makes its own models",
-    ),
-    Rule(("forward",), _bench("micro"), "the bench of single steps was asked for"),
-    Rule(("kind",), _all(_is("command", "bench"), _is("forward", False)), "only the bench of forwards uses it"),
-    Rule(("growth", "requests"), _bench("reuse"), "the bench of prefix reuse was asked for"),
-    Rule(("requests",), _bench("growth"), "the bench of prompt lengths was asked for"),
-    Rule(("strategies", "draft_tokens", *_COMPARISON), _bench("reuse"), "the bench of prefix reuse does not use it"),
-    Rule(("draft_tokens", *_COMPARISON), _bench("growth"), "the bench of prompt lengths does not use it"),
-    Rule(_COMPARISON, _bench("requests"), "the bench of several requests does not use it"),
-    Rule(("draft",), _all(_is("command", "bench"), _is("same_model", True)), "the target is its own draft"),
+    Rule(("draft",), _is("same_model", True), "the target is its own draft"),
     Rule(("target_hosts",), _replaying, "a replayed target has no model to divide"),
-    Rule(("replay",), _all(_bench("compare"), _is("pace", None)), "without a pace the target takes its own time"),
+    Rule(("replay",), _is("pace", None), "without a pace the target takes its own time"),
     Rule(
         ("verification",),
         _all(_replaying, _is("verification", "rejection")),
         "rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only",
     ),
-    Rule(("turns",), _all(_is("command", "bench"), _is("reuse", False)), "only the bench of prefix reuse uses it"),
-    Rule(("link_loss",), _all(_is("command", "bench"), _is("link_delay", None)), "there is no link without a delay"),
+    Rule(("link_loss",), _is("link_delay", None), "there is no link without a delay"),
     Rule(("link_delay", "link_loss"), _is("strategies", "ar"), "the strategy ar uses no draft"),
 )  # fmt: skip
 """The first rule that names an option and holds gives the reason."""

@@ -1,24 +1,20 @@
 """`launch-pipeline drill`: names to drills, outcomes to a table and an exit code."""
 
-import json
 import os
 import random
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import get_args
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.lab.drill.outcome import DrillName, DrillOutcome
+from orchestrator.cli.report import show
+from orchestrator.lab.drill.outcome import DrillName, DrillOutcome, findings
 from orchestrator.machine.downloads.default_target import VARIABLE
 
-_FAILED = 1
 _NAMES = get_args(DrillName)
-_SENTENCES_SHOWN = 5
 
 
 @click.command(epilog=f"NAMEs: {', '.join(_NAMES)}.")
@@ -66,7 +62,7 @@ def drill(
     with _progress(quiet=as_json) as progress:
         for name, number in drill_counts(names, count, full, minutes).items():
             outcomes[name] = DRILLS[name].run(number, seed, _stepper(progress, name, number))
-    _tell(outcomes, seed, as_json)
+    show(findings(outcomes, seed), as_json)
 
 
 def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
@@ -75,17 +71,7 @@ def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
 
     with _progress(quiet=as_json) as progress:
         outcome = simulate(count, seed, _stepper(progress, "simulated hours", count), hours)
-    _tell({"simulate": outcome}, seed, as_json)
-
-
-def _tell(outcomes: Mapping[str, DrillOutcome], seed: int, as_json: bool) -> None:
-    """Print what came of it, and end with exit code 1 unless all was kept."""
-    if as_json:
-        click.echo(json.dumps(_to_json(outcomes, seed)))
-    else:
-        _print(outcomes, seed)
-    if not all(outcome.held for outcome in outcomes.values()):
-        sys.exit(_FAILED)
+    show(findings({"simulate": outcome}, seed), as_json)
 
 
 def _progress(quiet: bool) -> Progress:
@@ -96,35 +82,3 @@ def _progress(quiet: bool) -> Progress:
 def _stepper(progress: Progress, name: str, count: int) -> Callable[[], None]:
     task = progress.add_task(name, total=count)
     return lambda: progress.advance(task)
-
-
-def _print(outcomes: Mapping[str, DrillOutcome], seed: int) -> None:
-    console = Console()
-    table = Table(box=None, padding=(0, 2), caption=f"seed {seed}, load {_load():.1f} on {os.cpu_count()} processors")
-    for title in ("promise", "measured", "held?"):
-        table.add_column(title)
-    for outcome in outcomes.values():
-        table.add_row(outcome.promise, outcome.measured, "[green]yes[/]" if outcome.held else "[red]no[/]")
-    console.print(table)
-    for name, outcome in outcomes.items():
-        for sentence in [*outcome.failures, *outcome.late][:_SENTENCES_SHOWN]:
-            console.print(f"{name}: {sentence}", style="red", markup=False)
-
-
-def _to_json(outcomes: Mapping[str, DrillOutcome], seed: int) -> dict[str, object]:
-    drills = {
-        name: {
-            "promise": outcome.promise,
-            "held": outcome.held,
-            "failures": list(outcome.failures),
-            "late": list(outcome.late),
-            **outcome.figures,
-        }
-        for name, outcome in outcomes.items()
-    }
-    return {"seed": seed, "load": _load(), "drills": drills}
-
-
-def _load() -> float:
-    """Processes that want a processor, over the last minute."""
-    return round(os.getloadavg()[0], 1)

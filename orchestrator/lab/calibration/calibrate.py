@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from orchestrator.core.options import Options
 from orchestrator.lab.calibration.measure import (
     DRAFT_OVERLAP_WIDTH,
@@ -21,6 +23,7 @@ from orchestrator.lab.calibration.measure import (
 )
 from orchestrator.lab.calibration.worker_harness import WorkerHarness
 from orchestrator.lab.calibration.worker_load import RandomSequences
+from orchestrator.lab.findings import Column, Findings, Table, Value
 from orchestrator.lab.pairs import weights_in
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.drafts.converted_draft import converted_draft
@@ -133,6 +136,40 @@ def device_times(times: Times, source: str, weights: int | None = None) -> Devic
 
 def slow_down_of(factor: float, source: str) -> SlowDown:
     return SlowDown(factor=round(factor, 3), source=source)
+
+
+_NOTE = "A target's forward verifies that many tokens; a draft's is a growth step over that many nodes. Medians."
+
+
+def findings(profile: DeviceProfile) -> Findings:
+    """What was measured, by width; nothing is interpolated."""
+    devices = {
+        "target": profile.target,
+        "draft": profile.draft,
+        "draft on the target's device": profile.draft_on_target_device,
+    }
+    times = [{step.width: step.milliseconds for step in device.steps} for device in devices.values()]
+    widths = sorted({width for steps in times for width in steps})
+    columns = ("tokens", *(Column(f"{name}, ms", ".2f") for name in devices))
+    rows = tuple((width, *(steps.get(width) for steps in times)) for width in widths)
+    return Findings(
+        title=profile.description,
+        conditions=(profile.description,),
+        values=(*_values(profile, devices),),
+        tables=(Table("Forwards by width", columns, rows, _NOTE),),
+        figures=msgspec.to_builtins(profile),
+    )
+
+
+def _values(profile: DeviceProfile, devices: Mapping[str, DeviceTimes]) -> Iterator[Value]:
+    yield Value("slow-down while both compute", profile.both_busy.factor, "×")
+    for name, device in devices.items():
+        yield Value(f"{name}: prompt", device.prefill.tokens_per_second, "tokens/s")
+        if device.weights is not None:
+            yield Value(f"{name}: weights that a forward reads", device.weights / 1e6, "MB", "computed")
+        if device.context is not None:
+            more = device.context.milliseconds_per_1000_tokens
+            yield Value(f"{name}: 1,000 more tokens of context", more, "ms")
 
 
 def to_toml(profile: DeviceProfile) -> str:

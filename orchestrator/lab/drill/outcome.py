@@ -1,9 +1,12 @@
 """The drills' names, and the outcome of one: a promise, the measurement, and what broke the promise. Pure."""
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from orchestrator.lab.findings import Check, Field, Findings, tabulated
 
 DrillName: TypeAlias = Literal[
     "draft-kill",
@@ -36,6 +39,43 @@ class DrillOutcome:
     @property
     def held(self) -> bool:
         return not self.failures and not self.late
+
+
+_SENTENCES_SHOWN = 5
+
+
+def check(name: str, outcome: DrillOutcome, late: Literal["warn", "fail"]) -> Check:
+    """`late`: what a missed time limit is; a busy machine may miss one."""
+    broken = " ".join([*outcome.failures, *outcome.late][:_SENTENCES_SHOWN])
+    status = "fail" if outcome.failures else late if outcome.late else "ok"
+    return Check(name, status, f"{outcome.promise}. {outcome.measured}", broken or None)
+
+
+def findings(outcomes: Mapping[str, DrillOutcome], seed: int) -> Findings:
+    """A row a drill."""
+    load = round(os.getloadavg()[0], 1)
+    fields: tuple[Field[DrillOutcome], ...] = (
+        Field("promise", lambda each: each.promise),
+        Field("measured", lambda each: each.measured),
+        Field("held?", lambda each: "yes" if each.held else "no"),
+    )
+    drills = {
+        name: {
+            "promise": outcome.promise,
+            "held": outcome.held,
+            "failures": list(outcome.failures),
+            "late": list(outcome.late),
+            **outcome.figures,
+        }
+        for name, outcome in outcomes.items()
+    }
+    return Findings(
+        title="drills",
+        conditions=(f"seed {seed}, load {load} on {os.cpu_count()} processors",),
+        tables=(tabulated("", fields, list(outcomes.values()), wrong=lambda each: not each.held),),
+        checks=tuple(check(name, outcome, late="fail") for name, outcome in outcomes.items()),
+        figures={"seed": seed, "load": load, "drills": drills},
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from orchestrator.lab.first_light.report.findings import Findings
+from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.settings import LightSettings
 
 OnNotice: TypeAlias = Callable[[str], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.lab.first_light.report.folder import Identity
+from orchestrator.lab.first_light.folder import Identity
 from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.machine import hardware as machine_facts
 

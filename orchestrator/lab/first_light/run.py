@@ -5,10 +5,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.lab.first_light.folder import LightFolder
 from orchestrator.lab.first_light.needs import lacking
-from orchestrator.lab.first_light.report.findings import LightReport, StageReport, Status
-from orchestrator.lab.first_light.report.folder import LightFolder
-from orchestrator.lab.first_light.report.page import page
+from orchestrator.lab.first_light.report import LightReport, StageReport, Status, page
 from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
 from orchestrator.lab.first_light.stages import STAGES, Stage

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.lab.first_light.report.findings import Findings, StageReport
+from orchestrator.lab.findings import Findings
+from orchestrator.lab.first_light.report import StageReport
 from orchestrator.lab.first_light.settings import LightSettings, StageOrder
 from orchestrator.lab.first_light.stage_process import Answer, Broken, Found, Notice, SoFar
 from orchestrator.lab.first_light.stages import Stage

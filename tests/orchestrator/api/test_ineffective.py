@@ -16,14 +16,25 @@ from orchestrator.cli.options import without_effect
 from orchestrator.core.options import Options
 
 REQUIRED = {"serve-workers": ("--listen", "127.0.0.1:0"), "plan": ()}
-WITH_PIPELINE = ("generate", "chat", "serve", "serve-workers", "start", "profile", "bench", "doctor")
+WITH_PIPELINE = (
+    "generate",
+    "chat",
+    "serve",
+    "serve-workers",
+    "start",
+    "profile",
+    "bench strategies",
+    "bench growth",
+    "doctor",
+)
 
 
-def told(command: str, *arguments: str, **facts: object) -> list[str]:
+def told(*words: str, **facts: object) -> list[str]:
     """The sentences for a command line."""
-    known = cli.commands[command]
-    assert isinstance(known, click.Command)
-    with known.make_context(command, [*REQUIRED.get(command, ()), *arguments]):
+    known, arguments = cli.commands[words[0]], [*REQUIRED.get(words[0], ()), *words[1:]]
+    while isinstance(known, click.Group):
+        known = known.commands[arguments.pop(0)]
+    with known.make_context(known.name, arguments):
         return without_effect({}, **facts)
 
 
@@ -101,22 +112,13 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("doctor --draft d --runtime executor", {}, ["--runtime"]),
     ("doctor --target t --draft d", {}, []),
     ("doctor --target t --neural-engine --draft d", {}, ["--target"]),
-    ("bench --micro --limit 3 --pace p --reuse", {}, ["--limit", "--pace", "--reuse"]),
-    ("bench --forward --kind delta --repeats 3 --target t --limit 3", {}, ["--target", "--limit"]),
-    ("bench --micro --forward --kind delta", {}, ["--forward"]),
-    ("bench --kind delta", {}, ["--kind"]),
-    ("bench --reuse --growth --requests 1 --strategies sd", {}, ["--growth", "--requests", "--strategies"]),
-    ("bench --growth --requests 1 --draft-tokens 2 --no-controls", {},
-     ["--requests", "--draft-tokens", "--no-controls"]),
-    ("bench --requests 1 --verification rejection --draft-tokens 2", {}, ["--verification"]),
-    ("bench --turns 3", {}, ["--turns"]),
-    ("bench --replay", {}, ["--replay"]),
-    ("bench --replay --pace p", {}, []),
-    ("bench --replay --pace p --verification rejection --target-hosts h", {}, ["--verification", "--target-hosts"]),
-    ("bench --replay --verification rejection --target-hosts h", {}, ["--replay"]),
-    ("bench --growth --replay --pace p", {}, ["--replay"]),
-    ("bench --link-loss 0.1", {}, ["--link-loss"]),
-    ("bench --strategies ar --link-delay 3", {}, ["--link-delay"]),
+    ("bench strategies --replay", {}, ["--replay"]),
+    ("bench strategies --replay --pace p", {}, []),
+    ("bench strategies --replay --pace p --verification rejection --target-hosts h", {},
+     ["--verification", "--target-hosts"]),
+    ("bench strategies --replay --verification rejection --target-hosts h", {}, ["--replay"]),
+    ("bench strategies --link-loss 0.1", {}, ["--link-loss"]),
+    ("bench strategies --strategies ar --link-delay 3", {}, ["--link-delay"]),
     ("attach draft HOST:1 --kv-bits 8 --target t --prefill-engine mlx", {},
      ["--kv-bits", "--target", "--prefill-engine"]),
     ("attach draft HOST:1 --draft d --target t", {}, []),
@@ -125,7 +127,7 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("attach prefill HOST:1 --kv-bits 8 --target t --prefill-engine mlx --draft d", {}, ["--draft"]),
     ("attach prefill HOST:1 --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
     ("attach draft HOST:1 --prefix-cache-memory 3", {}, []),
-    ("bench --verification rejection --temperature 0", {}, ["--verification"]),
+    ("bench strategies --verification rejection --temperature 0", {}, ["--verification"]),
 ]  # fmt: skip
 
 
@@ -141,7 +143,7 @@ def test_an_option_that_changes_nothing_is_told_with_its_reason(
 
 @pytest.mark.parametrize("command", WITH_PIPELINE)
 def test_nothing_is_told_of_a_command_without_options(command: str):
-    assert told(command, terminal=False) == []
+    assert told(*command.split(), terminal=False) == []
 
 
 def test_settings_of_the_environment_are_for_many_commands_and_none_is_told(monkeypatch: pytest.MonkeyPatch):

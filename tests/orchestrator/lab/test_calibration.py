@@ -11,9 +11,8 @@ from click.testing import CliRunner
 
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
-from orchestrator.cli.commands.measurements.calibrate import table
 from orchestrator.lab.calibration import calibrate
-from orchestrator.lab.calibration.calibrate import device_times, slow_down_of, to_toml
+from orchestrator.lab.calibration.calibrate import device_times, findings, slow_down_of, to_toml
 from orchestrator.lab.calibration.measure import WIDTHS, Times, device_widths
 from orchestrator.lab.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
@@ -167,14 +166,9 @@ def test_only_what_was_measured_is_shown():
     profile = DeviceProfile(
         name="a", description="", target=many, draft=few, draft_on_target_device=many, both_busy=slow_down
     )
-    columns = [list(column.cells) for column in table(profile).columns]
+    (table,) = findings(profile).tables
 
-    assert [cells[:3] for cells in columns] == [
-        ["1 tokens", "5 tokens", "8 tokens"],
-        ["20.00", "31.00", "36.00"],
-        ["5.00", "–", "12.50"],
-        ["20.00", "31.00", "36.00"],
-    ]
+    assert table.rows == ((1, 20.0, 5.0, 20.0), (5, 31.0, None, 31.0), (8, 36.0, 12.5, 36.0))
 
 
 @pytest.mark.thorough

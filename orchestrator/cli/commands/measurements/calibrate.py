@@ -6,13 +6,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import draft_engine_option, draft_option, pair_option, target_option
 from orchestrator.cli.pipelines import target_folder
+from orchestrator.cli.report import show
 from orchestrator.machine.profiles.calibration_file import calibration_file
-from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.errors import InputError
 
 
@@ -41,7 +40,7 @@ def calibrate(out: Path | None, **options: Any) -> None:
     launch-pipeline bench --pace mine.toml
     """
     from orchestrator.lab.calibration.calibrate import calibrate as measured
-    from orchestrator.lab.calibration.calibrate import to_toml
+    from orchestrator.lab.calibration.calibrate import findings, to_toml
 
     path = out or calibration_file()
     _require_writable(path)
@@ -51,7 +50,7 @@ def calibrate(out: Path | None, **options: Any) -> None:
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
         profile = measured(date=date, notice=lambda what: status.update(f"Measuring: {what} ..."), **options)
     path.write_text(to_toml(profile))
-    Console().print(table(profile))
+    show(findings(profile), as_json=False)
     click.echo(f"Written to {path}. Use it with --pace {path}.")
 
 
@@ -62,19 +61,3 @@ def _require_writable(path: Path) -> None:
         path.touch()
     except OSError as error:
         raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --out.") from error
-
-
-def table(profile: DeviceProfile) -> Table:
-    """What was measured, by width; nothing is interpolated."""
-    grid = Table(box=None, padding=(0, 2, 0, 0), title=profile.description, title_justify="left")
-    devices = (profile.target, profile.draft, profile.draft_on_target_device)
-    for title in ("ms", "target", "draft", "draft on the target's device"):
-        grid.add_column(title, justify="right")
-    times = [{step.width: f"{step.milliseconds:.2f}" for step in device.steps} for device in devices]
-    for width in sorted({width for steps in times for width in steps}):
-        grid.add_row(f"{width} tokens", *(steps.get(width, "–") for steps in times))
-    grid.add_row("prompt, tokens/s", *(f"{device.prefill.tokens_per_second:,.0f}" for device in devices))
-    if (context := profile.target.context) is not None:
-        grid.add_row("1,000 more tokens of context", f"+{context.milliseconds_per_1000_tokens:.2f}")
-    grid.add_row("both at once", f"× {profile.both_busy.factor:.2f}")
-    return grid

@@ -16,8 +16,8 @@ from orchestrator.lab.first_light.stages import stage_named, stage_names
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 if TYPE_CHECKING:
-    from orchestrator.lab.first_light.report.findings import LightReport, StageReport
-    from orchestrator.lab.first_light.report.folder import LightFolder
+    from orchestrator.lab.first_light.folder import LightFolder
+    from orchestrator.lab.first_light.report import LightReport, StageReport
     from orchestrator.lab.first_light.run import Choice, RunStage
     from orchestrator.lab.first_light.settings import LightSettings
     from orchestrator.lab.first_light.stage_runner import Observer
@@ -103,9 +103,9 @@ def first_light(
 def _folder(path: Path, settings: "LightSettings", wanted: list[str]) -> "LightFolder":
     """The folder of the run with these settings, or a new one for `wanted` stages."""
     from orchestrator.lab.bench.prompts import shipped_prompts
+    from orchestrator.lab.first_light.folder import LightFolder
     from orchestrator.lab.first_light.identity import identity
-    from orchestrator.lab.first_light.report.folder import LightFolder
-    from orchestrator.lab.first_light.report.redaction import Redactor
+    from orchestrator.lab.first_light.redaction import Redactor
 
     began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return LightFolder.of(path, identity(settings), began, Redactor.of_this_machine(shipped_prompts()), wanted)

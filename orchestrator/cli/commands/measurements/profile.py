@@ -12,13 +12,12 @@ from rich.console import Console
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import given_only, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.report import show
 from orchestrator.lab.bench.prompts import read_prompts
 
 if TYPE_CHECKING:
     from orchestrator.lab.profile.measure import ProfileTask
 
-_NARROWEST = 104
-"""Characters the tables need."""
 _OWN = ("temperature", "max_tokens", "seed", "overhead")
 """Options that are not the pipeline's."""
 
@@ -75,20 +74,15 @@ def _task(prompt: str, options: dict[str, Any]) -> "ProfileTask":
 
 def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
     from orchestrator.lab.profile.measure import measure
-    from orchestrator.lab.profile.report.page import require_folder, write_files
-    from orchestrator.lab.profile.report.table import tables
+    from orchestrator.lab.profile.report import findings, require_folder, write_files
 
     require_folder(out)
     with _notice(as_json) as notice:
         measured = measure(task, notice)
         paths = write_files(measured, out)
-    if as_json:
-        click.echo(msgspec.json.encode(measured.profile).decode())
-        return
-    console = Console()
-    console = console if console.is_terminal else Console(width=max(_NARROWEST, console.width))
-    console.print(tables(measured.profile))
-    click.echo("\n" + "\n".join(map(str, paths)))
+    show(findings(measured.profile), as_json)
+    if not as_json:
+        click.echo("\n" + "\n".join(map(str, paths)))
 
 
 def _overhead(task: "ProfileTask", groups: int, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`launch-pipeline bench --micro`: single steps of the workers, each measured in processes of its own."""
+"""`launch-pipeline bench micro`: single steps of the workers, each measured in processes of its own."""
 
 import os
 import subprocess
@@ -9,13 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
-from orchestrator.lab.bench.costs.figure import Figure
 from orchestrator.lab.bench.weights_read import weights_read
 from orchestrator.lab.calibration.calibrate import forward_times
+from orchestrator.lab.findings import Field, Findings, Value, Watch, tabulated
 from orchestrator.machine.hardware import chip, partition_cores, worker_environment
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
@@ -80,8 +77,7 @@ def least_squares(seconds: Mapping[int, float]) -> CostLine:
 ADOPTION = "orchestrator.lab.bench.costs.micro_adoption"
 HOST = (
     ("orchestrator.lab.bench.costs.micro_coreml",),
-    ("orchestrator.lab.bench.costs.micro_telemetry",),
-    ("orchestrator.lab.bench.costs.micro_context",),
+    ("orchestrator.lab.bench.costs.micro_machine",),
 )
 """Programs that time what the host does beside the devices."""
 _PROGRAMS = (HOST[0], (ADOPTION,), *HOST[1:])
@@ -94,7 +90,7 @@ times; off: the largest distance from it. read: weights that a forward of one to
 dot product through memory on the same cores. share: read, divided by the time at width 1, as a share of stream."""
 
 
-def measured(programs: Sequence[Sequence[str]] = _PROGRAMS) -> list[Figure]:
+def measured(programs: Sequence[Sequence[str]] = _PROGRAMS) -> list[Value]:
     """The figures of these programs, each with its arguments. Raises PipelineError if a process fails."""
     # The limits are stated for one core, which is what a draft worker has on a small machine.
     return [figure for program in programs for figure in _run(program, worker_environment("draft", (0,)))]
@@ -123,49 +119,42 @@ def measured_forwards(
     ]
 
 
-def table(figures: Sequence[Figure]) -> Table:
-    """A row a figure; what exceeds its limit is marked."""
-    rows = Table(title=f"Single steps, medians, one core of {chip()}")
-    for column in ("step", "value", "limit"):
-        rows.add_column(column, justify="left" if column == "step" else "right")
-    for figure in figures:
-        limit = "" if figure.limit is None else f"{figure.limit:g} {figure.unit}"
-        value = f"{figure.value:.3f} {figure.unit}".strip()
-        rows.add_row(figure.name, value if figure.within_limit else f"[red]{value}[/red]", limit)
-    return rows
+def measure(target: Path, draft: Path, watch: Watch) -> Findings:
+    """Of the models in these folders. Raises PipelineError if a process fails."""
+    costs = measured_forwards(target, draft, notice=watch.starting)
+    watch.starting("single steps of the host")
+    return findings(measured(), costs)
 
 
-def forward_table(costs: Sequence[ForwardCost]) -> Group:
-    """A row a model: milliseconds by width, the line through them, and the share of the memory's bandwidth."""
+def findings(values: Sequence[Value], costs: Sequence[ForwardCost]) -> Findings:
+    """A row a model: milliseconds by width, the line through them, and the share of the memory's bandwidth; and the
+    single steps as numbers."""
     widths = list(dict.fromkeys(width for cost in costs for width in cost.seconds))
-    rows = Table(title="Forwards, ms by number of tokens", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    rows.add_column("model")
-    for column in (*map(str, widths), "fixed", "per token", "off", "read", "stream", "share"):
-        rows.add_column(column, justify="right", no_wrap=True)
-    for cost in costs:
-        times = (cost.seconds.get(width) for width in widths)
-        milliseconds = (*times, *cost.line)
-        rows.add_row(
-            cost.model, *("-" if time is None else f"{1e3 * time:.2f}" for time in milliseconds), *_bytes(cost)
-        )
-    return Group(rows, Text(_FORWARD_NOTE, style="dim"))
+    fields: list[Field[ForwardCost]] = [
+        Field("model", lambda cost: cost.model),
+        *(_of_width(width) for width in widths),
+        Field("fixed", lambda cost: cost.line.fixed, ".2f", scale=1e3),
+        Field("per token", lambda cost: cost.line.marginal, ".2f", scale=1e3),
+        Field("off", lambda cost: cost.line.deviation, ".2f", scale=1e3),
+        Field("read, MB", lambda cost: cost.weights, ".0f", scale=1e-6),
+        Field("stream, GB/s", lambda cost: cost.bandwidth, ".1f", scale=1e-9),
+        Field("share", lambda cost: cost.bandwidth_share, ".0%"),
+    ]
+    return Findings(
+        title="single steps",
+        conditions=(f"{chip()}; the single steps on one core, medians.",),
+        values=tuple(values),
+        tables=(tabulated("Forwards, ms by number of tokens", fields, costs, note=_FORWARD_NOTE),),
+        figures={
+            "machine": chip(),
+            "figures": [msgspec.to_builtins(value) for value in values],
+            "forwards": [cost.to_json() for cost in costs],
+        },
+    )
 
 
-def to_json(figures: Sequence[Figure], costs: Sequence[ForwardCost] = ()) -> dict[str, Any]:
-    """The figures, the costs of forwards and the machine as JSON values."""
-    return {
-        "machine": chip(),
-        "figures": msgspec.to_builtins(figures),
-        "forwards": [cost.to_json() for cost in costs],
-    }
-
-
-def _bytes(cost: ForwardCost) -> tuple[str, str, str]:
-    """Weights, bandwidth and share."""
-    read = f"{cost.weights / 1e6:.0f} MB"
-    if cost.bandwidth is None or cost.bandwidth_share is None:
-        return read, "-", "-"
-    return read, f"{cost.bandwidth / 1e9:.1f} GB/s", f"{cost.bandwidth_share:.0%}"
+def _of_width(width: int) -> Field[ForwardCost]:
+    return Field(str(width), lambda cost: cost.seconds.get(width), ".2f", scale=1e3)
 
 
 def _stream(role: Role, cores: Sequence[int]) -> float:
@@ -175,7 +164,7 @@ def _stream(role: Role, cores: Sequence[int]) -> float:
     return max(figure.value for figure in _run([_STREAM, ",".join(map(str, cores))], environment))
 
 
-def _run(program: Sequence[str], environment: Mapping[str, str]) -> list[Figure]:
+def _run(program: Sequence[str], environment: Mapping[str, str]) -> list[Value]:
     command = [*module_command(program[0]), *program[1:]]
     everything = {**os.environ, **environment}
     try:
@@ -186,4 +175,4 @@ def _run(program: Sequence[str], environment: Mapping[str, str]) -> list[Figure]
     if out.returncode:
         last_line = (out.stderr.strip().splitlines() or ["none"])[-1]
         raise PipelineError(f"{program[0]} failed; its last line: {last_line}")
-    return msgspec.json.decode(out.stdout, type=list[Figure])
+    return msgspec.json.decode(out.stdout, type=list[Value])

@@ -18,7 +18,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from orchestrator.lab.bench.costs.figure import Figure
+from orchestrator.lab.findings import Value
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
@@ -66,8 +66,8 @@ def main() -> int:
     for each in measure(tokens=tokens, repeats=repeats):
         parts = {"attach": each.attach, "validate": each.validate, "copy": each.copy, "in all": each.seconds}
         name = f"adopt {each.tokens:,} tokens of Qwen2.5-3B's KV"
-        figures += [Figure(f"{name}, {part}", seconds * 1e3, "ms") for part, seconds in parts.items()]
-        figures.append(Figure(f"{name}, share of a plain copy's speed", each.bandwidth_share, ""))
+        figures += [Value(f"{name}, {part}", seconds * 1e3, "ms") for part, seconds in parts.items()]
+        figures.append(Value(f"{name}, share of a plain copy's speed", each.bandwidth_share, ""))
     sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
     return 0
 

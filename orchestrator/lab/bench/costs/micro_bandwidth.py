@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from orchestrator.lab.bench.costs.figure import Figure
+from orchestrator.lab.findings import Value
 
 _BYTES = 256 << 20
 """Of each of two arrays: several times the largest cache."""
@@ -29,7 +29,7 @@ def main() -> int:
     return 0
 
 
-def figures(threads: int, size: int = _BYTES, repeats: int = _REPEATS) -> list[Figure]:
+def figures(threads: int, size: int = _BYTES, repeats: int = _REPEATS) -> list[Value]:
     """Two streams, in bytes a second: a copy, which reads and writes, and a dot product, which reads.
 
     As in STREAM (McCalpin, 1995), each is the best repeat, and a written byte counts once.
@@ -42,8 +42,8 @@ def figures(threads: int, size: int = _BYTES, repeats: int = _REPEATS) -> list[F
 
         # numpy releases the interpreter's lock in both.
         return [
-            Figure("stream test, copy", best(np.copyto), "bytes/s"),
-            Figure("stream test, dot product", best(np.dot), "bytes/s"),
+            Value("stream test, copy", best(np.copyto), "bytes/s"),
+            Value("stream test, dot product", best(np.dot), "bytes/s"),
         ]
 
 

@@ -25,7 +25,7 @@ from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX, TreeSlots
-from orchestrator.lab.bench.costs.figure import Figure
+from orchestrator.lab.findings import Value
 from protocol.inference.device import compute_on_processor
 
 VOCABULARY = 151_936
@@ -58,7 +58,7 @@ def main() -> int:
     return 0
 
 
-def choices(repeats: int = 25) -> Iterator[Figure]:
+def choices(repeats: int = 25) -> Iterator[Value]:
     """Eight candidates from a whole vocabulary, a row at a time."""
     prefetch = NoisePrefetch(VOCABULARY, VOCABULARY)
     noises = [prefetch.position(_SEED, position) for position in range(_ROWS)]
@@ -76,17 +76,17 @@ def choices(repeats: int = 25) -> Iterator[Figure]:
                 ],
                 repeats,
             )
-            yield Figure(f"choose, {name} logits, T = {temperature:g}", median(times), "ms a row", _ROW_LIMIT)
+            yield Value(f"choose, {name} logits, T = {temperature:g}", median(times), "ms a row", limit=_ROW_LIMIT)
     row = _logits(1.0)[0]
     halves = row.astype(np.float16)
     widening = _times([lambda: np.copyto(row, halves)], repeats)
-    yield Figure("widen logits, where a device hands out fp16", median(widening), "ms a row")
+    yield Value("widen logits, where a device hands out fp16", median(widening), "ms a row")
     positions = iter(range(_ROWS, 1 << 20))
     drawing = _times([lambda: prefetch.position(_SEED, next(positions)).peak_values], repeats)
-    yield Figure("draw the noise of a new position, beside a call", median(drawing), "ms")
+    yield Value("draw the noise of a new position, beside a call", median(drawing), "ms")
 
 
-def calls(repeats: int = 200) -> Iterator[Figure]:
+def calls(repeats: int = 200) -> Iterator[Value]:
     """Embeddings, rotations and mask of a call, for a tree eight deep behind a nearly full context."""
     for context in (512, 2048, 8192):
         package, tables = _package(context), _tables(context)
@@ -94,18 +94,18 @@ def calls(repeats: int = 200) -> Iterator[Figure]:
             slots, numbers = _tree(context, width)
             inputs = CallInputs(package, tables, width)
             fill = _filling(inputs, slots, numbers)
-            yield Figure(
+            yield Value(
                 f"inputs of a call, width {width}, {context:,} slots",
                 median(_times([fill], repeats)),
                 "ms",
-                _CALL_LIMIT,
+                limit=_CALL_LIMIT,
             )
 
 
-def allocations() -> Iterator[Figure]:
+def allocations() -> Iterator[Value]:
     """Peak memory that the host allocates in a call, without the runtime."""
     for context in (512, 2048, 8192):
-        yield Figure(f"memory allocated in a call, {context:,} slots", peak(context) / 1024, "KiB")
+        yield Value(f"memory allocated in a call, {context:,} slots", peak(context) / 1024, "KiB")
 
 
 def peak(context: int, width: int = 8) -> int:

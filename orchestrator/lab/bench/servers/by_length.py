@@ -1,7 +1,7 @@
 """Time to the first token, speed and memory by the length of the prompt, of this server and of mlx-lm's own.
 
-Run `.venv/bin/python -m orchestrator.lab.bench.servers.by_length` on Linux or a Mac: the default pair, or with
---random a small model with random weights, for lengths that a real model would take hours for. Prompts differ from
+For `launch-pipeline bench servers --lengths`: the default pair, or a small model with random weights, for lengths that
+a real model would take hours for. Prompts differ from
 their first token on. The servers take turns, each started anew, so that memory is that of one prompt. On a processor
 mlx-lm's server gets what makes it fastest there, as our workers do: the models in 32 bits without quantisation,
 OpenBLAS and all cores.
@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import click
 from tokenizers import Tokenizer
 
 from orchestrator.lab.bench.models import bench_models
@@ -28,7 +27,7 @@ from orchestrator.lab.bench.servers.http_requests import COMPLETIONS
 from orchestrator.lab.bench.servers.random_pair import random_pair
 from orchestrator.lab.bench.servers.server_process import RunningServer, Server, end_with_servers, running
 from orchestrator.machine.hardware import computes_on_processor, usable_cores, worker_environment
-from protocol.errors import InputError, PipelineError
+from protocol.errors import InputError
 
 _KEY = "a-key-for-comparing"
 _SAMPLE_SECONDS = 0.5
@@ -49,15 +48,9 @@ class Trial(NamedTuple):
     """Most bytes that the server and its children held at a time; shared ones are counted once."""
 
 
-@click.command()
-@click.option("--lengths", default="1024,2048,4096,7936", show_default=True, help="Prompt tokens.")
-@click.option("--max-tokens", default=64, show_default=True)
-@click.option("--repeats", default=2, show_default=True)
-@click.option("--random", is_flag=True, help="A small model with random weights in place of the default pair.")
-def main(lengths: str, max_tokens: int, repeats: int, random: bool) -> None:
+def main(wanted: Sequence[int], max_tokens: int, repeats: int, random: bool) -> None:
     """Print a table."""
     end_with_servers()
-    wanted = [int(length) for length in lengths.split(",")]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         context = max(wanted) + max_tokens + _SPARE_CONTEXT
@@ -177,12 +170,3 @@ def _cell(trials: Sequence[Trial]) -> str:
     speed = f"{median(speeds):.1f}/s" if speeds else "no answer"
     memory = max(trial.memory for trial in trials) >> 20
     return f"{median(trial.first for trial in trials):.2f} s, {speed}, {memory:,} MiB"
-
-
-if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except click.Abort:
-        sys.exit(130)
-    except (click.UsageError, PipelineError, RuntimeError) as error:
-        sys.exit(str(error))

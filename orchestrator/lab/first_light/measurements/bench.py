@@ -3,14 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.lab.bench.figures import BenchRow, best_of_each_line, rows
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.results.figures import BenchRow, best_of_each_line, rows
 from orchestrator.lab.bench.trials import requests_of, run
+from orchestrator.lab.findings import Cell, Check, Findings, Table
 from orchestrator.lab.first_light.asked import Asked, OnNotice
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine
-from orchestrator.lab.first_light.report.findings import Cell, Check, Findings, Table
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded

@@ -2,10 +2,10 @@
 
 import os
 
-from orchestrator.lab.drill.outcome import DrillName
+from orchestrator.lab.drill.outcome import DrillName, check
 from orchestrator.lab.drill.registry import DRILLS, drill_counts
+from orchestrator.lab.findings import Check, Findings
 from orchestrator.lab.first_light.asked import Asked
-from orchestrator.lab.first_light.report.findings import Check, Findings
 from orchestrator.machine.downloads.default_target import VARIABLE
 
 _SEED = 1
@@ -22,8 +22,5 @@ def measure(asked: Asked) -> Findings:
     for name, count in counts.items():
         asked.notice(f"{name}, {count} times")
         outcome = DRILLS[name].run(count, _SEED, lambda: None)
-        broken = [*outcome.failures, *outcome.late]
-        # Only wrong tokens and leftovers break a promise everywhere; a busy machine may be late.
-        status = "fail" if outcome.failures else "warn" if outcome.late else "ok"
-        checks.append(Check(name, status, f"{outcome.promise}. {outcome.measured}", " ".join(broken[:3]) or None))
+        checks.append(check(name, outcome, late="warn"))
     return Findings(checks=tuple(checks))

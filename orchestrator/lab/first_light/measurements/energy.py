@@ -7,6 +7,7 @@ from collections.abc import Callable
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.contender import GenerationTask, PipelineContender
 from orchestrator.lab.bench.trials import encoded
+from orchestrator.lab.findings import Cell, Findings, Table, Value
 from orchestrator.lab.first_light.asked import Asked, OnNotice
 from orchestrator.lab.first_light.measurements.texts import plan, prompts
 from orchestrator.lab.first_light.power.power_meter import (
@@ -15,7 +16,6 @@ from orchestrator.lab.first_light.power.power_meter import (
     Powermetrics,
     ProcessorCounter,
 )
-from orchestrator.lab.first_light.report.findings import Cell, Findings, Table, Value
 from protocol.errors import PipelineError
 
 _STRATEGIES = ("ar", "adaptive")

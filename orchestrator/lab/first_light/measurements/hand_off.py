@@ -1,8 +1,8 @@
 """How long a target takes to adopt the KV of another process, and what else the host does beside the devices."""
 
 from orchestrator.lab.bench.costs import micro
+from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light.asked import Asked
-from orchestrator.lab.first_light.report.findings import Findings, Value
 
 _OTHERS = Value(
     "KV injected into mlx-lm's cache",
@@ -19,4 +19,4 @@ def measure(asked: Asked) -> Findings:
     if not asked.settings.short:
         asked.notice("the host's steps beside a converted draft, and telemetry")
         figures += micro.measured(micro.HOST)
-    return Findings(values=(*(Value(figure.name, figure.value, figure.unit) for figure in figures), _OTHERS))
+    return Findings(values=(*figures, _OTHERS))

@@ -1,7 +1,7 @@
 """What `doctor` checks."""
 
+from orchestrator.lab.findings import Check, Findings
 from orchestrator.lab.first_light.asked import Asked
-from orchestrator.lab.first_light.report.findings import Check, Findings
 from orchestrator.runtime.doctor.doctor import examine
 
 

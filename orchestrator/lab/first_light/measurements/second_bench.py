@@ -1,9 +1,9 @@
 """Our strategies against mlx-lm's own decoding, with a larger pair that the first use downloads."""
 
+from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.measurements.bench import compared
 from orchestrator.lab.first_light.measurements.texts import plan
-from orchestrator.lab.first_light.report.findings import Findings
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 

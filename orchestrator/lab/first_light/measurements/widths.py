@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from orchestrator.lab.findings import Cell, Check, Findings, Table
 from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.forward_messages import (
     Compared,
@@ -14,7 +15,6 @@ from orchestrator.lab.first_light.forward_messages import (
 from orchestrator.lab.first_light.forwards import examined
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
 from orchestrator.lab.first_light.needs import computes_on_gpu
-from orchestrator.lab.first_light.report.findings import Cell, Check, Findings, Table
 
 _PROMPT = 32
 _EVERY_WIDTH = (*range(1, 18), 32)

@@ -10,10 +10,11 @@ from orchestrator.lab.bench.contender import TimedGeneration
 from orchestrator.lab.bench.guessing.messages import TargetText
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, Setting
 from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.results.acceptance_report import table, to_json
-from orchestrator.lab.bench.results.report import wide_console
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.strategies import findings
 from protocol.errors import InputError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+from tests.support.shown import shown
 
 PROMPT = tuple(range(300, 320))
 PAIR = BenchModels(DEMO_TARGET, DEMO_DRAFT)
@@ -61,10 +62,10 @@ def test_the_target_guesses_its_own_text_and_lookup_does_not(texts: list[TargetT
     assert first[DEMO_DRAFT.name] > 0.1
     assert [found[name].parameters is None for name in found] == [False, False, False, True]
     assert all(each.found.seconds_per_guess > 0 for each in found.values())
-    assert [each["name"] for each in to_json(list(found.values()))] == list(found)
-    with (console := wide_console()).capture() as captured:
-        console.print(table(list(found.values())))
-    assert "1.000" in captured.get()
+    options = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "temperature": (0.0,)}
+    told = findings([], BenchPlan.of(draft_tokens="0", strategies="ar", **options), 2, guesses=list(found.values()))
+    assert [each["name"] for each in told.figures["drafters"]] == list(found)
+    assert "1.000" in shown(told)
 
 
 @pytest.mark.thorough

@@ -1,6 +1,5 @@
 """Laws of the bench: figures follow from the measurements, and a contender with a wrong token has no figure."""
 
-import io
 import json
 import re
 from collections import Counter
@@ -14,7 +13,6 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 from mlx_lm.models.cache import BatchKVCache
-from rich.console import Console
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.chat_prompts import chat_prompt
@@ -23,20 +21,21 @@ from orchestrator.lab.bench import residents
 from orchestrator.lab.bench.baseline.contender import rounds_of
 from orchestrator.lab.bench.baseline.paced_network import PacedDevice
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
+from orchestrator.lab.bench.figures import best_speculative, rows
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, Setting, deviating, schedule, settings
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.residents import baseline_cores
-from orchestrator.lab.bench.results import report
-from orchestrator.lab.bench.results.figures import best_speculative, rows
-from orchestrator.lab.bench.results.plot import draw
+from orchestrator.lab.bench.strategies import findings
 from orchestrator.lab.bench.trials import encoded, generations, measured, requests_of
+from orchestrator.lab.report import picture
 from orchestrator.lab.training.chat_draft import prompts as generator
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
 from protocol.messages.client import Pace
 from protocol.worker.pacing import DevicePace
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+from tests.support.shown import complaints, shown
 
 _ORDER = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "adaptive"]
 
@@ -289,10 +288,11 @@ def test_overruns_are_counted_over_all_forwards_of_a_contender():
 def test_a_run_that_overran_is_reported_as_invalid():
     figures = rows([_paced("ar", 2, 0), _measurement("adaptive", 1.0, _at(0))], ["ar", "adaptive"])
 
-    (sentence,) = report.invalid(figures)
+    found = findings(figures, _plan(), prompts=1)
 
-    assert sentence.startswith("ar at temperature 0 is invalid: 2.0% of its forwards took longer")
-    assert report.to_json(figures, _plan(), prompts=1)["representative"] is False
+    (sentence,) = complaints(found, "warn")
+    assert sentence.startswith("ar at temperature 0: invalid: 2.0% of its forwards took longer")
+    assert found.figures["representative"] is False
 
 
 def test_a_paced_device_runs_forwards_in_turns_and_delays_each_until_its_result_is_needed():
@@ -336,17 +336,14 @@ def test_a_paced_network_has_the_attributes_of_its_model():
 
 def test_a_wrong_contender_is_shown_without_a_speed():
     found = [_measurement("mlx-lm", 123.0, _at(0), (1, 2)), _measurement("ar", 456.0, _at(0), (1, 3))]
-    figures = rows(found, ["mlx-lm", "ar"])
-    output = io.StringIO()
+    told = findings(rows(found, ["mlx-lm", "ar"]), _plan(), prompts=1)
 
-    Console(file=output, width=100).print(report.tables(figures, _plan(), prompts=1))
-
-    shown = output.getvalue()
-    assert "123.0" in shown
-    assert "456" not in shown
-    assert "WRONG" in shown
-    assert report.failures(figures) == ["ar at temperature 0: 1 of 1 generations differ from the reference."]
-    assert report.to_json(figures, _plan(), prompts=1)["exact"] is False
+    text = shown(told, width=100)
+    assert "123.0" in text
+    assert "456" not in text
+    assert "WRONG" in text
+    assert complaints(told) == ["ar at temperature 0: 1 of 1 generations differ from the reference"]
+    assert told.figures["exact"] is False
 
 
 def test_rounds_of_a_speculative_run_follow_from_the_accepted_draft_tokens():
@@ -518,11 +515,11 @@ def test_a_bench_can_be_drawn(tmp_path: Path):
         [_measurement(name, 10.0, _at(0, temperature)) for name in _ORDER for temperature in (0.0, 1.0)], _ORDER
     )
 
-    draw(figures, "two temperatures", tmp_path / "bench.png")
+    picture(findings(figures, _plan(), prompts=1), tmp_path / "bench.png")
 
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match="can't be written"):
-        draw(figures, "nowhere", tmp_path / "missing" / "bench.png")
+        picture(findings(figures, _plan(), prompts=1), tmp_path / "missing" / "bench.png")
 
 
 @pytest.mark.thorough

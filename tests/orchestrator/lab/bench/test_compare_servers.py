@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import until
 
 pytestmark = pytest.mark.slow
-MODULE = "orchestrator.lab.bench.servers"
+BENCH = (sys.executable, "-m", "orchestrator.cli.app", "bench", "servers")
 KEY = "a-key-for-comparing"
 
 
@@ -20,12 +20,10 @@ def servers() -> set[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", [MODULE, f"{MODULE}.by_length"])
-def test_an_interrupted_comparison_leaves_no_server(module: str, number: signal.Signals):
+@pytest.mark.parametrize("options", [(), ("--lengths", "1024,2048")], ids=str)
+def test_an_interrupted_comparison_leaves_no_server(options: tuple[str, ...], number: signal.Signals):
     before = servers()
-    running = subprocess.Popen(
-        [sys.executable, "-m", module], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    running = subprocess.Popen([*BENCH, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: servers() - before, 60)
     finally:
@@ -41,7 +39,7 @@ def test_an_interrupted_comparison_leaves_no_server(module: str, number: signal.
 def test_a_table_by_length_has_every_server():
     arguments = ["--random", "--lengths", "64,200", "--max-tokens", "12", "--repeats", "1"]
 
-    done = subprocess.run([sys.executable, "-m", f"{MODULE}.by_length", *arguments], capture_output=True, text=True)
+    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith(("| 64 |", "| 200 |"))]

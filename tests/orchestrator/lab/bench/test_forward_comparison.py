@@ -5,9 +5,8 @@ import itertools
 import mlx.core as mx
 import pytest
 
-from orchestrator.lab.bench.forward_comparison.messages import LAYER_KINDS, Built, ComparisonOrder, LayerKind, Sampled
-from orchestrator.lab.bench.forward_comparison.random_models import random_network, same_network
-from orchestrator.lab.bench.forward_comparison.timing import OurSequence, StockSequence, compare
+from orchestrator.lab.bench.forwards import LAYER_KINDS, Built, ComparisonOrder, LayerKind, Sampled
+from orchestrator.lab.bench.forwards_process import OurSequence, StockSequence, compare, random_network, same_network
 from protocol.inference.language_model import LanguageModel
 
 CONTEXT = [int(token) for token in range(1, 160)]

@@ -1,6 +1,5 @@
 """Figures of an agent's turns follow from the measurements, and its transcript has the stated length."""
 
-import io
 import json
 from pathlib import Path
 
@@ -8,20 +7,29 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from orchestrator.cli.app import cli
 from orchestrator.core.events import Arrived, Request, Submitted, Tick
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.workloads import prefix_reuse_report as report
-from orchestrator.lab.bench.workloads.prefix_reuse import CONTENDERS, DraftRecord, Turn, draft_records
-from orchestrator.lab.bench.workloads.transcript import Transcript, TranscriptShape, transcript_shape
+from orchestrator.lab.bench.reuse import (
+    CONTENDERS,
+    DraftRecord,
+    Transcript,
+    TranscriptShape,
+    Turn,
+    draft_records,
+    findings,
+    summary,
+    transcript_shape,
+)
+from orchestrator.lab.report import json_text
 from orchestrator.runtime.journal import Journal
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Pace
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled
+from tests.support.shown import complaints, shown
 
 PLAN = BenchPlan.of(
     target=None,
@@ -108,7 +116,7 @@ def turn(contender: str, number: int, *, exact: bool = True, overruns: int = 0) 
 
 
 def test_the_summary_leaves_the_first_turn_out():
-    figures = report.summary([turn("reuse", number) for number in range(1, 6)])
+    figures = summary([turn("reuse", number) for number in range(1, 6)])
 
     assert (figures["first_token"], figures["first_token_last"]) == (pytest.approx(0.35), 0.5)
     assert (figures["evaluated"], figures["adopted"]) == (4 * 49, 1400 - 200)
@@ -118,20 +126,20 @@ def test_the_summary_leaves_the_first_turn_out():
 def test_wrong_tokens_and_overruns_are_reported():
     turns = [turn(name, number) for name in CONTENDERS for number in (1, 2)]
     invalid = [*turns, turn("reuse", 3, exact=False, overruns=50)]
-    output = io.StringIO()
-    Console(file=output, width=140).print(report.table(invalid, TranscriptShape(3, 10, 5, 2), PLAN))
+    found, right = (findings(each, TranscriptShape(3, 10, 5, 2), PLAN) for each in (invalid, turns))
 
-    assert report.failures(turns) == report.invalid(turns) == []
-    assert report.failures(invalid) == ["reuse, turn 3: the tokens differ from those without reuse."]
-    assert len(report.invalid(invalid)) == 1
-    assert "INVALID" in output.getvalue()
-    assert "NO" in output.getvalue()
-    json.dumps(report.to_json(invalid, TranscriptShape(3, 10, 5, 2), PLAN))
+    assert right.checks == ()
+    assert complaints(found) == ["reuse, turn 3: the tokens differ from those without reuse"]
+    assert len(complaints(found, "warn")) == 1
+    text = shown(found)
+    assert "INVALID" in text
+    assert "NO" in text
+    json.loads(json_text(found))
 
 
 @pytest.mark.slow
 def test_turns_are_measured_on_real_processes():
-    words = "bench --reuse --turns 4 --repeats 1 --json"
+    words = "bench reuse --turns 4 --repeats 1 --json"
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
     without, arenas, reuse = json.loads(result.stdout)["results"]
 

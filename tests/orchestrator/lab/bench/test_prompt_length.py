@@ -1,20 +1,18 @@
 """Figures by prompt length and by concurrency follow from the measurements."""
 
-import io
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from orchestrator.cli.app import cli
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.growth import PromptLengthFigures, findings, left_out, lengths, overhead, summary
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.workloads import prompt_length_report as report
-from orchestrator.lab.bench.workloads.concurrency import (
+from orchestrator.lab.bench.requests import (
     Arrivals,
     Throughput,
     groups,
@@ -22,9 +20,10 @@ from orchestrator.lab.bench.workloads.concurrency import (
     rate,
     throughput,
 )
-from orchestrator.lab.bench.workloads.prompt_length import PromptLengthFigures, left_out, lengths, overhead, summary
+from orchestrator.lab.report import picture
 from protocol.errors import InputError
 from protocol.messages.client import Pace, Statistics
+from tests.support.shown import shown
 
 
 def _statistics(
@@ -100,20 +99,20 @@ def test_figures_by_length_are_shown_and_drawn_with_the_lengths_left_out(tmp_pat
         strategies="ar,adaptive",
         temperature=(),
     )
-    output = io.StringIO()
 
-    Console(file=output, width=100).print(report.table(figures, plan, 512))
-    report.draw(figures, tmp_path / "growth.png")
+    found = findings(figures, plan, 512)
+    picture(found, tmp_path / "growth.png")
 
-    assert "12.5" in output.getvalue()
-    assert "INVALID" in output.getvalue()
-    assert "no room for prompts of 512" in output.getvalue()
+    text = shown(found)
+    assert "12.5" in text
+    assert "INVALID" in text
+    assert "no room for prompts of 512" in text
     assert (tmp_path / "growth.png").stat().st_size > 1000
 
 
 @pytest.mark.thorough
 def test_prompt_lengths_are_measured_on_real_processes():
-    words = "bench --growth --max-tokens 2 --repeats 1 --strategies ar --json"
+    words = "bench growth --max-tokens 2 --repeats 1 --strategies ar --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 
@@ -151,7 +150,7 @@ def test_numbers_of_requests_are_checked(text: str):
 
 @pytest.mark.thorough
 def test_concurrent_requests_are_measured_on_real_processes():
-    words = "bench --requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --draft-tokens 2 --json"
+    words = "bench requests 1,3 --max-tokens 6 --repeats 1 --strategies adaptive --draft-tokens 2 --json"
 
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
 

@@ -9,10 +9,10 @@ import pytest
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.residents import IN_TURNS
 from orchestrator.lab.calibration.calibrate import OverlapTimes
+from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile
 from orchestrator.lab.first_light.measurements.texts import plan
-from orchestrator.lab.first_light.report.findings import Findings
 from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stages import stage_names
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile

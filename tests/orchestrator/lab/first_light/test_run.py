@@ -7,12 +7,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from orchestrator.lab.findings import Check, Findings, Value
+from orchestrator.lab.first_light.folder import REPORT, Identity, LightFolder
 from orchestrator.lab.first_light.measurements.exactness import first_difference
 from orchestrator.lab.first_light.measurements.prefill import crossover
 from orchestrator.lab.first_light.needs import has_neural_engine, lacking
-from orchestrator.lab.first_light.report.findings import Check, Findings, LightReport, StageReport, Value
-from orchestrator.lab.first_light.report.folder import REPORT, Identity, LightFolder
-from orchestrator.lab.first_light.report.redaction import Redactor
+from orchestrator.lab.first_light.redaction import Redactor
+from orchestrator.lab.first_light.report import LightReport, StageReport
 from orchestrator.lab.first_light.run import Choice, run, will_run
 from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_process import measurements

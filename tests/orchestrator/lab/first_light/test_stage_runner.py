@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from orchestrator.lab.findings import Value
 from orchestrator.lab.first_light import stage_runner
-from orchestrator.lab.first_light.report.findings import Value
 from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
 from orchestrator.lab.first_light.stages import Stage

@@ -1,6 +1,5 @@
 """A profile of real processes: all files, consistent sums, and figures that agree with the pipeline's own."""
 
-import io
 import json
 from collections.abc import Iterator
 from itertools import chain
@@ -9,15 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
-from rich.console import Console
 
 from orchestrator.cli.app import cli
 from orchestrator.lab.profile.analysis.figures import RequestProfile
 from orchestrator.lab.profile.measure import MeasuredRun, ProfileTask, measure
-from orchestrator.lab.profile.report.page import NAMES, write_files
-from orchestrator.lab.profile.report.table import tables
+from orchestrator.lab.profile.report import NAMES, findings, write_files
 from orchestrator.lab.profile.run import load
 from protocol.errors import PipelineError
+from tests.support.shown import shown
 
 PROMPT = "def quicksort(items):\n"
 
@@ -98,14 +96,16 @@ def test_figures_come_back_from_their_file(folder: Path, measured: MeasuredRun):
 def test_the_report_loads_nothing_from_another_address(folder: Path):
     page = (folder / "report.html").read_text()
 
-    assert page.count("<svg") == 2 + 2 + 2
-    assert not any(word in page for word in ("http:", "https:", "src=", "<script", "url(", "@import"))
+    assert page.count("src=") == page.count('src="data:image/png;base64,') == 1
+    assert not any(word in page for word in ("http:", "https:", "<script", "url(", "@import"))
 
 
 def test_the_report_has_every_round(folder: Path, measured: MeasuredRun):
     page = (folder / "report.html").read_text()
 
-    assert page.count("<tr><td>") == sum(len(account.rounds) for account in measured.profile.requests)
+    _, _, rounds = page.partition("<h2>Rounds</h2>")
+    accounts = measured.profile.requests
+    assert rounds.count("<tr>") == len(accounts) + sum(len(account.rounds) for account in accounts)
 
 
 def test_a_perfetto_trace_has_a_track_for_each_device_and_role(folder: Path):
@@ -144,10 +144,8 @@ def test_every_arrow_leads_from_growth_to_a_verdict(folder: Path):
 
 
 def test_the_tables_name_every_share(measured: MeasuredRun):
-    console = Console(file=io.StringIO(), width=110)
-    console.print(tables(measured.profile))
+    text = shown(findings(measured.profile), width=110)
 
-    text = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
     assert all(word in text for word in ("efficiency", "overlapped", "useful", "hidden and used", "awaits messages"))
 
 

@@ -6,13 +6,12 @@ from functools import partial
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.commands.measurements import bench_costs
+from orchestrator.cli.commands.measurements import bench as command
 from orchestrator.cli.commands.measurements.bench import bench
-from orchestrator.lab.bench.costs.beside_stock import figures_of, measured
-from orchestrator.lab.bench.costs.beside_stock_report import table, to_json
-from orchestrator.lab.bench.forward_comparison.messages import Built, ComparisonOrder, Sampled
-from orchestrator.lab.bench.results.report import wide_console
+from orchestrator.lab.bench.forwards import Built, ComparisonOrder, Sampled, figures_of, findings, measure
+from orchestrator.lab.findings import Watch
 from protocol.errors import PipelineError
+from tests.support.shown import shown
 
 BUILT = Built(kind="delta", architecture="qwen3_5", level="tree", parameters=290_000_000)
 
@@ -51,8 +50,8 @@ def test_a_missed_aim_is_named():
 @pytest.mark.thorough
 def test_the_command_measures_random_models_in_a_process(monkeypatch: pytest.MonkeyPatch):
     tiny = partial(ComparisonOrder, size="tiny", widths=(1, 4), context=24, round=4)
-    monkeypatch.setattr(bench_costs, "ComparisonOrder", tiny)
-    arguments = ["--forward", "--kind", "delta", "--kind", "rwkv", "--repeats", "6"]
+    monkeypatch.setattr(command, "ComparisonOrder", tiny)
+    arguments = ["forwards", "--kind", "delta", "--kind", "rwkv", "--repeats", "6"]
     printed = CliRunner().invoke(bench, [*arguments, "--json"], catch_exceptions=False)
     found = json.loads(printed.stdout)
 
@@ -66,22 +65,20 @@ def test_the_command_measures_random_models_in_a_process(monkeypatch: pytest.Mon
             assert (figures["tree"] is not None) == (one["kind"] == "delta" and width == "4")
 
 
-def test_every_kind_has_a_row_a_width_and_one_share_of_undoing():
+def test_every_kind_has_a_row_a_width():
     order = ComparisonOrder(widths=(2, 8), samples=6)
-    figures = figures_of(BUILT, [sampled(100.0, 101.0, 110.0, 2.0)] * 6)
-    console = wide_console()
-    with console.capture() as capture:
-        console.print(table([figures], order))
-    lines = capture.get().splitlines()
+    found = findings([figures_of(BUILT, [sampled(100.0, 101.0, 110.0, 2.0)] * 6)], order)
+    lines = shown(found).splitlines()
 
-    assert lines[1].split() == ["delta", "qwen3_5,", "290M", "tree", "2", "100.0", "1.01", "(1.01", "to", "1.01)"]
-    assert lines[2].split() == [
-        *("8", "200.0", "1.01", "(1.01", "to", "1.01)", "1.10", "(1.10", "to", "1.10)", "2.0%", "(2.0%", "to", "2.0%)")
-    ]
-    assert to_json([figures], order)["results"][0]["missed"] == []
+    named = "delta qwen3_5, 290M tree"
+    chain, tree, undo = (f"{each} ({each} to {each})" for each in ("1.01", "1.10", "2.0%"))
+    assert " ".join(lines[1].split()) == f"{named} 2 100.0 {chain} {undo}"
+    assert " ".join(lines[2].split()) == f"{named} 8 200.0 {chain} {tree} {undo}"
+    assert found.figures["results"][0]["missed"] == []
+    assert found.checks == ()
 
 
 @pytest.mark.thorough
 def test_a_process_that_fails_is_an_error_with_its_last_line():
     with pytest.raises(PipelineError, match="that compares forwards failed: ValueError"):
-        measured(ComparisonOrder(size="tiny", kinds=("attention",), context=0))
+        measure(ComparisonOrder(size="tiny", kinds=("attention",), context=0), Watch())

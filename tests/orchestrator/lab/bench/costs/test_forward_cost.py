@@ -1,6 +1,5 @@
 """Laws of the cost of a forward: the line through its times, the bytes that it reads, its share of the bandwidth."""
 
-import io
 import json
 from pathlib import Path
 
@@ -8,15 +7,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from rich.console import Console
 
-from orchestrator.lab.bench.costs.micro import ForwardCost, forward_table, least_squares, measured_forwards, to_json
+from orchestrator.lab.bench.costs.micro import ForwardCost, findings, least_squares, measured_forwards
 from orchestrator.lab.bench.costs.micro_bandwidth import figures
 from orchestrator.lab.bench.weights_read import weights_read
 from orchestrator.lab.calibration.measure import WIDTHS
 from orchestrator.machine.hardware import partition_cores
 from orchestrator.machine.models.checkpoints import demo_model
 from protocol.contracts.head_tokens import HEAD_TOKENS
+from tests.support.shown import shown
 
 _VOCABULARY, _HIDDEN, _GROUP = 64, 32, 32
 
@@ -116,12 +115,11 @@ def test_the_stream_test_has_a_copy_and_a_dot_product():
 def test_real_forwards_are_measured_and_shown_by_width():
     costs = measured_forwards(demo_model("target"), demo_model("draft"), samples=1)
 
-    output = io.StringIO()
-    Console(file=output, width=128).print(forward_table(costs))
-    lines = output.getvalue().splitlines()
+    found = findings([], costs)
+    lines = shown(found, width=128).splitlines()
     assert max(map(len, lines)) <= 128
     assert [line.split()[0] for line in lines[2:4]] == ["target", "draft"]
-    assert [cost["model"] for cost in to_json([], costs)["forwards"]] == ["target", "draft"]
+    assert [cost["model"] for cost in found.figures["forwards"]] == ["target", "draft"]
     for cost in costs:
         assert tuple(cost.seconds) == WIDTHS
         assert min(cost.seconds.values()) > 0.0

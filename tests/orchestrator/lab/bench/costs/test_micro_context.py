@@ -4,7 +4,7 @@ import tracemalloc
 
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.bench.costs.micro_context import figures
+from orchestrator.lab.bench.costs.micro_machine import long_contexts
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.workers import modelled_pipeline
@@ -15,7 +15,7 @@ _POINTER_BYTES = 8
 
 
 def test_each_length_has_figures():
-    found = list(figures(lengths=(64, 4_096), rounds=8, repeats=1))
+    found = list(long_contexts(lengths=(64, 4_096), rounds=8, repeats=1))
 
     assert [(figure.name, figure.unit) for figure in found] == [
         ("state machine behind 64 tokens, a round", "us"),

@@ -1,15 +1,13 @@
 """Laws of the host's work beside a call: no allocation grows with the context, and figures above a limit are marked."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from orchestrator.lab.bench.costs.figure import Figure
-from orchestrator.lab.bench.costs.micro import measured, table, to_json
+from orchestrator.lab.bench.costs.micro import findings, measured
 from orchestrator.lab.bench.costs.micro_coreml import calls, choices, peak
-from orchestrator.lab.bench.costs.micro_telemetry import figures as telemetry
+from orchestrator.lab.bench.costs.micro_machine import telemetry
+from orchestrator.lab.findings import Value
 from protocol.errors import PipelineError
+from tests.support.shown import shown
 
 
 def test_no_allocation_of_a_call_grows_with_the_context():
@@ -26,16 +24,15 @@ def test_every_step_that_has_a_limit_is_measured():
 
 
 def test_a_figure_above_its_limit_is_marked():
-    over, under = Figure("slow", 0.3, "ms", 0.2), Figure("quick", 0.1, "ms", 0.2)
-    text = io.StringIO()
-    Console(file=text, force_terminal=True, color_system="standard", width=200).print(table([over, under]))
-    marked = [line for line in text.getvalue().splitlines() if "\x1b[31m" in line]
+    over, under = (Value(name, value, "ms", limit=0.2) for name, value in (("slow", 0.3), ("quick", 0.1)))
+    found = findings([over, under], [])
+    marked = [line for line in shown(found, colours=True).splitlines() if "\x1b[31m" in line]
 
     assert not over.within_limit
     assert under.within_limit
     assert len(marked) == 1
     assert "slow" in marked[0]
-    assert to_json([over])["figures"][0]["limit"] == 0.2
+    assert found.figures["figures"][0]["limit"] == 0.2
 
 
 def test_a_process_that_fails_is_reported_in_a_sentence():

@@ -1,19 +1,19 @@
 """Laws of a bench's rows: speeds over prompts, ratios by baseline, latencies, categories, the best K of a line."""
 
-import io
 import json
 from statistics import median
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from orchestrator.lab.bench.figures import BenchRow, best_of_each_line, rows, rows_by_category
 from orchestrator.lab.bench.measurement import Measurement
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.results import report
-from orchestrator.lab.bench.results.figures import BenchRow, best_of_each_line, rows, rows_by_category
+from orchestrator.lab.bench.strategies import findings
+from orchestrator.lab.report import json_text
 from protocol.messages.client import Pace
 from tests.support.bench_measurements import measurement
+from tests.support.shown import shown
 
 _NAMES = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "ssd K=2", "adaptive"]
 _SPEEDS = {"mlx-lm K=2": 1.3, "mlx-lm K=1": 1.2, "ssd K=1": 1.5, "ssd K=2": 1.4, "adaptive": 1.6}
@@ -50,9 +50,7 @@ def _row(found: list[BenchRow], name: str) -> BenchRow:
 
 
 def _shown(found: list[BenchRow], by_category: dict[str, list[BenchRow]] | None = None, prompts: int = 9) -> str:
-    output = io.StringIO()
-    Console(file=output, width=128).print(report.tables(found, _plan(), prompts, by_category))
-    return output.getvalue()
+    return shown(findings(found, _plan(), prompts, by_category), width=128)
 
 
 def test_quartiles_are_over_prompts_and_not_over_repeats():
@@ -157,9 +155,9 @@ def test_prompts_without_categories_have_no_rows_by_category():
 
 
 def test_the_table_has_the_best_k_of_each_line():
-    shown = best_of_each_line(rows(_run(), _NAMES))
+    best = best_of_each_line(rows(_run(), _NAMES))
 
-    assert [row.contender for row in shown] == [
+    assert [row.contender for row in best] == [
         *("mlx-lm", "mlx-lm K=2", "mlx-lm, target's cores", "ar", "ssd K=1", "adaptive")
     ]
 
@@ -172,10 +170,10 @@ def test_a_wrong_or_invalid_contender_is_always_shown_and_never_the_best_of_its_
         measurement("sd K=3", 15.0, pace=overran),
     ]
 
-    shown = best_of_each_line(rows(found, ["sd K=1", "sd K=2", "sd K=3"]))
+    best = best_of_each_line(rows(found, ["sd K=1", "sd K=2", "sd K=3"]))
 
-    assert [row.contender for row in shown] == ["sd K=1", "sd K=2", "sd K=3"]
-    assert [row.valid for row in shown] == [True, False, False]
+    assert [row.contender for row in best] == ["sd K=1", "sd K=2", "sd K=3"]
+    assert [row.valid for row in best] == [True, False, False]
 
 
 def test_every_line_of_the_tables_fits_into_128_columns():
@@ -231,17 +229,17 @@ def test_many_categories_with_long_names_fit_into_128_columns():
 
 
 def test_every_column_is_explained_below_the_table():
-    shown = _shown(rows(_run(), _NAMES))
-    header = next(line.split() for line in shown.splitlines() if line.startswith("contender"))
+    text = _shown(rows(_run(), _NAMES))
+    header = next(line.split() for line in text.splitlines() if line.startswith("contender"))
 
-    assert all(f"{title}: " in shown.replace("\n", " ") for title in header[1:])
+    assert all(f"{title}: " in text.replace("\n", " ") for title in header[1:])
 
 
 def test_json_has_every_contender_and_category_with_intervals_by_name():
     found = _run()
     by_category = rows_by_category(found, _NAMES)
 
-    values = json.loads(json.dumps(report.to_json(rows(found, _NAMES), _plan(), 9, by_category)))
+    values = json.loads(json_text(findings(rows(found, _NAMES), _plan(), 9, by_category)))
 
     assert [row["contender"] for row in values["results"]] == _NAMES
     assert {name: len(group) for name, group in values["by_category"].items()} == dict.fromkeys(

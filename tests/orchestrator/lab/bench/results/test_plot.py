@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from orchestrator.lab.bench.results.figures import best_of_each_line, rows
-from orchestrator.lab.bench.results.plot import draw
-from orchestrator.lab.bench.results.sweep_plot import (
-    draw_draft_token_sweep,
-    draw_temperature_sweep,
-    has_draft_token_sweep,
-    styles_of,
-)
+from orchestrator.lab.bench.figures import rows
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.strategies import findings
+from orchestrator.lab.findings import Findings, Panel
+from orchestrator.lab.report import draw, looks_of, picture
 from tests.support.bench_measurements import measurement
 
 _NAMES = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "ssd K=1", "ssd K=2", "ssd K=4", "adaptive"]
+_PLAN = BenchPlan.of(
+    draft_tokens="1", strategies="ar", temperature=(0.0,), target=None, draft=None, repeats=1, max_tokens=8
+)
 
 
 def _rows(temperatures: tuple[float, ...] = (0.0,), wrong: str = ""):
@@ -30,21 +30,27 @@ def _rows(temperatures: tuple[float, ...] = (0.0,), wrong: str = ""):
     return rows(found, _NAMES)
 
 
-def _panel() -> Any:
-    return Figure().add_subplot()
+def _found(figures) -> Findings:
+    return findings(figures, _PLAN, 7)
 
 
-def _curves(panel: Any) -> dict[str, Any]:
+def _drawn(panel: Panel) -> Any:
+    axes = Figure().add_subplot()
+    draw(axes, panel, looks_of([panel]))
+    return axes
+
+
+def _curves(axes: Any) -> dict[str, Any]:
     """Lines with whiskers by their labels."""
-    return {container.get_label(): container for container in panel.containers}
+    return {container.get_label(): container for container in axes.containers}
 
 
 def test_a_sweep_over_k_has_a_point_a_k_for_every_line():
-    panel, found = _panel(), _rows()
+    found = _rows()
+    _, (sweep,) = _found(found).panels
 
-    draw_draft_token_sweep(panel, found, styles_of(found))
+    curves = _curves(_drawn(sweep))
 
-    curves = _curves(panel)
     assert set(curves) == {"mlx-lm", "ssd"}
     line, _, (whiskers,) = curves["ssd"]
     assert line.get_ydata().tolist() == [row.tokens_per_second for row in found if row.contender.startswith("ssd")]
@@ -55,32 +61,27 @@ def test_a_sweep_over_k_has_a_point_a_k_for_every_line():
 
 
 def test_contenders_without_a_k_are_levels_in_the_sweep():
-    panel, found = _panel(), _rows()
+    _, (sweep,) = _found(_rows()).panels
+    axes = _drawn(sweep)
 
-    draw_draft_token_sweep(panel, found, styles_of(found))
-
-    _, labels = panel.get_legend_handles_labels()
+    _, labels = axes.get_legend_handles_labels()
     assert {"mlx-lm, no K", "ar, no K", "adaptive, no K"} <= set(labels)
-    assert panel.get_xlabel() == "K, draft tokens a round"
-    assert panel.get_ylabel() == "tokens/s"
+    assert axes.get_xlabel() == "K, draft tokens a round"
+    assert axes.get_ylabel() == "tokens/s"
 
 
-def test_a_wrong_contender_has_no_point():
-    panel, found = _panel(), _rows(wrong="ssd K=2")
+def test_a_wrong_contender_has_no_point_and_no_bar():
+    (bars,), (sweep,) = _found(_rows(wrong="ssd K=2")).panels
 
-    draw_draft_token_sweep(panel, found, styles_of(found))
-
-    line, *_ = _curves(panel)["ssd"]
+    line, *_ = _curves(_drawn(sweep))["ssd"]
     assert [round(place) for place in line.get_xdata()] == [1, 4]
+    assert [bar.mark for bar in bars.bars if bar.name == "ssd K=2"] == ["WRONG"]
 
 
 def test_a_sweep_over_temperature_has_the_paired_ratio_to_plain_decoding_and_its_interval():
-    panel, found = _panel(), _rows((0.0, 0.7, 1.0))
-    best = best_of_each_line(found)
+    _, _, (sweep,) = _found(_rows((0.0, 0.7, 1.0))).panels
 
-    draw_temperature_sweep(panel, best, styles_of(found))
-
-    curves = _curves(panel)
+    curves = _curves(_drawn(sweep))
     assert set(curves) == {"mlx-lm, best K", "ar", "ssd, best K", "adaptive"}
     line, *_ = curves["adaptive"]
     assert line.get_xdata().tolist() == [0.0, 0.7, 1.0]
@@ -88,20 +89,19 @@ def test_a_sweep_over_temperature_has_the_paired_ratio_to_plain_decoding_and_its
 
 
 def test_one_number_of_draft_tokens_is_no_sweep():
-    assert has_draft_token_sweep(_rows())
-    assert not has_draft_token_sweep([row for row in _rows() if row.draft_tokens in (None, 2)])
+    assert len(_found([row for row in _rows() if row.draft_tokens in (None, 2)]).panels) == 1
 
 
-def test_a_line_has_one_style_and_no_two_of_ours_the_same():
-    styles = styles_of(_rows())
+def test_a_line_has_one_look_and_no_two_of_ours_the_same():
+    looks = looks_of([panel for group in _found(_rows((0.0, 1.0))).panels for panel in group])
 
-    assert list(styles) == ["mlx-lm", "ar", "ssd", "adaptive"]
-    assert len({style["color"] for style in styles.values()}) == len(styles)
+    assert set(looks) == {"mlx-lm", "ar", "ssd", "adaptive"}
+    assert len({look["color"] for look in looks.values()}) == len(looks)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 1.0), (0.0, 0.3, 0.7, 1.0)])
 def test_every_sweep_is_one_picture(tmp_path: Path, temperatures: tuple[float, ...]):
-    draw(_rows(temperatures), "a sweep", tmp_path / "sweep.png")
+    picture(_found(_rows(temperatures)), tmp_path / "sweep.png")
 
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")

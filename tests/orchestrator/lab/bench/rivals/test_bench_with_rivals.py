@@ -1,6 +1,5 @@
 """Laws of a bench with rivals: a deviation is told and not a failure, and a rival that can't run has a reason."""
 
-import io
 import json
 import sys
 from dataclasses import replace
@@ -8,18 +7,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from orchestrator.cli.app import cli
 from orchestrator.lab.bench.contender import Family, TimedGeneration
+from orchestrator.lab.bench.figures import BenchRow, rows
 from orchestrator.lab.bench.measurement import Measurement, Setting
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.results import report
-from orchestrator.lab.bench.results.figures import BenchRow, rows
 from orchestrator.lab.bench.rivals import contenders
 from orchestrator.lab.bench.rivals.catalogue import RIVALS
+from orchestrator.lab.bench.strategies import findings
+from orchestrator.lab.findings import Findings
 from protocol.errors import InputError
 from tests.support.paths import ROOT
+from tests.support.shown import complaints, shown
 
 _NAME = "mlx-dspark"
 _WORDS = (
@@ -50,38 +50,38 @@ def _rows(rival_tokens: tuple[int, ...], ours: tuple[int, ...] = (1, 2)) -> list
     return rows(found, _ORDER)
 
 
-def _shown(figures: list[BenchRow], **others) -> str:
-    output = io.StringIO()
-    Console(file=output, width=300).print(report.tables(figures, _plan(), 1, **others))
-    return output.getvalue()
+def _found(figures: list[BenchRow], **others) -> Findings:
+    return findings(figures, _plan(), 1, **others)
 
 
 def test_a_rivals_deviation_is_told_and_is_no_failure():
     figures = _rows(rival_tokens=(1, 3))
 
-    assert report.failures(figures) == []
-    assert report.to_json(figures, _plan(), 1)["exact"] is True
-    shown = _shown(figures)
-    assert "mlx-dspark greedy at temperature 0: 1 of 2 generations differ from the reference." in shown
-    assert "WRONG" not in shown
-    assert "1/2" in shown
+    found = _found(figures)
+    assert complaints(found) == []
+    assert found.figures["exact"] is True
+    text = shown(found)
+    assert "mlx-dspark greedy at temperature 0: 1 of 2 generations differ from the reference." in text
+    assert "WRONG" not in text
+    assert "1/2" in text
 
 
 def test_our_own_deviation_stays_a_failure_beside_a_rival():
     figures = _rows(rival_tokens=(1, 2), ours=(9, 9))
 
-    assert report.failures(figures) == ["ar at temperature 0: 2 of 2 generations differ from the reference."]
+    assert complaints(_found(figures)) == ["ar at temperature 0: 2 of 2 generations differ from the reference"]
 
 
 def test_an_exact_rival_has_no_note_of_deviations():
-    assert "differ from the reference" not in _shown(_rows(rival_tokens=(1, 2)))
+    assert "differ from the reference" not in shown(_found(_rows(rival_tokens=(1, 2))))
 
 
 def test_a_rival_that_cannot_run_is_named_with_the_reason_in_table_and_json():
     figures = _rows(rival_tokens=(1, 2))[:2]
 
-    assert "mlx-dspark is not in the table: no network." in _shown(figures, absent={_NAME: "no network"})
-    assert report.to_json(figures, _plan(), 1, absent={_NAME: "no network"})["absent_rivals"] == {_NAME: "no network"}
+    found = _found(figures, absent={_NAME: "no network"})
+    assert "mlx-dspark is not in the table: no network." in shown(found)
+    assert found.figures["absent_rivals"] == {_NAME: "no network"}
 
 
 def test_an_unknown_rival_is_refused():

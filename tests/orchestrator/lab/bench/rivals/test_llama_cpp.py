@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.figures import rows
 from orchestrator.lab.bench.measurement import Measurement, Setting, deviating, is_checked
-from orchestrator.lab.bench.results.figures import rows
 from orchestrator.lab.bench.rivals import llama_cpp
 from orchestrator.lab.bench.rivals.llama_cpp import LlamaCppContender, open_llama_cpp
 from orchestrator.machine.models.checkpoints import gguf_file

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.lab.first_light.report.findings import FORMAT, LightReport, StageReport
-from orchestrator.lab.first_light.report.redaction import Redactor
+from orchestrator.lab.first_light.redaction import Redactor
+from orchestrator.lab.first_light.report import FORMAT, LightReport, StageReport
 from protocol.errors import InputError
 
 REPORT, PAGE, _IDENTITY = "report.json", "index.html", "run.json"

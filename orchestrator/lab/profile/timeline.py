@@ -11,8 +11,15 @@ from matplotlib.ticker import MaxNLocator
 
 from orchestrator.lab.profile.analysis.excerpt import Bar, Excerpt
 from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile
-from orchestrator.lab.profile.report.table import DRAFT_WORDS
 
+DRAFT_WORDS = {
+    "used": "hidden and used",
+    "discarded": "hidden but discarded",
+    "exposed": "exposed",
+    "prefill": "prefill",
+    "idle": "idle",
+}
+"""What the draft's time is spent on."""
 _COLOURS = {
     "verify": "#2f6fb5",
     "tidy": "#8fb8e0",

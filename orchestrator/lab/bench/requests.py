@@ -1,13 +1,13 @@
 """Several requests at once: tokens/s of all together, and the wait of a request that joins the others.
 
-mlx-lm batches plain decoding only: with a draft it serves one request after the other. Prints nothing.
+mlx-lm batches plain decoding only: with a draft it serves one request after the other.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
@@ -17,10 +17,12 @@ from orchestrator.core.options import StrategyName
 from orchestrator.lab.bench.baseline.contender import MlxLm, running
 from orchestrator.lab.bench.baseline.messages import BatchJob, Job
 from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.lab.bench.results.figures import kept_pace
 from orchestrator.lab.bench.trials import encoded
+from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
+from orchestrator.lab.report import machine_lines
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
@@ -105,34 +107,84 @@ def parse_requests(text: str) -> tuple[int, ...]:
         or not all(each.isdigit() for each in text.split(","))
         or not 1 <= counts[0] <= counts[-1] <= _MAX_REQUESTS
     ):
-        raise InputError(f"--requests takes numbers from 1 to {_MAX_REQUESTS}, for instance 1,2,4,8; not {text!r}.")
+        raise InputError(f"Requests at once are numbers from 1 to {_MAX_REQUESTS}, for instance 1,2,4,8; not {text!r}.")
     return counts
 
 
 def measure(
     plan: BenchPlan,
-    requests: Sequence[int],
     prompts: Sequence[BenchPrompt],
-    on_start: Callable[[str], None],
-    on_done: Callable[[str], None],
-) -> list[ConcurrencyRun]:
-    """Every contender with each number of requests; `on_done` is called with the name of each."""
+    watch: Watch,
+    requests: Sequence[int],
+) -> Findings:
+    """Every contender with each number of requests."""
+    watch.begin((1 + len(plan.strategies)) * len(requests) + len(plan.draft_tokens), "mlx-lm")
     models, tokens = plan.models(), encoded(prompts, plan)
     tasks = [
         GenerationTask(tokens[index % len(tokens)], plan.max_tokens, plan.temperatures[0], index)
         for index in range(max(requests))
     ]
-    runs = list(_of_mlx_lm(plan, requests, tasks, on_start, on_done))
+    runs = list(_of_mlx_lm(plan, requests, tasks, watch))
     references: dict[GenerationTask, tuple[int, ...]] = {}
     for strategy in plan.strategies:
-        on_start(strategy)
+        watch.starting(strategy)
         # Without arenas, so that a repeat finds no KV of its prompt.
         with Pipeline(pace=plan.pace, arena_memory=0, **models.pipeline(strategy)) as pipeline:
             # This also gives every pipeline the same history of estimates before it is measured.
             alone = {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
             references = references or alone
-            runs += _of_pipeline(strategy, pipeline, plan, requests, references, on_done)
-    return runs
+            runs += _of_pipeline(strategy, pipeline, plan, requests, references, watch)
+    return findings(runs, plan)
+
+
+def findings(runs: Sequence[ConcurrencyRun], plan: BenchPlan) -> Findings:
+    """A row a contender and number of requests."""
+    single = {run.contender: run.tokens_per_second for run in runs if run.requests == 1}
+    exact = {True: "exact", False: "WRONG", None: ""}
+    fields: tuple[Field[ConcurrencyRun], ...] = (
+        Field("contender", lambda run: run.contender, always=True),
+        Field("requests", lambda run: run.requests, always=True),
+        Field(
+            "tok/s",
+            lambda run: run.tokens_per_second,
+            ".1f",
+            "of all requests together, while all of them are decoded; every number of requests has the same prompts",
+        ),
+        Field(
+            "x",
+            lambda run: run.tokens_per_second / single[run.contender] if run.contender in single else "",
+            ".2f",
+            "relative to one request",
+            always=True,
+        ),
+        Field(
+            "joins after, ms",
+            lambda run: run.joining_seconds,
+            ".0f",
+            "from a request's submission, just after a round of the others began, to its first token, without the "
+            "target's prefill of its prompt; median",
+            scale=1e3,
+            always=True,
+        ),
+        Field(
+            "round, ms", lambda run: run.round_seconds, ".0f", "length of its rounds; median", scale=1e3, always=True
+        ),
+        Field("tokens", lambda run: exact[run.exact], always=True),
+    )
+    pace = f" Paced as {plan.pace}; INVALID: did not keep the pace." if plan.pace else ""
+    scope = f"{plan.max_tokens} tokens at temperature {plan.temperatures[0]:g}, {plan.repeats} repeats.{pace}"
+    return Findings(
+        title="several requests at once",
+        conditions=(scope, *machine_lines()),
+        tables=(tabulated("", fields, runs, lambda run: "" if run.representative else "INVALID"),),
+        checks=tuple(
+            Check(f"{run.contender} with {run.requests} requests at once", "fail", "other tokens than each alone")
+            for run in runs
+            if run.exact is False
+        ),
+        notes=("mlx-lm batches without a draft; with one (K) it serves one request after the other.",),
+        figures={"machine": machine_lines(), "settings": asdict(plan), "results": runs},
+    )
 
 
 def _of_pipeline(
@@ -141,13 +193,13 @@ def _of_pipeline(
     plan: BenchPlan,
     requests: Sequence[int],
     references: Mapping[GenerationTask, tuple[int, ...]],
-    on_done: Callable[[str], None],
+    watch: Watch,
 ) -> Iterator[ConcurrencyRun]:
     """`references`: every task with its tokens when it is served alone."""
     for count in requests:
         batches = groups(list(references), count) * plan.repeats
         served = [_serve(pipeline, batch) for batch in batches]
-        on_done(f"{strategy}, {count} at once")
+        watch.finished(f"{strategy}, {count} at once")
         arrivals = list(chain.from_iterable(served))
         expected = [references[task] for task in chain.from_iterable(batches)]
         joining = [batch[-1] for batch in served]
@@ -193,23 +245,21 @@ def _of_mlx_lm(
     plan: BenchPlan,
     requests: Sequence[int],
     tasks: Sequence[GenerationTask],
-    on_start: Callable[[str], None],
-    on_done: Callable[[str], None],
+    watch: Watch,
 ) -> Iterator[ConcurrencyRun]:
     models = plan.models()
     draft = str(models.draft) if plan.draft_tokens else ""
     profile = None if plan.pace is None else load_profile(plan.pace)
     ends = tuple(sorted(TextCodec(models.target).eos))
     with ExitStack() as stack:
-        on_start("mlx-lm")
         process = stack.enter_context(running(str(models.target), draft, profile))
         process.await_ready()
         for count in requests:
             yield _batched(process, plan, tasks, count, ends)
-            on_done(f"mlx-lm, {count} at once")
+            watch.finished(f"mlx-lm, {count} at once")
         for draft_tokens in plan.draft_tokens if draft else ():
             yield from _one_after_the_other(process, plan, draft_tokens, requests, tasks, ends)
-            on_done(f"mlx-lm K={draft_tokens}")
+            watch.finished(f"mlx-lm K={draft_tokens}")
 
 
 def _batched(

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.core.request_stats import TOLERATED_OVERRUNS
 from orchestrator.lab.bench.contender import TimedGeneration
-from orchestrator.lab.bench.measurement import RIVALS, Measurement, Setting, deviating, is_checked
-from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
-from orchestrator.lab.bench.results.intervals import (
+from orchestrator.lab.bench.intervals import (
     Interval,
     Ratio,
     gaps,
@@ -18,6 +16,8 @@ from orchestrator.lab.bench.results.intervals import (
     percentile,
     quartiles,
 )
+from orchestrator.lab.bench.measurement import RIVALS, Measurement, Setting, deviating, is_checked
+from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
 from protocol.messages.client import Pace
 from protocol.messages.worker import Paced
 

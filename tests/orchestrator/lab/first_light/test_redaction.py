@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lab.calibration.calibrate import to_toml
-from orchestrator.lab.first_light.report.findings import Findings, StageReport, Value
-from orchestrator.lab.first_light.report.folder import Identity, LightFolder
-from orchestrator.lab.first_light.report.redaction import Redactor
+from orchestrator.lab.findings import Findings, Value
+from orchestrator.lab.first_light.folder import Identity, LightFolder
+from orchestrator.lab.first_light.redaction import Redactor
+from orchestrator.lab.first_light.report import StageReport
 from orchestrator.lab.first_light.run import Choice, run
 from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_runner import Observer, run_stage
@@ -180,7 +181,7 @@ def test_it_knows_this_machine():
         [
             sys.executable,
             "-c",
-            "from orchestrator.lab.first_light.report.redaction import Redactor\n"
+            "from orchestrator.lab.first_light.redaction import Redactor\n"
             "print(Redactor.of_this_machine().text('/home/zquux/models/a, zquux, ~/b/c'))",
         ],
         env={"HOME": "/home/zquux", "LOGNAME": "zquux", "USER": "zquux"},

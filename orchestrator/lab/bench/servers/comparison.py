@@ -1,8 +1,4 @@
-"""Sends the same requests to `launch-pipeline serve` and to mlx-lm's own server, and prints tables.
-
-Run `.venv/bin/python -m orchestrator.lab.bench.servers` on Linux or a Mac. It takes a quarter of an hour and ends
-every server that it starts. It imports MLX to convert the demo pair; no other module of this folder does.
-"""
+"""`launch-pipeline bench servers`: the same requests to `launch-pipeline serve` and to mlx-lm's own server."""
 
 import platform
 import sys
@@ -12,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-import mlx.core as mx
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from orchestrator.lab.bench.servers.answer_probes import thinking, tool_calls
 from orchestrator.lab.bench.servers.client_probes import clients
@@ -121,22 +118,12 @@ def _in_32_bits(source: Path, folder: Path) -> Path:
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text((source / name).read_text().replace('"float16"', '"float32"'))
-    weights = mx.load(str(source / "model.safetensors"))
-    assert isinstance(weights, dict)
-    wide = {name: weight.astype(mx.float32) for name, weight in weights.items()}
-    mx.save_safetensors(str(folder / "model.safetensors"), wide, {"format": "mlx"})
+    weights = load_file(source / "model.safetensors")
+    wide = {name: weight.astype(np.float32) for name, weight in weights.items()}
+    save_file(wide, folder / "model.safetensors", {"format": "mlx"})
     return folder
 
 
 def _versions() -> str:
     names = ("launch-pipeline", "mlx-lm", "mlx")
     return ", ".join([*(f"{name} {version(name)}" for name in names), f"Python {platform.python_version()}"])
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except RuntimeError as error:
-        sys.exit(str(error))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.lab.findings import Check, Findings, Table, Value
 from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.forward_messages import Compared
 from orchestrator.lab.first_light.measurements import neural_engine, widths
 from orchestrator.lab.first_light.measurements.overlap import Overlap, efficiency
-from orchestrator.lab.first_light.report.findings import Check, Findings, LightReport, StageReport, Table, Value
-from orchestrator.lab.first_light.report.page import page
+from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.settings import LightSettings
 from protocol.contracts.coreml.neural_engine import ExaminedSystem
 

@@ -1,0 +1,211 @@
+"""Forwards of random models beside mlx-lm's own, in one process, in turns: its arguments, reports and findings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import msgspec
+
+from orchestrator.lab.bench.intervals import Ratio, paired_ratio
+from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
+from orchestrator.lab.report import machine_lines
+from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.reporting_process import reports
+
+LayerKind: TypeAlias = Literal["attention", "windows", "latent", "delta", "space", "convolution", "rwkv"]
+"""Full attention; sliding windows; latent KV; Gated DeltaNet; state space; short convolutions; a recurrence whose trees
+are not evaluated."""
+LAYER_KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
+ModelSize: TypeAlias = Literal["measured", "tiny"]
+"""measured: 200 to 400 million parameters, more than a processor's caches hold; tiny: tests of the program."""
+
+
+class ComparisonOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The last argument of the process, in JSON."""
+
+    kinds: tuple[LayerKind, ...] = LAYER_KINDS
+    size: ModelSize = "measured"
+    widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Tokens of a forward."""
+    round: int = 8
+    """Tokens of the round of which half are accepted."""
+    context: int = 256
+    """Committed tokens before a forward."""
+    samples: int = 12
+    """Forwards of each width."""
+
+
+class Built(msgspec.Struct, frozen=True, tag="built", forbid_unknown_fields=True):
+    """The random model of a kind is ready."""
+
+    kind: LayerKind
+    architecture: str
+    level: str
+    """tree, chain or plain."""
+    parameters: int
+
+
+class Sampled(msgspec.Struct, frozen=True, tag="sampled", forbid_unknown_fields=True):
+    """One forward of each width by everyone, in turns. Milliseconds by width, logits included; on a processor they are
+    processor time."""
+
+    kind: LayerKind
+    stock: dict[int, float]
+    """mlx-lm's own cache, a chain."""
+    chain: dict[int, float]
+    """Ours, the same tokens."""
+    tree: dict[int, float]
+    """Ours, the same tokens as a binary tree; empty below level tree."""
+    round: float
+    """Ours, a chain of `round` tokens."""
+    undo: float
+    """Milliseconds until half of that chain is committed and the rest undone. If the cache evaluates tokens again in
+    the next forward, what that forward takes longer."""
+
+
+ComparisonReport: TypeAlias = Built | Sampled
+"""One JSON object a line of the process's standard output."""
+
+
+MOST_FORWARD = 1.05
+"""Times mlx-lm's forward of the same width that ours may take."""
+MOST_UNDO = 0.03
+"""Of a round, that committing half of it and undoing the rest may take."""
+_PROGRAM = "orchestrator.lab.bench.forwards_process"
+_FORM: Any = ComparisonReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WidthFigures:
+    """Medians over samples. Ratios are to mlx-lm's forward of the same sample."""
+
+    milliseconds: float
+    """mlx-lm's."""
+    chain: Ratio
+    tree: Ratio | None
+    """None below level tree, and where a tree of so many tokens is a chain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindFigures:
+    """One kind of layers."""
+
+    built: Built
+    widths: Mapping[int, WidthFigures]
+    undo: Ratio
+    """Share of the round."""
+
+    @property
+    def missed(self) -> list[str]:
+        """Names of the figures that are beyond their limits."""
+        chains = [f"{width} tokens" for width, each in self.widths.items() if each.chain.median > MOST_FORWARD]
+        return [*chains, *(["undo"] if self.undo.median > MOST_UNDO else [])]
+
+
+def measure(order: ComparisonOrder, watch: Watch) -> Findings:
+    """Raises PipelineError if the process fails."""
+    watch.begin(len(order.kinds) * order.samples, "the random models")
+    return findings(measured(order, watch), order)
+
+
+def measured(order: ComparisonOrder, watch: Watch) -> list[KindFigures]:
+    """The figures of each kind.
+
+    Raises PipelineError if the process fails.
+    """
+    built: list[Built] = []
+    samples: list[Sampled] = []
+    variables = worker_environment("target", ())
+    for report in reports(_PROGRAM, order, _FORM, name="The comparison of forwards", grace=10.0, variables=variables):
+        if isinstance(report, Built):
+            built.append(report)
+        else:
+            samples.append(report)
+            watch.finished(report.kind)
+    return [figures_of(each, [one for one in samples if one.kind == each.kind]) for each in built]
+
+
+def figures_of(built: Built, samples: Sequence[Sampled]) -> KindFigures:
+    """Of at least one sample."""
+    widths = {
+        width: WidthFigures(
+            milliseconds=median(sample.stock[width] for sample in samples),
+            chain=_ratio([sample.chain[width] / sample.stock[width] for sample in samples]),
+            tree=_ratio([sample.tree[width] / sample.stock[width] for sample in samples])
+            if width > 2 and samples[0].tree
+            else None,
+        )
+        for width in samples[0].stock
+    }
+    return KindFigures(built=built, widths=widths, undo=_ratio([one.undo / one.round for one in samples]))
+
+
+def _ratio(ratios: Sequence[float]) -> Ratio:
+    found = paired_ratio(dict(enumerate(ratios)))
+    assert found is not None
+    return found
+
+
+_FOOTNOTE = f"""\
+mlx-lm: milliseconds of a forward with its own caches, logits included. chain: our forward over the same tokens, as a \
+ratio; the aim is at most {MOST_FORWARD:g}. tree: the same tokens as a balanced binary tree, against mlx-lm's chain. \
+undo: committing the first half of a chain and undoing the rest, states computed, as a share of our forward over that \
+chain; the aim is at most {MOST_UNDO:.0%}. Where our next forward repeats accepted tokens, undo is what that takes \
+longer.
+Medians of ratios within a sample; in brackets their 95% bootstrap intervals. Random weights; everyone takes turns in \
+one process. On a processor the milliseconds are the process's processor time."""
+
+
+class _Row(NamedTuple):
+    kind: KindFigures
+    width: int
+    figures: WidthFigures
+
+
+_FIELDS: tuple[Field[_Row], ...] = (
+    Field("layers", lambda row: row.kind.built.kind),
+    Field("model", lambda row: f"{row.kind.built.architecture}, {row.kind.built.parameters / 1e6:.0f}M"),
+    Field("level", lambda row: row.kind.built.level),
+    Field("tokens", lambda row: row.width),
+    Field("mlx-lm, ms", lambda row: row.figures.milliseconds, ".1f"),
+    Field("chain", lambda row: _estimate(row.figures.chain), ".2f"),
+    Field("tree", lambda row: "" if row.figures.tree is None else _estimate(row.figures.tree), ".2f"),
+    Field("undo", lambda row: _estimate(row.kind.undo), ".1%"),
+)
+
+
+def _estimate(ratio: Ratio) -> float | tuple[float, ...]:
+    return ratio.median if ratio.interval is None else (ratio.median, *ratio.interval)
+
+
+def findings(kinds: Sequence[KindFigures], order: ComparisonOrder) -> Findings:
+    """A row a kind and width. A missed aim is a warning."""
+    rows = [_Row(kind, width, figures) for kind in kinds for width, figures in kind.widths.items()]
+    return Findings(
+        title="forwards beside mlx-lm's own",
+        conditions=(f"{order.samples} samples behind {order.context} tokens.", *machine_lines()),
+        tables=(tabulated("", _FIELDS, rows, wrong=lambda row: row.figures.chain.median > MOST_FORWARD),),
+        checks=tuple(
+            Check(kind.built.kind, "warn", f"misses its aim: {', '.join(kind.missed)}") for kind in kinds if kind.missed
+        ),
+        notes=(_FOOTNOTE,),
+        figures={
+            "machine": machine_lines(),
+            "settings": order,
+            "results": [
+                {
+                    **msgspec.to_builtins(kind.built),
+                    "widths": {str(width): _values(each) for width, each in kind.widths.items()},
+                    "undo": kind.undo._asdict(),
+                    "missed": kind.missed,
+                }
+                for kind in kinds
+            ],
+        },
+    )
+
+
+def _values(figures: WidthFigures) -> dict[str, Any]:
+    ratios = {name: ratio and ratio._asdict() for name, ratio in (("chain", figures.chain), ("tree", figures.tree))}
+    return {"milliseconds": figures.milliseconds, **ratios}

@@ -1,0 +1,287 @@
+"""Time to the first token of an agent's turns, with and without KV of ended requests.
+
+The conversation is synthetic: every turn resends all earlier turns and adds tokens.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling.presets import UNFILTERED
+from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.core.events import Arrived, Submitted
+from orchestrator.lab.bench.figures import kept_pace
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.prompts import BenchPrompt
+from orchestrator.lab.bench.trials import joined_tokens
+from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
+from orchestrator.lab.report import machine_lines
+from orchestrator.runtime.journal import replay
+from protocol.errors import InputError
+from protocol.messages.base import SequenceId
+from protocol.messages.client import Pace
+from protocol.messages.worker import Grow, Prefilled
+
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "no reuse": {"arena_memory": 0},
+    "shared memory alone": {"prefix_cache_memory": 0},
+    "reuse": {},
+}
+"""Pipeline options by contender. The first contender's tokens are the reference."""
+_WARM_UP = 48
+"""Tokens of a prompt that shares no prefix with the others."""
+
+
+_MAX_FIRST = 2048
+_MAX_ADDED = 512
+_MIN_ADDED = 8
+_MAX_ANSWER = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptShape:
+    """Lengths in tokens."""
+
+    turns: int
+    first: int
+    """The first prompt: instructions and tool descriptions."""
+    added: int
+    """What each later turn adds after the answer: the output of a tool."""
+    answer: int
+
+    @property
+    def longest(self) -> int:
+        """The last turn's prompt and answer."""
+        return self.first + (self.turns - 1) * (self.answer + self.added) + self.answer
+
+
+def transcript_shape(context: int, turns: int, answer: int) -> TranscriptShape:
+    """A shape of `turns` turns that fills the context, with answers of at most `answer` tokens.
+
+    Raises InputError if the context has no room for so many turns.
+    """
+    first = min(_MAX_FIRST, context // 8)
+    step = (context - first) // turns
+    answer = min(answer, _MAX_ANSWER, step // 4)
+    added = min(_MAX_ADDED, step - answer)
+    if answer < 1 or added < _MIN_ADDED:
+        most = (context - first) // (2 * _MIN_ADDED)
+        raise InputError(f"The target's context of {context:,} has no room for {turns} turns: at most {most} fit.")
+    return TranscriptShape(turns, first, added, answer)
+
+
+class Transcript:
+    """One conversation made of a text's tokens; every `number` gives another one."""
+
+    def __init__(self, tokens: Sequence[int], shape: TranscriptShape, number: int) -> None:
+        self._text = islice(cycle(tokens), number * 997 % len(tokens), None)
+        self._shape = shape
+        self.prompt = list(islice(self._text, shape.first))
+
+    def add_turn(self, answer: Sequence[int]) -> None:
+        """Extend `prompt` to the next turn's prompt."""
+        self.prompt += [*answer, *islice(self._text, self._shape.added)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One prompt of one contender. Seconds count from the request's arrival at the orchestrator."""
+
+    contender: str
+    repeat: int
+    number: int
+    prompt_tokens: int
+    first_token: float
+    adopted: int
+    """Prompt tokens that the target did not evaluate."""
+    draft_growth: float | None = None
+    """When the draft's first nodes arrived; None if the request had ended by then."""
+    draft_adopted: int = 0
+    exact: bool
+    pace: Pace | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRecord:
+    """What a journal records of the draft of one request."""
+
+    growth: float | None = None
+    adopted: int = 0
+
+
+def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch, turns: int) -> Findings:
+    """Every turn of every contender, interleaved."""
+    tokens = joined_tokens(prompts, plan)
+    measured: list[Turn] = []
+    models = plan.models()
+    watch.begin(plan.repeats * turns * len(CONTENDERS), "the pipelines")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        records = {name: Path(folder) / f"{index}.jsonl" for index, name in enumerate(CONTENDERS)}
+        pipelines: dict[str, Pipeline] = {}
+        for name, options in CONTENDERS.items():
+            pipeline = Pipeline(pace=plan.pace, record=str(records[name]), **models.pipeline("adaptive"), **options)
+            pipelines[name] = stack.enter_context(pipeline)
+        shape = transcript_shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
+        _warm_up(pipelines, tokens, plan)
+        for repeat in range(plan.repeats):
+            for turn in _conversation(pipelines, Transcript(tokens, shape, repeat), shape, plan, repeat):
+                measured.append(turn)
+                watch.finished(f"turn {turn.number}, {turn.contender}")
+        stack.close()
+        return findings(_with_drafts(measured, records), shape, plan)
+
+
+_MEANINGS = """\
+first token, draft's growth: milliseconds from the request's arrival at the orchestrator to the first token, and to \
+the draft's first nodes (in the turns that had not ended by then). Median, 90th percentile, last turn; without the \
+first turn, which has nothing to reuse. evaluated: prompt tokens that the target evaluated. exact: the tokens equal \
+those without reuse. shared memory alone: the target adopts arenas; the draft prefills every prompt."""
+_FIELDS: tuple[Field[dict[str, Any]], ...] = (
+    Field("", lambda row: row["contender"] + ("" if row["representative"] else " (INVALID)")),
+    Field("first token", lambda row: row["first_token"], ",.0f", scale=1e3),
+    Field("p90", lambda row: row["first_token_p90"], ",.0f", scale=1e3),
+    Field("last", lambda row: row["first_token_last"], ",.0f", scale=1e3),
+    Field("evaluated", lambda row: row["evaluated"], ",d"),
+    Field("draft's growth", lambda row: row["growth"], ",.0f", scale=1e3),
+    Field("last", lambda row: row["growth_last"], ",.0f", scale=1e3),
+    Field("in turns", lambda row: row["grew"], ",d"),
+    Field("exact", lambda row: "yes" if row["exact"] else "NO"),
+)
+
+
+def findings(turns: Sequence[Turn], shape: TranscriptShape, plan: BenchPlan) -> Findings:
+    """A row a contender."""
+    by_name = {name: [turn for turn in turns if turn.contender == name] for name in CONTENDERS}
+    results = [summary(mine) for mine in by_name.values()]
+    pace = f" Paced as {plan.pace}." if plan.pace else ""
+    scope = (
+        f"{shape.turns} turns: {shape.first:,} tokens, then {shape.added} more after each answer of {shape.answer}, "
+        f"up to {shape.longest:,}; temperature {plan.temperatures[0]:g}, {plan.repeats} repeats.{pace}"
+    )
+    wrong = (
+        Check(f"{turn.contender}, turn {turn.number}", "fail", "the tokens differ from those without reuse")
+        for turn in turns
+        if not turn.exact
+    )
+    late = (
+        Check(
+            name,
+            "warn",
+            "invalid: more than 1% of its forwards took longer than the profile's device would",
+            "use a quieter machine, or a slower profile",
+        )
+        for name, mine in by_name.items()
+        if not turns_kept_pace(mine)
+    )
+    return Findings(
+        title="the turns of an agent",
+        conditions=(scope, *machine_lines()),
+        tables=(tabulated("", _FIELDS, results, wrong=lambda row: not row["representative"]),),
+        checks=(*wrong, *late),
+        notes=(_MEANINGS,),
+        figures={
+            "machine": machine_lines(),
+            "settings": asdict(plan),
+            "shape": {**asdict(shape), "longest": shape.longest},
+            "results": results,
+            "turns": turns,
+        },
+    )
+
+
+def summary(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Figures of one contender's turns without the first turn. Times in seconds."""
+    later = [turn for turn in turns if turn.number > 1]
+    last = max(turn.number for turn in turns)
+    firsts = [turn.first_token for turn in later]
+    grown = [turn for turn in later if turn.draft_growth is not None]
+    growths = [turn.draft_growth for turn in grown if turn.draft_growth is not None]
+    final = [turn.draft_growth for turn in grown if turn.number == last and turn.draft_growth is not None]
+    return {
+        "contender": turns[0].contender,
+        "first_token": median(firsts),
+        "first_token_p90": quantiles(firsts, n=10)[-1] if len(firsts) > 1 else firsts[0],
+        "first_token_last": median(turn.first_token for turn in later if turn.number == last),
+        "evaluated": sum(turn.prompt_tokens - 1 - turn.adopted for turn in later),
+        "adopted": sum(turn.adopted for turn in later),
+        "growth": median(growths) if growths else None,
+        "growth_last": median(final) if final else None,
+        "grew": len(growths),
+        "draft_evaluated": sum(turn.prompt_tokens - 1 - turn.draft_adopted for turn in grown),
+        "exact": all(turn.exact for turn in turns),
+        "representative": turns_kept_pace(turns),
+    }
+
+
+def draft_records(record: Path) -> list[DraftRecord]:
+    """One record for each request in a journal, in the order of arrival."""
+    arrived: dict[SequenceId, float] = {}
+    found: dict[SequenceId, DraftRecord] = {}
+    for event, now in replay(record):
+        match event:
+            case Submitted(sequence):
+                arrived[sequence], found[sequence] = now, DraftRecord()
+            case Arrived("draft", _, Grow() as growth) if growth.sequence in found and growth.tokens:
+                known = found[growth.sequence]
+                if known.growth is None:
+                    found[growth.sequence] = DraftRecord(now - arrived[growth.sequence], known.adopted)
+            case Arrived("draft", _, Prefilled() as prefilled) if prefilled.sequence in found:
+                found[prefilled.sequence] = DraftRecord(found[prefilled.sequence].growth, prefilled.adopted)
+            case _:
+                pass
+    return list(found.values())
+
+
+def turns_kept_pace(turns: Sequence[Turn]) -> bool:
+    """Whether the turns are valid for the profile's device."""
+    return kept_pace(turn.pace for turn in turns)
+
+
+def _warm_up(pipelines: dict[str, Pipeline], tokens: Sequence[int], plan: BenchPlan) -> None:
+    prompt = list(tokens[:_WARM_UP])[::-1]
+    for pipeline in pipelines.values():
+        pipeline.generate(
+            prompt, SamplingParams(temperature=plan.temperatures[0], **UNFILTERED, seed=0, max_tokens=plan.max_tokens)
+        )
+
+
+def _conversation(
+    pipelines: dict[str, Pipeline], transcript: Transcript, shape: TranscriptShape, plan: BenchPlan, repeat: int
+) -> Iterator[Turn]:
+    names = list(pipelines)
+    for number in range(1, shape.turns + 1):
+        params = SamplingParams(temperature=plan.temperatures[0], **UNFILTERED, seed=number, max_tokens=shape.answer)
+        first = number % len(names)
+        answers = {
+            name: pipelines[name].generate(transcript.prompt, params) for name in (*names[first:], *names[:first])
+        }
+        expected = answers[names[0]].tokens
+        for name in names:
+            figures = answers[name].statistics
+            yield Turn(
+                contender=name,
+                repeat=repeat,
+                number=number,
+                prompt_tokens=figures.prompt_tokens,
+                first_token=figures.time_to_first_token,
+                adopted=figures.adopted_tokens,
+                exact=answers[name].tokens == expected,
+                pace=figures.pace,
+            )
+        transcript.add_turn(expected)
+
+
+def _with_drafts(turns: Sequence[Turn], records: dict[str, Path]) -> list[Turn]:
+    # The first request of each contender was the warm-up.
+    found = {name: iter(draft_records(record)[1:]) for name, record in records.items()}
+    return [_with_draft(turn, next(found[turn.contender])) for turn in turns]
+
+
+def _with_draft(turn: Turn, draft: DraftRecord) -> Turn:
+    return replace(turn, draft_growth=draft.growth, draft_adopted=draft.adopted)

@@ -1,0 +1,467 @@
+"""Our strategies beside mlx-lm's own decoding and other software: the measurement from its requests to its findings."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from orchestrator.lab.bench.acceptance import ExaminedDrafter, examined, written_texts
+from orchestrator.lab.bench.figures import BenchRow, best_of_each_line, rows, rows_by_category
+from orchestrator.lab.bench.intervals import FEWEST_PROMPTS, Interval, Ratio
+from orchestrator.lab.bench.measurement import BenchRequest, Measurement
+from orchestrator.lab.bench.names import AUTOREGRESSIVE, LLAMA_CPP, PLAIN, line_and_draft_tokens, remote_name
+from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.prompts import BenchPrompt
+from orchestrator.lab.bench.recording import distinct_tasks, recorded
+from orchestrator.lab.bench.trials import WARM_UP_TOKENS, count_answers, requests_of, run
+from orchestrator.lab.findings import Bar, Cell, Check, Column, Field, Findings, Line, Panel, Table, Watch, tabulated
+from orchestrator.lab.report import machine_lines
+from orchestrator.machine.hardware import usable_cores
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from orchestrator.runtime.link_emulation import EmulatedLink
+from protocol.contracts.training import DEPTHS
+from protocol.errors import PipelineError
+
+_LARGE = 20.0
+"""Tokens/s without decimals in an interval."""
+
+
+def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Findings:
+    """Raises InputError or PipelineError for what can't be measured."""
+    requests = _requests(plan, prompts, watch)
+    texts = None
+    if plan.replays:
+        watch.begin(len(distinct_tasks(plan, requests)), "the target, to record its texts")
+        texts = recorded(plan, requests, watch.finished)
+    absent: dict[str, str] = {}
+    watch.begin(1, "the contenders")
+    progress = watch.starting, watch.total, watch.finished
+    measurements, names = run(plan, requests, *progress, absent.__setitem__, watch.note, texts)
+    guesses, failed = _guesses(plan, requests, measurements, watch) if plan.drafters else ([], "")
+    by_category = rows_by_category(measurements, names)
+    found = findings(rows(measurements, names), plan, len(prompts), by_category, absent, guesses)
+    return msgspec.structs.replace(
+        found, checks=(*found.checks, *([Check("guesses", "warn", failed)] if failed else []))
+    )
+
+
+def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> list[BenchRequest]:
+    """Every turn of the prompts; the target answers those before others first."""
+    if count := count_answers(prompts):
+        watch.begin(count, "the target, to answer the first turns")
+    return requests_of(prompts, plan, lambda: watch.finished("Answering the first turns"))
+
+
+def _guesses(
+    plan: BenchPlan, requests: Sequence[BenchRequest], measurements: Sequence[Measurement], watch: Watch
+) -> tuple[list[ExaminedDrafter], str]:
+    """What the drafts guess of the texts that were measured, each alone. None, and a reason, if that fails: the speeds
+    are measured by then and must not be lost."""
+
+    def show(name: str, _: int, total: int) -> None:
+        watch.total(total)
+        watch.finished(f"{name} alone")
+
+    watch.begin(1, "the drafts alone")
+    try:
+        written = written_texts(measurements, requests)
+        return examined(plan.models(), plan.drafters, written, show, len(usable_cores())), ""
+    except PipelineError as error:
+        return [], f"there is no table of them. {error}"
+
+
+# Tables ----------------------------------------------------------------------------------------------
+
+
+def findings(
+    rows: Sequence[BenchRow],
+    plan: BenchPlan,
+    prompts: int,
+    by_category: Mapping[str, Sequence[BenchRow]] | None = None,
+    absent: Mapping[str, str] | None = None,
+    guesses: Sequence[ExaminedDrafter] = (),
+) -> Findings:
+    """Two tables a temperature: figures, and ratios by category, of which there must be two at least.
+
+    `by_category` has the rows of each category's prompts; `absent` the rivals that can't run, each with the reason.
+    """
+    temperatures = list(dict.fromkeys(row.temperature for row in rows))
+    tables: list[Table] = []
+    for temperature in temperatures:
+        here = best_of_each_line([row for row in rows if row.temperature == temperature])
+        tables.append(figures_table(here))
+        if by_category and len(by_category) > 1:
+            tables.append(_category_table(here, by_category))
+    return Findings(
+        title=f"{plan.pace or 'this machine'}, {prompts} prompts, {plan.max_tokens} tokens",
+        conditions=(f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats.", *machine_lines()),
+        tables=(*tables, *([_guess_table(guesses)] if guesses else [])),
+        checks=tuple(_checks(rows)),
+        notes=tuple(_notes(rows, plan, absent or {})),
+        panels=_distance_panels(rows, plan.strategies, plan.links) if plan.links else _panels(rows),
+        figures={
+            "machine": machine_lines(),
+            "settings": {**asdict(plan), "prompts": prompts},
+            "exact": all(row.exact for row in rows),
+            "representative": all(row.representative for row in rows),
+            "results": [_values(row) for row in rows],
+            "by_category": {name: [_values(row) for row in group] for name, group in (by_category or {}).items()},
+            "absent_rivals": dict(absent or {}),
+            "drafters": [{**msgspec.to_builtins(one.found), "parameters_per_guess": one.parameters} for one in guesses],
+        },
+    )
+
+
+def figures_table(rows: Sequence[BenchRow]) -> Table:
+    """Of one temperature."""
+    best = next((row.best_baseline for row in rows if row.best_baseline), None)
+    title = f"temperature {rows[0].temperature:g}" + (f", mlx-lm at its best: {best}" if best else "")
+    paced = any(row.overruns is not None for row in rows)
+    shown = [field for field in FIELDS if field.title != ("first" if paced else "overran")]
+    return tabulated(title, shown, rows, lambda row: "" if row.exact else "WRONG", lambda row: not row.valid)
+
+
+def _compared(row: BenchRow) -> str:
+    """Whether its tokens are the reference's."""
+    if row.deviating:
+        return f"{row.checked - row.deviating}/{row.checked}"
+    return "yes" if row.checked else "rej" if row.rejection else "-"
+
+
+def _quartiles(row: BenchRow) -> str:
+    decimals = 0 if row.quartiles.high >= _LARGE else 1
+    return f"{row.quartiles.low:.{decimals}f}..{row.quartiles.high:.{decimals}f}"
+
+
+FIELDS: tuple[Field[BenchRow], ...] = (
+    Field("contender", lambda row: row.contender, always=True),
+    Field(
+        "tok/s",
+        lambda row: row.tokens_per_second,
+        ".1f",
+        "generated tokens, the first included, divided by the seconds until the last token; the clock starts when the "
+        "target holds the KV of all prompt tokens but the last",
+    ),
+    Field("quartiles", _quartiles, meaning="of tok/s, over prompts"),
+    Field(
+        "/mlx-lm",
+        lambda row: row.over_best and row.over_best.median,
+        ".2f",
+        "ratio to mlx-lm at its best, which the title names: on all cores, plain or speculative with our draft and the "
+        "best K, whichever has the highest median here; taken between generations of the same prompt, turn and repeat",
+    ),
+    Field(
+        "95%",
+        lambda row: (row.over_best and row.over_best.interval) if row.contender != row.best_baseline else "",
+        ".2f",
+        f"bootstrap interval of /mlx-lm, which resamples the prompts and needs at least {FEWEST_PROMPTS} of them",
+    ),
+    Field("tok/rd", lambda row: row.tokens_per_round, ".2f", "tokens a round"),
+    Field("hits", lambda row: row.hit_rate, ".0%", "share of rounds whose new root had children in the token tree"),
+    Field("accept", lambda row: row.acceptance_rate, ".0%", "share of verified draft tokens that were accepted"),
+    Field(
+        "first",
+        lambda row: row.time_to_first_token,
+        ".0f",
+        "ms from the request to the first token at the client, prefill included",
+        scale=1e3,
+    ),
+    Field(
+        "p95",
+        lambda row: row.inter_token_p95,
+        ".0f",
+        "95% of the gaps between successive arrivals at the client are shorter, ms; tokens of a round arrive at once",
+        scale=1e3,
+    ),
+    Field("busy", lambda row: row.target_busy, ".0%", "share of the time that the target works"),
+    Field("µs", lambda row: row.overhead_per_round, ".0f", "time of a round beyond the target's forward", scale=1e6),
+    Field(
+        "exact",
+        _compared,
+        meaning="at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy; "
+        "rej is rejection sampling, whose tokens have the target's distribution and no reference",
+        always=True,
+    ),
+    Field(
+        "overran",
+        lambda row: row.overruns,
+        ".1%",
+        "share of forwards that took longer here than on the profile's device; more than 1% is invalid",
+    ),
+)
+
+
+def _category_table(rows: Sequence[BenchRow], by_category: Mapping[str, Sequence[BenchRow]]) -> Table:
+    """The ratio to mlx-lm at its best on the prompts of each category: a column a contender."""
+
+    def ratio(group: Sequence[BenchRow], row: BenchRow) -> Cell:
+        same = (row.contender, row.temperature)
+        found = next((one for one in group if (one.contender, one.temperature) == same and one.exact), None)
+        return found and found.over_best and found.over_best.median
+
+    groups = (*by_category.items(), ("all", rows))
+    return Table(
+        "/mlx-lm by category",
+        (Column(""), *(Column(row.contender, ".2f") for row in rows)),
+        tuple((category, *(ratio(group, row) for row in rows)) for category, group in groups),
+    )
+
+
+_SHOWN_LATENESS = (0, 1, 2, 4, 8)
+"""Tokens without features; the raw figures have all."""
+_GUESSES = (
+    "Each draft alone, asked along the texts of this bench, with their noise. Guess n: share of right ones where all "
+    "guesses in front are right. Late: tokens before the root whose features the draft does not know yet; a draft that "
+    "reads tokens alone is never late. ms: of one guess behind the other, unpaced, on this machine's processor or GPU."
+)
+
+
+def _guess_table(drafters: Sequence[ExaminedDrafter]) -> Table:
+    """A row for each draft, temperature and lateness."""
+    records: list[tuple[Cell, ...]] = []
+    for drafter in drafters:
+        read = "" if drafter.parameters is None else f"{drafter.parameters / 1e6:.1f}"
+        facts = (drafter.found.name, read, f"{1000 * drafter.found.seconds_per_guess:.1f}")
+        for each in drafter.found.acceptance:
+            for late in (late for late in _SHOWN_LATENESS if late < len(each.rates)):
+                records.append((*facts, each.temperature, each.places, late, *each.rates[late]))
+    guesses = (Column(f"guess {depth + 1}", ".3f") for depth in range(DEPTHS))
+    columns = ("draft", "M read", "ms", Column("T", "g"), "places", "late", *guesses)
+    return Table("Guesses of the drafts", columns, tuple(records), _GUESSES)
+
+
+def _checks(rows: Sequence[BenchRow]) -> Iterator[Check]:
+    for row in rows:
+        name = f"{row.contender} at temperature {row.temperature:g}"
+        if not row.exact:
+            yield Check(name, "fail", f"{row.deviating} of {row.checked} generations differ from the reference")
+        elif row.checked:
+            yield Check(name, "ok", f"{row.checked} generations compared, all equal")
+        if not row.representative:
+            text = f"invalid: {row.overruns:.1%} of its forwards took longer than the profile's device would"
+            yield Check(name, "warn", text, "use a faster or quieter machine, or a slower profile")
+
+
+def _values(row: BenchRow) -> dict[str, Any]:
+    """A row as JSON values; an interval has its bounds by name."""
+    ratios = {baseline: _ratio(ratio) for baseline, ratio in row.ratios.items()}
+    best = row.over_best and _ratio(row.over_best)
+    return {**asdict(row), "quartiles": row.quartiles._asdict(), "over_best": best, "ratios": ratios}
+
+
+def _ratio(ratio: Ratio) -> dict[str, Any]:
+    return {"median": ratio.median, "interval": ratio.interval and ratio.interval._asdict()}
+
+
+# Notes -----------------------------------------------------------------------------------------------
+
+_DEFINITIONS = f"""\
+A figure is the median over prompts, turns and repeats; tok/s and the ratio take each prompt's own median first.
+The table has the fastest of the contenders that differ only in K; --json has all, each with its ratios to mlx-lm's \
+plain decoding, to its speculative decoding and to our ar, p50 and total times.
+One contender computes at a time. Before the measurement each generated {WARM_UP_TOKENS} tokens at each temperature. \
+mlx-lm runs on all cores, and as a control on the target's; our draft has cores of its own. Every prompt is \
+prefilled: pipelines keep no KV. A later turn stands behind the target's own answers at temperature 0.
+lookup: adaptive with the n-gram draft. random draft: adaptive with a draft that guesses blindly at the same cost."""
+_RIVALS = {
+    "mlx-dspark": "mlx-dspark: its own greedy_generate and lookup_generate with the same weights, on all cores, on a "
+    "processor in float32. K is its max_draft_tokens; bigrams: its ngram_min is 2 instead of 3. Its seconds are by its "
+    "own clock, from the same moment as everyone's.",
+    LLAMA_CPP: "llama.cpp: its own server with the GGUF file of the same weights, on all cores. It computes with "
+    "packed weights, so its texts differ and are not compared. Its seconds are by its own clock, from the same moment "
+    "as everyone's.",
+}
+_REPLAYED = (
+    "Replayed: the target's texts were recorded once by its own decoding. No contender ran the target's model; exact "
+    "means equal to the recorded text."
+)
+
+
+def _notes(rows: Sequence[BenchRow], plan: BenchPlan, absent: Mapping[str, str]) -> Iterator[str]:
+    yield from (f"{name} is not in the table: {reason}." for name, reason in absent.items())
+    for row in rows:
+        if row.rival and row.deviating:
+            yield (
+                f"{row.contender} at temperature {row.temperature:g}: {row.deviating} of {row.checked} generations "
+                "differ from the reference. Its numerics can break ties otherwise, so this is no failure of the bench."
+            )
+    yield _DEFINITIONS
+    for name, note in _RIVALS.items():
+        if any(row.rival and row.contender.startswith(name) for row in rows):
+            yield note
+    if plan.pace:
+        yield _pace(load_profile(plan.pace))
+    if plan.replays:
+        yield _REPLAYED
+
+
+def _pace(profile: DeviceProfile) -> str:
+    slow = (
+        f"\nEverything ran {profile.slow_motion:g} times slower. The figures are in the time of the device, with the "
+        "whole overhead of our rounds; what else Python does between forwards, here and in mlx-lm, counts only in part."
+    )
+    return (
+        f"Paced as {profile.name} ({profile.description}). mlx-lm: target and draft on the target's device, one after "
+        f"the other. Ours: the draft on a device of its own; every forward takes {profile.both_busy.factor:g} times as "
+        "long under strategies whose draft and target overlap. mlx-lm's prefill is not paced, so there are no times to "
+        f"the first token to compare.{'' if profile.slow_motion == 1.0 else slow}"
+    )
+
+
+# Panels ----------------------------------------------------------------------------------------------
+
+_DODGE = 0.1
+"""Distance of neighbouring lines on the K axis, so that whiskers do not cover each other."""
+_PROMISED = 0.97
+"""Share of plain decoding's speed that a draft at any distance must leave."""
+_LOCAL_MILLISECONDS = 0.1
+"""Place of a draft without a link on the logarithmic axis."""
+
+
+def _panels(rows: Sequence[BenchRow]) -> tuple[tuple[Panel, ...], ...]:
+    """Bars by contender, with the fastest K of each line; where K or the temperature has several values, also a sweep
+    over it. Rows with wrong tokens or overruns have no bar and no point."""
+    best = best_of_each_line(rows)
+    by_temperature = _by(rows, lambda row: row.temperature)
+    groups = [tuple(_bars(temperature, best) for temperature in by_temperature)]
+    if any(len({row.draft_tokens for row in points}) > 1 for points in _by_line(rows).values()):
+        groups.append(tuple(_draft_token_sweep(*each) for each in by_temperature.items()))
+    if len(by_temperature) > 1:
+        groups.append((_temperature_sweep(best),))
+    return tuple(groups)
+
+
+def _bars(temperature: float, best: Sequence[BenchRow]) -> Panel:
+    bars = (
+        Bar(
+            row.contender,
+            row.tokens_per_second,
+            *row.quartiles,
+            mark="" if row.valid else "INVALID" if row.exact else "WRONG",
+            baseline=row.contender.startswith(PLAIN),
+        )
+        for row in best
+        if row.temperature == temperature
+    )
+    x = "tokens/s (whiskers: quartiles over prompts)"
+    return Panel(title=f"temperature {temperature:g}", x=x, bars=tuple(bars))
+
+
+def _draft_token_sweep(temperature: float, rows: Sequence[BenchRow]) -> Panel:
+    """Tokens/s over K at one temperature. Contenders without a K are levels."""
+    lines = _by_line(rows)
+    return Panel(
+        title=f"K at temperature {temperature:g}; whiskers: quartiles over prompts",
+        x="K, draft tokens a round",
+        y="tokens/s",
+        lines=tuple(
+            _line(
+                name,
+                [((row.draft_tokens or 0) + _DODGE * (index - (len(lines) - 1) / 2), row) for row in points],
+                lambda row: row.tokens_per_second,
+                lambda row: row.quartiles,
+            )
+            for index, (name, points) in enumerate(lines.items())
+        ),
+        levels=tuple(
+            Line(f"{row.contender}, no K", ((0, row.tokens_per_second),), look=_look(row), baseline=_is_baseline(row))
+            for row in rows
+            if row.draft_tokens is None and row.valid
+        ),
+        ticks=tuple(sorted({float(row.draft_tokens) for row in rows if row.draft_tokens is not None})),
+    )
+
+
+def _temperature_sweep(best: Sequence[BenchRow]) -> Panel:
+    """Speed-up over mlx-lm's plain decoding by temperature. `best` has the best K of each line."""
+    known = [row for row in best if row.valid and PLAIN in row.ratios and _label(row) != PLAIN]
+    return Panel(
+        title=f"speed-up over {PLAIN}'s plain decoding; whiskers: 95% intervals",
+        x="temperature",
+        y=f"tokens/s relative to {PLAIN}",
+        lines=tuple(
+            _line(
+                name,
+                [(row.temperature, row) for row in points],
+                lambda row: row.ratios[PLAIN].median,
+                lambda row: row.ratios[PLAIN].interval or Interval(*(row.ratios[PLAIN].median,) * 2),
+            )
+            for name, points in _by(known, _label).items()
+        ),
+        levels=(Line(PLAIN, ((0.0, 1.0),), baseline=True),),
+        ticks=tuple(sorted({row.temperature for row in best})),
+    )
+
+
+def _line(
+    name: str,
+    points: Sequence[tuple[float, BenchRow]],
+    value: Callable[[BenchRow], float],
+    bounds: Callable[[BenchRow], Interval],
+) -> Line:
+    first = points[0][1]
+    return Line(
+        name,
+        tuple((x, value(row)) for x, row in points),
+        tuple((bounds(row).low, bounds(row).high) for _, row in points),
+        look=_look(first),
+        baseline=_is_baseline(first),
+        dashed=first.draft_tokens is None and _is_baseline(first),
+    )
+
+
+def _distance_panels(
+    rows: Sequence[BenchRow], strategies: Sequence[str], links: Sequence[EmulatedLink]
+) -> tuple[tuple[Panel, ...], ...]:
+    """The ratio to plain decoding by the delay between target and draft."""
+
+    def line(strategy: str, by_name: Mapping[str, BenchRow]) -> Line:
+        names = [(_LOCAL_MILLISECONDS, strategy)]
+        names += [(1000 * link.delay or _LOCAL_MILLISECONDS, remote_name(strategy, link)) for link in links]
+        found = [(delay, by_name[name].over_autoregressive) for delay, name in names if name in by_name]
+        return Line(strategy, tuple((delay, ratio) for delay, ratio in found if ratio is not None))
+
+    loss = max(link.loss for link in links)
+    return (
+        tuple(
+            Panel(
+                title=f"temperature {temperature:g}",
+                x=f"delay one way, ms, {loss:.0%} lost ({_LOCAL_MILLISECONDS:g}: no link)",
+                y="tokens/s relative to ar",
+                lines=tuple(
+                    line(strategy, {row.contender: row for row in group})
+                    for strategy in strategies
+                    if strategy != AUTOREGRESSIVE
+                ),
+                levels=(Line(f"{_PROMISED:g}", ((0.0, _PROMISED),), baseline=True),),
+                logarithm=10,
+            )
+            for temperature, group in _by(rows, lambda row: row.temperature).items()
+        ),
+    )
+
+
+def _look(row: BenchRow) -> str:
+    return line_and_draft_tokens(row.contender)[0]
+
+
+def _label(row: BenchRow) -> str:
+    return _look(row) if row.draft_tokens is None else f"{_look(row)}, best K"
+
+
+def _is_baseline(row: BenchRow) -> bool:
+    return row.contender.startswith(PLAIN)
+
+
+def _by(rows: Sequence[BenchRow], key: Callable[[BenchRow], Any]) -> dict[Any, list[BenchRow]]:
+    found: dict[Any, list[BenchRow]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _by_line(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
+    """The valid rows of each line that has a K, by K."""
+    known = [row for row in rows if row.draft_tokens is not None and row.valid]
+    return _by(sorted(known, key=lambda row: row.draft_tokens or 0), _look)

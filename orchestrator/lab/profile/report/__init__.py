@@ -1,4 +1,0 @@
-"""A profile as tables, an HTML page, a timeline and a Perfetto trace.
-
-Measures nothing.
-"""

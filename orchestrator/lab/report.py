@@ -1,0 +1,371 @@
+"""Findings as text for a terminal, as JSON, as sections of a page, and as a picture. Prints nothing."""
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from itertools import cycle
+from pathlib import Path
+from string import Template
+from typing import Any, Self
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+from orchestrator.lab.findings import (
+    Bar,
+    Cell,
+    Check,
+    Column,
+    Field,
+    Findings,
+    Line,
+    Panel,
+    Table,
+    Value,
+    Watch,
+    tabulated,
+)
+from orchestrator.machine import hardware as machine_facts
+from orchestrator.machine.blas.library import fast_blas
+from orchestrator.machine.placement import usual_cores
+from protocol.errors import InputError
+
+_NARROWEST = 128
+"""Characters that a table may need."""
+_LONG_TITLES = 100
+"""Characters of all titles of a table: longer ones may take several lines."""
+
+
+def machine_lines() -> tuple[str, ...]:
+    """The hardware and libraries that figures depend on."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("mlx", "mlx-lm"))
+    shares = usual_cores()
+    cores = f"cores of the target {len(shares['target'])}, of the draft {len(shares['draft'])}" if shares else ""
+    blas = f"BLAS {fast_blas() or 'as MLX ships it'}" if shares else ""
+    return tuple(line for line in (machine_facts.chip(), versions, cores, blas) if line)
+
+
+# Cells -----------------------------------------------------------------------------------------------
+
+
+def shown(cell: Cell, form: str = "") -> str:
+    """A cell as text, with its column's format."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, tuple):
+        *median, low, high = (_number(each, form) for each in cell)
+        return f"{median[0]} ({low} to {high})" if median else f"{low}..{high}"
+    return _number(cell, form)
+
+
+def _number(value: float, form: str) -> str:
+    """Without a format: four digits that mean something; whole numbers whole."""
+    if form:
+        return format(value, form)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def _words(table: Table) -> list[bool]:
+    """Which columns hold words alone."""
+    cells = [[row[place] for row in table.rows] for place in range(len(table.columns))]
+    return [bool(column) and all(isinstance(cell, str) for cell in column) for column in cells]
+
+
+def _values_table(values: Sequence[Value]) -> Table:
+    """A row a number; what exceeds its limit is marked."""
+    limits = any(value.limit is not None for value in values)
+    fields: list[Field[Value]] = [
+        Field("", lambda value: value.name),
+        Field("", lambda value: value.value),
+        Field("unit", lambda value: value.unit),
+        *([Field("limit", lambda value: "" if value.limit is None else value.limit)] if limits else []),
+        Field("origin", lambda value: value.origin),
+        Field("", lambda value: value.note),
+    ]
+    return tabulated("", fields, values, wrong=lambda value: not value.within_limit)
+
+
+def _meanings(tables: Iterable[Table]) -> list[str]:
+    """A sentence for each column that has one."""
+    found = (column for table in tables for column in table.described if column.meaning)
+    return [f"{title}: {meaning}." for title, meaning in {each.title: each.meaning for each in found}.items()]
+
+
+# A terminal ------------------------------------------------------------------------------------------
+
+
+def text(findings: Findings) -> Group:
+    """Tables and numbers, then what they depend on and mean. Checks are the command's to tell."""
+    parts: list[RenderableType] = []
+    if findings.values:
+        parts += [_terminal_table(_values_table(findings.values)), ""]
+    for table in findings.tables:
+        parts += [_terminal_table(table), ""]
+        parts += [Text(table.note, style="dim")] if table.note else []
+    told = [*findings.conditions, " ".join(_meanings(findings.tables)), *findings.notes]
+    return Group(*parts, Text("\n".join(filter(None, told)), style="dim"))
+
+
+def wide_console() -> Console:
+    """Standard output; a file or pipe is as wide as a table needs."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(_NARROWEST, console.width))
+
+
+def _terminal_table(table: Table) -> TerminalTable:
+    grid = TerminalTable(title=table.title or None, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    wraps = sum(len(column.title) for column in table.described) > _LONG_TITLES
+    for place, (column, words) in enumerate(zip(table.described, _words(table), strict=True)):
+        left = place == 0 or (words and not wraps)
+        grid.add_column(column.title, justify="left" if left else "right", no_wrap=place == 0 or not wraps)
+    for index, row in enumerate(table.rows):
+        cells = [Text(shown(cell, column.form)) for cell, column in zip(row, table.described, strict=True)]
+        grid.add_row(*cells, style="red" if index in table.wrong else "")
+    return grid
+
+
+class ProgressBar(Watch):
+    """Shows on stderr what is measured and how much of it is done. A context."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        # Redrawn rarely: the bar must not compute while something is measured.
+        self._progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
+        self._task = self._progress.add_task("Starting", total=1)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, total: int, what: str) -> None:
+        self._progress.reset(self._task, total=total, description=f"Starting {what}")
+
+    def total(self, total: int) -> None:
+        self._progress.update(self._task, total=total)
+
+    def starting(self, what: str) -> None:
+        self._progress.update(self._task, description=f"Starting {what}")
+
+    def finished(self, what: str) -> None:
+        self._progress.update(self._task, description=what, advance=1)
+
+    def note(self, sentence: str) -> None:
+        self._progress.console.print(sentence, markup=False, highlight=False)
+
+
+# JSON ------------------------------------------------------------------------------------------------
+
+
+def json_text(findings: Findings) -> str:
+    """The raw figures as one object."""
+    return msgspec.json.encode(findings.figures, enc_hook=str).decode()
+
+
+# A page ----------------------------------------------------------------------------------------------
+
+_BAR_HEIGHT, _BAR_WIDTH = 130, 640
+_WRONG = ' class="fail"'
+_FEWEST_BARS, _MOST_BARS = 4, 40
+"""Rows of a table that is also drawn."""
+
+
+def page(title: str, heading: Iterable[str], body: str, footer: str = "") -> str:
+    """One HTML file without scripts or anything from elsewhere, light and dark. `body` is HTML, the others are text."""
+    template = Template((resources.files("orchestrator.lab") / "page.html").read_text(encoding="utf-8"))
+    lines = "".join(f'<p class="faint">{escape(line)}</p>' for line in heading)
+    return template.substitute(title=escape(title), heading=lines, body=body, footer=escape(footer))
+
+
+def section(findings: Findings) -> str:
+    """The findings as HTML."""
+    told = (*findings.conditions, *_meanings(findings.tables), *findings.notes)
+    values = _grid(_values_table(findings.values)) if findings.values else ""
+    parts = [values, *map(_page_table, findings.tables), _checks(findings.checks)]
+    return "".join((*parts, *(f'<p class="faint">{escape(line)}</p>' for line in told)))
+
+
+def _page_table(table: Table) -> str:
+    note = f'<p class="faint">{escape(table.note)}</p>' if table.note else ""
+    title = f'<h3>{escape(table.title)} <span class="faint">({table.origin})</span></h3>'
+    return f"{title}{_bars(table)}{_grid(table)}{note}"
+
+
+def _grid(table: Table) -> str:
+    head = "".join(
+        f'<th class="text">{escape(column.title)}</th>' if words else f"<th>{escape(column.title)}</th>"
+        for column, words in zip(table.described, _words(table), strict=True)
+    )
+    body = "".join(
+        f"<tr{_WRONG if index in table.wrong else ''}>{''.join(map(_cell, row, table.described))}</tr>"
+        for index, row in enumerate(table.rows)
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(cell: Cell, column: Column) -> str:
+    if isinstance(cell, str):
+        return f'<td class="text">{escape(cell)}</td>'
+    return f"<td>{'–' if cell is None else shown(cell, column.form)}</td>"
+
+
+def _checks(checks: Sequence[Check]) -> str:
+    rows = [
+        f'<tr><td class="{check.status}">{check.status}</td><td class="text">{escape(check.name)}</td>'
+        f'<td class="text">{escape(check.text)}{_next(check)}</td></tr>'
+        for check in checks
+    ]
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>' if rows else ""
+
+
+def _next(check: Check) -> str:
+    return f'<br><span class="faint">next: {escape(check.next_step)}</span>' if check.next_step else ""
+
+
+def _bars(table: Table) -> str:
+    """The second column by the first, if both are numbers in all rows."""
+    points = [(row[0], row[1]) for row in table.rows if len(row) > 1]
+    numbers = [(x, y) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
+    if len(numbers) != len(table.rows) or not _FEWEST_BARS <= len(numbers) <= _MOST_BARS:
+        return ""
+    titles = [column.title for column in table.described]
+    highest = max(y for _, y in numbers) or 1.0
+    slot = _BAR_WIDTH / len(numbers)
+    parts = [f'<line x1="0" x2="{_BAR_WIDTH}" y1="{_BAR_HEIGHT}" y2="{_BAR_HEIGHT}"/>']
+    for index, (x, y) in enumerate(numbers):
+        height = max(0.0, y) / highest * (_BAR_HEIGHT - 18)
+        left, middle = index * slot + slot * 0.1, (index + 0.5) * slot
+        box = f'x="{left:.1f}" y="{_BAR_HEIGHT - height:.1f}" width="{slot * 0.8:.1f}" height="{height:.1f}"'
+        parts.append(f"<rect {box}><title>{escape(titles[0])} {x:g}: {y:.4g}</title></rect>")
+        parts.append(f'<text x="{middle:.1f}" y="{_BAR_HEIGHT + 16}" text-anchor="middle">{x:g}</text>')
+        if len(numbers) <= _MOST_BARS // 2:
+            parts.append(
+                f'<text x="{middle:.1f}" y="{_BAR_HEIGHT - height - 4:.1f}" text-anchor="middle">{y:.3g}</text>'
+            )
+    label = escape(f"{titles[1]} by {titles[0]}")
+    return f'<svg viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT + 22}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+# A picture -------------------------------------------------------------------------------------------
+
+_MOST_COLUMNS = 3
+_WIDTH, _HEIGHT, _LEGEND = 5.6, 4.6, 1.8
+"""Inches of a panel, and of the room beside the panels for a legend."""
+_OURS, _BASELINE, _SPREAD, _MARKED = "#2a6fdb", "#7b8794", "#52606d", "#d64545"
+_GREYS = ("#323f4b", "#9aa5b1")
+_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#8c564b")
+"""The first six are Okabe and Ito's, which colour-blind readers can tell apart."""
+_MARKERS = "osD^vPX*"
+_LINE_STYLE = {"capsize": 2, "linewidth": 1.8, "elinewidth": 0.7, "markersize": 4}
+
+Looks = Mapping[str, Mapping[str, Any]]
+"""Colour and marker of each look."""
+
+
+def picture(findings: Findings, path: Path) -> None:
+    """Write the panels as a PNG; each line of panels has one legend. Raises InputError if the file can't be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(_MOST_COLUMNS, max(map(len, findings.panels)))
+    lines = [group[begin : begin + columns] for group in findings.panels for begin in range(0, len(group), columns)]
+    wide = any(panel.lines for line in lines for panel in line)
+    size = _WIDTH * columns + (_LEGEND if wide else 0), _HEIGHT * len(lines)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    looks = looks_of([panel for line in lines for panel in line])
+    for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).flat, lines, strict=True):
+        handles: dict[str, Any] = {}
+        for column, panel in enumerate(line):
+            axes = part.add_subplot(1, len(line), column + 1)
+            draw(axes, panel, looks)
+            found, labels = axes.get_legend_handles_labels()
+            handles |= dict(zip(labels, found, strict=True))
+        if handles:
+            part.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=8)
+    figure.suptitle(findings.title, x=0.01, ha="left", fontsize=10)
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --plot.") from error
+
+
+def looks_of(panels: Iterable[Panel]) -> Looks:
+    """The same in all panels; baselines are grey."""
+    lines = [line for panel in panels for line in (*panel.lines, *panel.levels)]
+    greys = list(dict.fromkeys(_look(line) for line in lines if line.baseline))
+    ours = [look for look in dict.fromkeys(map(_look, lines)) if look not in greys]
+    coloured = [*zip(greys, cycle(_GREYS)), *zip(ours, cycle(_COLOURS))]
+    return {look: {"color": colour, "marker": mark} for (look, colour), mark in zip(coloured, cycle(_MARKERS))}
+
+
+def draw(axes: Any, panel: Panel, looks: Looks) -> None:
+    """The panel into matplotlib's axes."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(panel.title, loc="left", fontsize=10)
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+    if panel.bars:
+        _draw_bars(axes, panel.bars)
+        return
+    for line in panel.lines:
+        values = [y for _, y in line.points]
+        spread = [_whiskers(value, *bounds) for value, bounds in zip(values, line.bounds or line.points, strict=True)]
+        axes.errorbar(
+            [x for x, _ in line.points],
+            values,
+            yerr=list(zip(*spread, strict=True)) if line.bounds else None,
+            label=line.name,
+            linestyle="--" if line.dashed else "-",
+            **_LINE_STYLE,
+            **looks[_look(line)],
+        )
+    for level in panel.levels:
+        colour = looks[_look(level)]["color"]
+        axes.axhline(level.points[0][1], color=colour, linewidth=1.2, linestyle="--", label=level.name)
+    if panel.logarithm:
+        axes.set_xscale("log", base=panel.logarithm)
+        axes.minorticks_off()
+    if panel.ticks:
+        axes.set_xticks(panel.ticks, [f"{tick:,g}" for tick in panel.ticks], fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _look(line: Line) -> str:
+    return line.look or line.name
+
+
+def _whiskers(value: float, low: float, high: float) -> tuple[float, float]:
+    """Their lengths downwards and upwards."""
+    return max(0.0, value - low), max(0.0, high - value)
+
+
+def _draw_bars(axes: Any, bars: Sequence[Bar]) -> None:
+    """A marked bar has no length."""
+    places = range(len(bars))
+    spread = [(0.0, 0.0) if bar.mark else _whiskers(bar.value, bar.low, bar.high) for bar in bars]
+    axes.barh(
+        places,
+        [0.0 if bar.mark else bar.value for bar in bars],
+        xerr=list(zip(*spread, strict=True)),
+        color=[_BASELINE if bar.baseline else _OURS for bar in bars],
+        ecolor=_SPREAD,
+        capsize=2,
+    )
+    axes.set_yticks(places, [bar.name for bar in bars])
+    axes.invert_yaxis()
+    for place, bar in zip(places, bars, strict=True):
+        label, colour = (f" {bar.mark}", _MARKED) if bar.mark else (f" {bar.value:.1f}", "white")
+        axes.annotate(label, (0, place), va="center", fontsize=8, color=colour)
