@@ -32,17 +32,17 @@ from orchestrator.core.models.events import (
     Unload,
     Unloaded,
 )
-from orchestrator.core.models.table import ModelStatus, ModelTable, Phase
+from orchestrator.core.models.table import ModelPhase, ModelStatus, ModelTable
 from orchestrator.http.errors import ApiError
-from orchestrator.http.server import Backend, Server
+from orchestrator.http.model_server import ModelServer
 from protocol.errors import PipelineError
 
 log = structlog.get_logger()
 _WORDS = {
-    Phase.ABSENT: "waiting for memory",
-    Phase.LOADING: "loading",
-    Phase.LOADED: "waiting for a place",
-    Phase.UNLOADING: "waiting for memory",
+    ModelPhase.ABSENT: "waiting for memory",
+    ModelPhase.LOADING: "loading",
+    ModelPhase.LOADED: "waiting for a place",
+    ModelPhase.UNLOADING: "waiting for memory",
 }
 
 
@@ -50,8 +50,7 @@ _WORDS = {
 class LoadedModel:
     """One model in memory."""
 
-    server: Server
-    backend: Backend
+    server: ModelServer
     app: ASGIApp
     """Answers the model's requests."""
     ended: "asyncio.Future[str]"
@@ -143,7 +142,7 @@ class ModelHost:
     def doing(self, name: ModelName) -> str:
         """What a request for this model waits for."""
         status = self.status(name)
-        step = self._steps.get(name) if status.phase is Phase.LOADING else None
+        step = self._steps.get(name) if status.phase is ModelPhase.LOADING else None
         return step or _WORDS[status.phase]
 
     def release(self, ticket: Ticket) -> None:

@@ -22,6 +22,7 @@ from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.routes import json_response, named
 from orchestrator.http.errors import unsupported
+from orchestrator.http.model_server import ModelServer
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
 from orchestrator.http.ollama.request import (
     OllamaChatRequest,
@@ -33,7 +34,6 @@ from orchestrator.http.ollama.request import (
 from orchestrator.http.openai.request import ChatRequest, CompletionRequest
 from orchestrator.http.prompts import ChatPrompts, Prepared, RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
-from orchestrator.http.server import Server
 from orchestrator.http.streaming import EventStream
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.answer.answer_format import MarkedParser
@@ -45,7 +45,7 @@ _RawCompletion: TypeAlias = tuple[CompletionRequest, Grammar | None]
 
 
 class OllamaRoutes:
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ModelServer) -> None:
         self._server = server
 
     @property

@@ -25,7 +25,7 @@ from orchestrator.core.models.events import (
     Unload,
     Unloaded,
 )
-from orchestrator.core.models.table import ModelTable, Phase
+from orchestrator.core.models.table import ModelPhase, ModelTable
 
 A, B, C = map(ModelName, "ABC")
 PAUSE = 30.0
@@ -354,7 +354,7 @@ def test_memory_is_never_exceeded_and_every_request_is_answered(
     assert not shell.open
     of_models = [[ticket for ticket in shell.admitted if shell.asked[ticket] == name] for name in shell.entries]
     assert of_models == [sorted(tickets) for tickets in of_models]
-    phases = {name for name, status in shell.table.models.items() if status.phase is Phase.LOADED}
+    phases = {name for name, status in shell.table.models.items() if status.phase is ModelPhase.LOADED}
     assert phases == set(shell.loaded)
 
 
