@@ -16,12 +16,12 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.admission_limit import Places
 from orchestrator.http.access.disconnects import OpenWork, unless_gone
+from orchestrator.http.chat_request import ChatRequest, GenerationRequest
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
 from orchestrator.http.monitoring.health import Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
-from orchestrator.http.openai.request import ChatRequest, GenerationRequest
 from orchestrator.http.prompts import Preparation, Prepared, RenderedChat
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames

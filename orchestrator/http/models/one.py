@@ -1,6 +1,6 @@
 """One model behind a server, whose pipeline is there from the start: the server ends with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.routing import Route
@@ -38,7 +38,9 @@ class OneModel:
 
     def __init__(self, server: ModelServer, settings: ServerSettings, store: ResponseStore) -> None:
         name, *aliases = settings.names
-        self.offered = [OfferedModel(ModelName(name), server.folder, tuple(aliases), settings.old_names)]
+        self.offered: Sequence[OfferedModel] = [
+            OfferedModel(ModelName(name), server.folder, tuple(aliases), settings.old_names)
+        ]
         self.health = server.health
         self.chats = server.template.own
         self._server = server

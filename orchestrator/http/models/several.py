@@ -103,7 +103,7 @@ class SeveralModels:
     def __init__(self, host: ModelHost, offered: Sequence[OfferedModel], keep_alive: Seconds) -> None:
         """`keep_alive`: between two events of a stream that waits for its model."""
         self.offered = offered
-        self.health = LatestModelHealth(host)
+        self.health: Health = LatestModelHealth(host)
         self._host = host
         self._keep_alive = keep_alive
 

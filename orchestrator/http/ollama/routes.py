@@ -19,6 +19,7 @@ from starlette.routing import Route
 from orchestrator.core.models.events import Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.answer_content import AnswerContent
+from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.routes import json_response, named
 from orchestrator.http.errors import unsupported
@@ -31,7 +32,7 @@ from orchestrator.http.ollama.request import (
     keep_seconds,
     own_name,
 )
-from orchestrator.http.openai.request import ChatRequest, CompletionRequest
+from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.prompts import ChatPrompts, Prepared, RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.streaming import EventStream

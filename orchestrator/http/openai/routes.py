@@ -7,9 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestrator.http.chat_request import ChatRequest, read
 from orchestrator.http.model_server import ModelServer
 from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
-from orchestrator.http.openai.request import ChatRequest, CompletionRequest, read
+from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.prompts import Prepared, RenderedChat
 from orchestrator.http.request_bodies import read_body
 

@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
+from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
 from orchestrator.http.model_server import ModelServer
-from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.prompts import RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.responses.answer import ResponseAnswer
