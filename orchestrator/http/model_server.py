@@ -22,7 +22,7 @@ from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
 from orchestrator.http.monitoring.health import Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
-from orchestrator.http.prompts import Preparation, Prepared, RenderedChat
+from orchestrator.http.prompts import Preparation, PreparedRequest, RenderedChat
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
@@ -73,13 +73,13 @@ class ModelServer:
     async def converse(self, request: Request, question: ChatRequest, make_renderer: RendererFactory) -> Response:
         """The response to a chat request of any API."""
 
-        def prepare() -> Prepared:
+        def prepare() -> PreparedRequest:
             prompt = self.prompts.render(question)
 
             def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
                 return make_renderer(prompt, len(prompts[0]))
 
-            return Prepared([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked)
+            return PreparedRequest([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked)
 
         return await self.answer(request, question, prepare)
 
@@ -93,7 +93,7 @@ class ModelServer:
         self,
         request: Request,
         question: GenerationRequest,
-        prepare: Callable[[], Prepared],
+        prepare: Callable[[], PreparedRequest],
     ) -> Response:
         """Generate all choices, and respond with one object or a stream. `prepare` is called in a thread. Raises
         ApiError."""

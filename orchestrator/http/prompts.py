@@ -183,7 +183,7 @@ _COMPLETION_TOKENS = 16
 """Default of max_tokens in OpenAI's completions; a chat may fill the context."""
 
 
-class Prepared(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A request whose prompts are texts or tokens."""
 
     prompts: Sequence[Prompt]
@@ -215,7 +215,9 @@ class Preparation:
         self._defaults = defaults
         self.prompts = ChatPrompts(template)
 
-    async def ready(self, question: GenerationRequest, prepare: Callable[[], Prepared], state: PipelineState) -> Ready:
+    async def ready(
+        self, question: GenerationRequest, prepare: Callable[[], PreparedRequest], state: PipelineState
+    ) -> Ready:
         """`prepare` is called in a thread."""
         prepared = await asyncio.to_thread(prepare)
         special = not isinstance(question, ChatRequest) or not self._template.own
@@ -229,7 +231,11 @@ class Preparation:
         return len(tokens)
 
     def _ready(
-        self, question: GenerationRequest, prepared: Prepared, prompts: Sequence[Sequence[int]], state: PipelineState
+        self,
+        question: GenerationRequest,
+        prepared: PreparedRequest,
+        prompts: Sequence[Sequence[int]],
+        state: PipelineState,
     ) -> Ready:
         _require_enforceable(question, prepared.grammar)
         if not prompts:
@@ -238,7 +244,7 @@ class Preparation:
         return Ready(choices, prepared.new_renderer(prompts))
 
     def _choices(
-        self, question: GenerationRequest, prepared: Prepared, tokens: Sequence[int], state: PipelineState
+        self, question: GenerationRequest, prepared: PreparedRequest, tokens: Sequence[int], state: PipelineState
     ) -> list[tuple[Sequence[int], SamplingParams]]:
         """Those of one prompt."""
         _require_fitting(tokens, state)

@@ -14,23 +14,23 @@ from typing import assert_never
 from orchestrator.core.models.events import (
     Admit,
     Command,
-    Ended,
     Event,
-    Failed,
     KeepChosen,
     Load,
-    Loaded,
+    LoadFailed,
+    ModelEnded,
     ModelEntry,
+    ModelLoaded,
     ModelName,
+    ModelTick,
+    ModelUnloaded,
     Refuse,
     Released,
     Requested,
     Seconds,
-    Started,
-    Tick,
+    ServerStarted,
     Ticket,
     Unload,
-    Unloaded,
     gib,
 )
 
@@ -88,7 +88,7 @@ class ModelTable:
 
     def step(self, event: Event, now: Seconds) -> list[Command]:
         match event:
-            case Started():
+            case ServerStarted():
                 return [*self._load_pinned(), *self._schedule(now)]
             case Requested(ticket, model):
                 refusal = self._refusal(ticket, self.models[model], now)
@@ -100,21 +100,21 @@ class ModelTable:
             case KeepChosen(model, seconds):
                 if self.models[model].phase in (ModelPhase.LOADING, ModelPhase.LOADED):
                     self.models[model].keep = seconds
-            case Loaded(model):
+            case ModelLoaded(model):
                 status = self.models[model]
                 status.phase, status.failure, status.used_at = ModelPhase.LOADED, "", now
                 waiting = [ticket for ticket, name in self._waiting.items() if name == model]
                 return [*self._admit(waiting, now), *self._schedule(now)]
-            case Failed(model, reason):
+            case LoadFailed(model, reason):
                 return [*self._fail(self.models[model], reason, now), *self._schedule(now)]
-            case Ended(model, reason):
+            case ModelEnded(model, reason):
                 status = self.models[model]
                 refused = [*self._fail(status, reason, now)]
                 status.phase = ModelPhase.UNLOADING
                 return [Unload(model), *refused, *self._schedule(now)]
-            case Unloaded(model):
+            case ModelUnloaded(model):
                 self._forget(self.models[model])
-            case Tick():
+            case ModelTick():
                 pass
             case _:
                 assert_never(event)
@@ -122,7 +122,7 @@ class ModelTable:
 
     @property
     def deadline(self) -> Seconds | None:
-        """When the next Tick is due; None without one."""
+        """When the next ModelTick is due; None without one."""
         return min((until for status in self.models.values() if (until := status.idle_until) is not None), default=None)
 
     @property

@@ -10,7 +10,15 @@ from starlette.routing import Route
 from orchestrator.core.models.events import ModelName, Seconds
 from orchestrator.core.models.table import ModelPhase
 from orchestrator.http.model_server import ModelServer
-from orchestrator.http.models.dispatch import Asked, ChunkForm, Dispatch, LineForm, PingForm, QueuedForm, StreamForm
+from orchestrator.http.models.dispatch import (
+    ChunkForm,
+    Dispatch,
+    LineForm,
+    ModelQuestion,
+    PingForm,
+    QueuedForm,
+    StreamForm,
+)
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.monitoring.health import Condition, Health
 from orchestrator.http.monitoring.live import Watchable
@@ -66,8 +74,8 @@ class OllamaDispatch(Dispatch):
     def __init__(
         self,
         host: ModelHost,
-        name_of: Callable[[Asked], ModelName],
-        new_form: Callable[[Asked], StreamForm | None],
+        name_of: Callable[[ModelQuestion], ModelName],
+        new_form: Callable[[ModelQuestion], StreamForm | None],
         patience: Seconds,
         *,
         chat: bool,
@@ -76,7 +84,7 @@ class OllamaDispatch(Dispatch):
         super().__init__(host, name_of, new_form, patience)
         self._chat = chat
 
-    def _early(self, name: ModelName, asked: Asked) -> Response | None:
+    def _early(self, name: ModelName, asked: ModelQuestion) -> Response | None:
         """A request without a prompt that keeps its model for no time only unloads it."""
         if asked.keep_alive is None or keep_seconds(asked.keep_alive) != 0:
             return None
@@ -85,12 +93,12 @@ class OllamaDispatch(Dispatch):
         self._host.keep(name, 0.0)
         return JSONResponse(empty_line(name, chat=self._chat, done=True, done_reason="unload"))
 
-    def _admitted(self, name: ModelName, asked: Asked) -> None:
+    def _admitted(self, name: ModelName, asked: ModelQuestion) -> None:
         if asked.keep_alive is not None:
             self._host.keep(name, keep_seconds(asked.keep_alive))
 
 
-NewForm: TypeAlias = Callable[[Asked], StreamForm | None]
+NewForm: TypeAlias = Callable[[ModelQuestion], StreamForm | None]
 _FIRST_EVENT_SECONDS = 1.0
 """After which a stream that waits begins; an answer that begins earlier has an HTTP status of its own."""
 
@@ -155,10 +163,10 @@ class SeveralModels:
             for path in (CHAT, GENERATE)
         }
 
-        def named(asked: Asked) -> ModelName:
+        def named(asked: ModelQuestion) -> ModelName:
             return names(asked.model)
 
-        def named_by_ollama(asked: Asked) -> ModelName:
+        def named_by_ollama(asked: ModelQuestion) -> ModelName:
             return names(own_name(asked.model or asked.name))
 
         return [

@@ -33,7 +33,7 @@ from orchestrator.http.ollama.request import (
     own_name,
 )
 from orchestrator.http.openai.request import CompletionRequest
-from orchestrator.http.prompts import ChatPrompts, Prepared, RenderedChat
+from orchestrator.http.prompts import ChatPrompts, PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.streaming import EventStream
 from orchestrator.machine.models.checkpoints import weight_bytes
@@ -84,8 +84,8 @@ class OllamaRoutes:
         def renderer(_: Sequence[Sequence[int]]) -> OllamaAnswer:
             return OllamaAnswer(name, AnswerContent(MarkedParser(), calls=False), chat=False, loading=_loading(request))
 
-        def prepare() -> Prepared:
-            return Prepared(asked.prompts, renderer, grammar)
+        def prepare() -> PreparedRequest:
+            return PreparedRequest(asked.prompts, renderer, grammar)
 
         return _lines(await self._server.answer(request, asked, prepare))
 

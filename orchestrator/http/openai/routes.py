@@ -11,7 +11,7 @@ from orchestrator.http.chat_request import ChatRequest, read
 from orchestrator.http.model_server import ModelServer
 from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
 from orchestrator.http.openai.request import CompletionRequest
-from orchestrator.http.prompts import Prepared, RenderedChat
+from orchestrator.http.prompts import PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import read_body
 
 
@@ -42,7 +42,7 @@ class CompletionRoutes:
             echoed = self._echoed(question, prompts)
             return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
 
-        return await self._server.answer(request, question, lambda: Prepared(question.prompts, renderer))
+        return await self._server.answer(request, question, lambda: PreparedRequest(question.prompts, renderer))
 
     async def chat(self, request: Request) -> Response:
         question = await read_body(request, lambda content: read(content, ChatRequest))

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript, chat_call, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, OutputEvent, Reading, Text, frame
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 OutputItem = dict[str, Any]
@@ -206,7 +206,7 @@ class ResponseAnswer:
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
         chosen = tuple(map(Chosen, result.tokens, result.likelihoods))
-        for event in (Text(0, result.text, chosen), End(0, result)):
+        for event in (TextPiece(0, result.text, chosen), ChoiceEnd(0, result)):
             # Each event adds to the items.
             for _ in self._events(event):
                 pass
@@ -221,7 +221,7 @@ class ResponseAnswer:
         # Codex closes a stream that has only comments for five minutes.
         return self._in_progress()
 
-    def reading(self, event: Reading) -> bytes:
+    def reading(self, event: PromptProgress) -> bytes:
         return self._in_progress(prompt_progress={"processed": event.tokens, "total": event.total})
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
@@ -252,7 +252,7 @@ class ResponseAnswer:
         for part in parts:
             yield from self._of_part(part, logprobs)
             logprobs = [] if isinstance(part, Spoken) else logprobs
-        if isinstance(event, End):
+        if isinstance(event, ChoiceEnd):
             yield from self._close(_STATUS[event.result.finish_reason])
 
     def _of_part(self, part: Part, logprobs: Sequence[dict[str, Any]]) -> Iterator[OutputItem]:
@@ -288,7 +288,7 @@ class ResponseAnswer:
 
     def _logprobs(self, event: OutputEvent) -> list[dict[str, Any]]:
         """The log-probabilities to send with an event, if the request asks for them."""
-        if self._transcript is None or not isinstance(event, Text):
+        if self._transcript is None or not isinstance(event, TextPiece):
             return []
         ready = self._transcript.push(event.text, event.chosen, self._content.thoughts)
         return [] if ready is None else ready["content"]

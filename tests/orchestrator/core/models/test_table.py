@@ -8,22 +8,22 @@ from hypothesis import strategies as st
 from orchestrator.core.models.events import (
     Admit,
     Command,
-    Ended,
     Event,
-    Failed,
     KeepChosen,
     Load,
-    Loaded,
+    LoadFailed,
+    ModelEnded,
     ModelEntry,
+    ModelLoaded,
     ModelName,
+    ModelTick,
+    ModelUnloaded,
     Refuse,
     Released,
     Requested,
-    Started,
-    Tick,
+    ServerStarted,
     Ticket,
     Unload,
-    Unloaded,
 )
 from orchestrator.core.models.table import ModelPhase, ModelTable
 
@@ -50,7 +50,7 @@ class Shell:
         self.asked: list[ModelName] = []
         """By ticket."""
         self.admitted: list[Ticket] = []
-        self.step(Started())
+        self.step(ServerStarted())
 
     def step(self, event: Event) -> list[Command]:
         commands = self.table.step(event, self.now)
@@ -99,23 +99,23 @@ class Shell:
     def finish_load(self, model: ModelName) -> None:
         self.loading.remove(model)
         self.loaded.append(model)
-        self.step(Loaded(model))
+        self.step(ModelLoaded(model))
 
     def fail(self, model: ModelName) -> None:
         self.loading.remove(model)
-        self.step(Failed(model, "no such file"))
+        self.step(LoadFailed(model, "no such file"))
 
     def end(self, model: ModelName) -> None:
         self.dead.add(model)
-        self.step(Ended(model, "killed"))
+        self.step(ModelEnded(model, "killed"))
 
     def finish_unload(self, model: ModelName) -> None:
         self.unloading.remove(model)
-        self.step(Unloaded(model))
+        self.step(ModelUnloaded(model))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.step(Tick())
+        self.step(ModelTick())
 
 
 def entry(name: ModelName, size: int = 6, *, pinned: bool = False) -> ModelEntry:
