@@ -28,7 +28,7 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
-class Started:
+class ServerStarted:
     """The server listens: pinned models are loaded."""
 
 
@@ -57,12 +57,12 @@ class KeepChosen:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ModelLoaded:
     model: ModelName
 
 
 @dataclass(frozen=True)
-class Failed:
+class LoadFailed:
     """A model could not be loaded. Its memory is free."""
 
     model: ModelName
@@ -70,7 +70,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ModelEnded:
     """The pipeline of a loaded model has ended by itself. What is left of it is unloaded."""
 
     model: ModelName
@@ -78,30 +78,40 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Unloaded:
+class ModelUnloaded:
     """The memory of a model is free."""
 
     model: ModelName
 
 
 @dataclass(frozen=True)
-class Tick:
+class ModelTick:
     """Time has passed."""
 
 
-Event: TypeAlias = Started | Requested | Released | KeepChosen | Loaded | Failed | Ended | Unloaded | Tick
+Event: TypeAlias = (
+    ServerStarted
+    | Requested
+    | Released
+    | KeepChosen
+    | ModelLoaded
+    | LoadFailed
+    | ModelEnded
+    | ModelUnloaded
+    | ModelTick
+)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Load the model, then report Loaded or Failed."""
+    """Load the model, then report ModelLoaded or LoadFailed."""
 
     model: ModelName
 
 
 @dataclass(frozen=True)
 class Unload:
-    """End the model's pipeline, then report Unloaded. No request runs in it, unless it has ended by itself."""
+    """End the model's pipeline, then report ModelUnloaded. No request runs in it, unless it has ended by itself."""
 
     model: ModelName
 
