@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
-from orchestrator.lab.bench.baseline.contender import MlxLm, running
-from orchestrator.lab.bench.baseline.messages import BatchJob, Job
+from orchestrator.lab.bench.baseline.contender import BatchJob, Job, MlxLm, running
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan

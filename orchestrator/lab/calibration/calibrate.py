@@ -21,8 +21,7 @@ from orchestrator.lab.calibration.measure import (
     target_alone,
     target_steps,
 )
-from orchestrator.lab.calibration.worker_harness import WorkerHarness
-from orchestrator.lab.calibration.worker_load import RandomSequences
+from orchestrator.lab.calibration.worker_harness import RandomSequences, WorkerHarness
 from orchestrator.lab.findings import Column, Findings, Table, Value
 from orchestrator.lab.pairs import weights_in
 from orchestrator.machine import hardware as machine_facts

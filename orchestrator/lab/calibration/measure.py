@@ -5,8 +5,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.lab.calibration.worker_harness import WorkerHarness
-from orchestrator.lab.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
+from orchestrator.lab.calibration.worker_harness import (
+    PROMPT_TOKENS,
+    GrowthLoad,
+    RandomSequences,
+    VerifyLoad,
+    WorkerHarness,
+)
 from protocol.errors import InputError
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Hello, Prefilled, Stop, Verdict

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light.settings import LightSettings
+from orchestrator.lab.first_light.stages import LightSettings
 
 OnNotice: TypeAlias = Callable[[str], None]
 OnFindings: TypeAlias = Callable[[Findings], None]

@@ -23,9 +23,8 @@ from tokenizers import Tokenizer
 
 from orchestrator.lab.bench.models import bench_models
 from orchestrator.lab.bench.prompts import read_prompts
-from orchestrator.lab.bench.servers.http_requests import COMPLETIONS
 from orchestrator.lab.bench.servers.random_pair import random_pair
-from orchestrator.lab.bench.servers.server_process import RunningServer, Server, end_with_servers, running
+from orchestrator.lab.bench.servers.server_process import COMPLETIONS, RunningServer, Server, end_with_servers, running
 from orchestrator.machine.hardware import computes_on_processor, usable_cores, worker_environment
 from protocol.errors import InputError
 

@@ -19,7 +19,7 @@ from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.cli.app import cli
 from orchestrator.lab.bench import residents
 from orchestrator.lab.bench.baseline.contender import rounds_of
-from orchestrator.lab.bench.baseline.paced_network import PacedDevice
+from orchestrator.lab.bench.baseline.process import PacedDevice
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.figures import best_speculative, rows
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, Setting, deviating, schedule, settings

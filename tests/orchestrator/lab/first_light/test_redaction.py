@@ -15,9 +15,8 @@ from orchestrator.lab.first_light.folder import Identity, LightFolder
 from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import StageReport
 from orchestrator.lab.first_light.run import Choice, run
-from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_runner import Observer, run_stage
-from orchestrator.lab.first_light.stages import Stage
+from orchestrator.lab.first_light.stages import LightSettings, Stage
 from orchestrator.machine.profiles.device_profiles import load_profile, parse_profile
 
 FAKE = (sys.executable, "-m", "tests.support.fake_stage")

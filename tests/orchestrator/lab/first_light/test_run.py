@@ -15,10 +15,9 @@ from orchestrator.lab.first_light.needs import has_neural_engine, lacking
 from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import LightReport, StageReport
 from orchestrator.lab.first_light.run import Choice, run, will_run
-from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_process import measurements
 from orchestrator.lab.first_light.stage_runner import Observer, RanStage
-from orchestrator.lab.first_light.stages import STAGES, Stage
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
 from protocol.errors import InputError
 
 THREE = [Stage(name, name.upper(), 10, 20) for name in ("one", "two", "three")]

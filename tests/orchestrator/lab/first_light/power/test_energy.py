@@ -25,7 +25,7 @@ from orchestrator.lab.first_light.power.power_meter import (
     energy_between,
     parsed,
 )
-from orchestrator.lab.first_light.settings import LightSettings
+from orchestrator.lab.first_light.stages import LightSettings
 from protocol.errors import PipelineError
 
 ENERGY = {"cpu_energy": 1500, "gpu_energy": 4000, "ane_energy": 250, "clusters": [], "package_energy": 5750}
