@@ -12,7 +12,8 @@ import threading
 import time
 import traceback
 import warnings
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -54,14 +55,6 @@ class Broken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=Tr
 Answer: TypeAlias = Notice | SoFar | Found | Broken
 
 
-class Measurements(Protocol):
-    """A module of `measurements`."""
-
-    def measure(self, asked: Asked) -> Findings:
-        """Raises PipelineError with the reason if it can't."""
-        ...
-
-
 def main() -> int:
     # A shell starts background commands with the interrupt ignored, which children inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -83,7 +76,7 @@ def main() -> int:
         asked = Asked(
             order.settings, lambda text: answer(Notice(text)), lambda found: answer(SoFar(found)), order.power
         )
-        answer(Found(measurements(order.stage).measure(asked)))
+        answer(Found(measurement(order.stage)(asked)))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except PipelineError as error:
@@ -95,10 +88,10 @@ def main() -> int:
     return 0
 
 
-def measurements(name: str) -> Measurements:
-    """The module that carries out the stage `name`."""
-    module: Any = importlib.import_module(f"orchestrator.lab.first_light.measurements.{stage_named(name).module}")
-    return module
+def measurement(name: str) -> Callable[[Asked], Findings]:
+    """What carries out the stage `name`. It raises PipelineError with the reason if it can't."""
+    module, _, function = stage_named(name).measure.partition(".")
+    return getattr(importlib.import_module(f"orchestrator.lab.first_light.measurements.{module}"), function)
 
 
 def end_with_parent(life: int) -> None:

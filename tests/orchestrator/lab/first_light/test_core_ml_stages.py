@@ -201,9 +201,9 @@ def test_a_conversion_that_can_not_be_read_is_a_note(known: list[EngineVerdict],
 
 def test_a_sentence_about_how_the_bench_measured_is_in_its_findings(monkeypatch: pytest.MonkeyPatch):
     def run(*arguments: Any) -> tuple[list[Any], list[str]]:
-        arguments[-1](IN_TURNS)
+        arguments[-2](IN_TURNS)
         return [], []
 
-    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.setattr(bench.strategies, "run", run)
 
     assert IN_TURNS in bench.measure(ASKED).notes

@@ -19,7 +19,7 @@ FAKE = (sys.executable, "-m", "tests.support.fake_stage")
 
 
 def ran(name: str, seconds: float = 30.0, observer: Observer | None = None) -> RanStage:
-    return run_stage(Stage(name, name, 1, 1), LightSettings(), seconds, observer or Observer(), program=FAKE)
+    return run_stage(Stage(name, "", name, 1, 1), LightSettings(), seconds, observer or Observer(), program=FAKE)
 
 
 def running() -> str:
