@@ -19,8 +19,7 @@ import msgspec
 
 from orchestrator.api.sampling.ineffective import IneffectiveOption
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light.asked import Asked
-from orchestrator.lab.first_light.stages import StageOrder, stage_named
+from orchestrator.lab.first_light.stages import Asked, StageOrder, stage_named
 from orchestrator.machine.downloads.default_target import VARIABLE
 from protocol.errors import PipelineError
 

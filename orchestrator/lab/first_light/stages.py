@@ -1,9 +1,12 @@
 """What a first light was asked to do, and the stages in their order: those that others rely on first. Runs nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
+
+from orchestrator.lab.findings import Findings
 
 Need: TypeAlias = Literal["GPU", "Neural Engine", "second pair", "energy"]
 """What a stage can't do without."""
@@ -72,3 +75,23 @@ def stage_names() -> list[str]:
 
 def stage_named(name: str) -> Stage:
     return next(stage for stage in STAGES if stage.name == name)
+
+
+OnNotice: TypeAlias = Callable[[str], None]
+OnFindings: TypeAlias = Callable[[Findings], None]
+
+
+class Asked(NamedTuple):
+    """The argument of every `measure`."""
+
+    settings: LightSettings
+    notice: OnNotice
+    """Called with what the stage does now."""
+    so_far: OnFindings = lambda _: None
+    """Called with what is found so far, which is kept if the stage does not come to its end."""
+    power: int | None = None
+    """See `StageOrder`."""
+
+    def sized(self, short: int, full: int) -> int:
+        """How many of something is measured."""
+        return short if self.settings.short else full

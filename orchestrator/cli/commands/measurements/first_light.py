@@ -77,7 +77,7 @@ def first_light(
     launch-pipeline first-light --minutes 15 --skip second-bench
     launch-pipeline first-light --only neural-engine
     """
-    from orchestrator.lab.first_light.power.power_meter import ask_for_rights
+    from orchestrator.lab.first_light.power_meter import ask_for_rights
     from orchestrator.lab.first_light.run import Choice, will_run
     from orchestrator.lab.first_light.stages import LightSettings
 
@@ -124,7 +124,7 @@ def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", qui
 
 def _runner() -> "RunStage":
     """Runs a stage; the one that measures energy gets a power meter, which sudo starts at this terminal."""
-    from orchestrator.lab.first_light.power.power_meter import powermetrics
+    from orchestrator.lab.first_light.power_meter import powermetrics
     from orchestrator.lab.first_light.stage_runner import run_stage
 
     def run_one(stage: "Stage", settings: Any, seconds: float, observer: "Observer") -> Any:

@@ -9,9 +9,9 @@ from orchestrator.lab.bench import strategies
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.findings import Check, Findings, Watch
-from orchestrator.lab.first_light.asked import Asked, OnNotice
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine
+from orchestrator.lab.first_light.stages import Asked, OnNotice
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.pairs.recommended_pairs import pairs

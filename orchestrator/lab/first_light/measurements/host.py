@@ -6,7 +6,7 @@ from orchestrator.lab.bench.costs import micro
 from orchestrator.lab.drill.outcome import DrillName, check
 from orchestrator.lab.drill.registry import DRILLS, drill_counts
 from orchestrator.lab.findings import Check, Findings, Value
-from orchestrator.lab.first_light.asked import Asked
+from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.runtime.doctor.doctor import examine
 

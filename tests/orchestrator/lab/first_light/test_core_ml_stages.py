@@ -10,10 +10,9 @@ from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.residents import IN_TURNS
 from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile
 from orchestrator.lab.first_light.measurements.texts import plan
-from orchestrator.lab.first_light.stages import LightSettings, stage_names
+from orchestrator.lab.first_light.stages import Asked, LightSettings, stage_names
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem

@@ -1,4 +1,4 @@
-"""The process in which mlx-lm's own decoding runs: `python -m orchestrator.lab.bench.baseline.process SETUP`.
+"""The process in which mlx-lm's own decoding runs: `python -m orchestrator.lab.bench.mlx_lm_process SETUP`.
 
 It imports MLX, as `paced_network` does; no other module may import either.
 """
@@ -18,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import dequantize_model, load_model
 
-from orchestrator.lab.bench.baseline.contender import BatchJob, BatchJobResult, Job, JobResult, Setup
+from orchestrator.lab.bench.mlx_lm import BatchJob, BatchJobResult, Job, JobResult, Setup
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError, PipelineError
 from protocol.inference.device import spare_compiler

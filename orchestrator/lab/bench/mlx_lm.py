@@ -103,7 +103,7 @@ def running(
         target_pace=profile and profile.target.pace(),
         draft_pace=profile and profile.draft_on_target_device.pace(),
     )
-    command = [*module_command("orchestrator.lab.bench.baseline.process"), msgspec.json.encode(setup).decode()]
+    command = [*module_command("orchestrator.lab.bench.mlx_lm_process"), msgspec.json.encode(setup).decode()]
     with ChildProcess(command, variables=worker_environment("target", setup.cores), asked=True) as process:
         try:
             yield MlxLm(process, profile.name if profile else "")
