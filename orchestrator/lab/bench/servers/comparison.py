@@ -2,7 +2,6 @@
 
 import json
 import platform
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from orchestrator.lab.bench.servers.probes import (
 from orchestrator.lab.bench.servers.random_pair import CONTEXT, TOKENS, long_prompts, random_pair, restarted
 from orchestrator.lab.bench.servers.scripted_pair import clients, scripted_pair, thinking, tool_calls
 from orchestrator.lab.bench.servers.server_process import ROOT, NoAnswer, Server, end_with_servers, running
+from orchestrator.lab.findings import Findings, Table, Watch
 from orchestrator.machine.hardware import usable_cores, worker_environment
 
 _KEY = "a-key-for-comparing"
@@ -87,15 +87,17 @@ Sections = Mapping[str, Mapping[str, Probe]]
 class Report:
     """Tables with a column a server and a row a probe."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self._columns: defaultdict[str, Column] = defaultdict(dict)
         self._rows: dict[str, Iterable[str]] = {}
 
     def compare(self, servers: Contenders, sections: Sections) -> None:
         """Send every probe to every server."""
         probes = {name: probe for section in sections.values() for name, probe in section.items()}
+        self._watch.begin(len(servers) * len(probes), "the servers")
         for server in servers:
-            self._columns[server.title] |= _column(server, probes)
+            self._columns[server.title] |= _column(server, probes, self._watch)
         self._rows |= {title: section.keys() for title, section in sections.items()}
 
     def add(self, title: str, server: Server, column: Column) -> None:
@@ -103,21 +105,30 @@ class Report:
         self._columns[server.title] |= column
         self._rows[title] = dict.fromkeys((*self._rows.get(title, ()), *column))
 
-    def print(self) -> None:
-        for title, names in self._rows.items():
-            print(f"| {title} | {' | '.join(self._columns)} |\n|{'---|' * (len(self._columns) + 1)}")
-            for name in names:
-                print(f"| {name} | {' | '.join(column.get(name, '') for column in self._columns.values())} |")
-            print()
+    def findings(self) -> Findings:
+        titles = list(self._columns)
+        tables = {
+            title: {name: [self._columns[server].get(name, "") for server in titles] for name in names}
+            for title, names in self._rows.items()
+        }
+        return Findings(
+            title="servers",
+            conditions=(_versions(),),
+            tables=tuple(
+                Table("", (title, *titles), tuple((name, *cells) for name, cells in rows.items()))
+                for title, rows in tables.items()
+            ),
+            figures={"versions": _versions(), "servers": titles, "tables": tables},
+        )
 
 
-def main() -> None:
+def measure(watch: Watch) -> Findings:
+    """Raises RuntimeError for a server that does not start."""
     end_with_servers()
-    report = Report()
+    report = Report(watch)
     with tempfile.TemporaryDirectory() as folder:
         _compare(report, Path(folder))
-    print(f"{_versions()}\n")
-    report.print()
+    return report.findings()
 
 
 def _compare(report: Report, folder: Path) -> None:
@@ -138,7 +149,7 @@ def _compare(report: Report, folder: Path) -> None:
         report.add(title, server, {_RESTART: restarted(server)})
 
 
-def _column(server: Server, probes: dict[str, Probe]) -> Column:
+def _column(server: Server, probes: dict[str, Probe], watch: Watch) -> Column:
     """The outcome of every probe. A server that fails or stays occupied is replaced for the next probe."""
     column: Column = {}
     left = dict(probes)
@@ -147,7 +158,7 @@ def _column(server: Server, probes: dict[str, Probe]) -> Column:
             while left and process.healthy() and not process.occupied:
                 name, probe = next(iter(left.items()))
                 del left[name]
-                print(f"{server.title}: {name}", file=sys.stderr)
+                watch.finished(f"{server.title}: {name}")
                 try:
                     column[name] = probe(process)
                 except NoAnswer:
