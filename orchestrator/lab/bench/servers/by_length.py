@@ -93,7 +93,8 @@ def _speed(trials: Sequence[Trial]) -> float | None:
 
 
 def _servers(target: Path, draft: Path, folder: Path, context: int | None) -> dict[str, Server]:
-    stock_target, stock_draft = (_stock(model, folder / f"stock-{model.name}") for model in (target, draft))
+    # The folders of a target and of its draft may have one name.
+    stock_target, stock_draft = _stock(target, folder / "stock-target"), _stock(draft, folder / "stock-draft")
     ours = ("-m", "orchestrator.cli.app", "serve", "--api-key", _KEY, "--target", str(target), "--draft", str(draft))
     ours = (*ours, "--context", str(context)) if context else ours
     theirs = ("-m", "mlx_lm", "server", "--log-level", "WARNING", "--model", str(stock_target))
