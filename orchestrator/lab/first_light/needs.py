@@ -4,8 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from orchestrator.lab.first_light.settings import LightSettings, Need
-from orchestrator.lab.first_light.stages import Stage
+from orchestrator.lab.first_light.stages import LightSettings, Need, Stage
 from orchestrator.lab.pairs import fits
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.hardware import MlxDevice
