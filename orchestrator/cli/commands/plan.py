@@ -79,8 +79,8 @@ _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Predict tokens/s on a device, without it and without models.
 
-    The real state machine runs against modelled workers in virtual time. By default the draft guesses as
-    the demo pair's does on Python code.
+    The real state machine and the real workers run without models in virtual time. By default the draft
+    guesses as the demo pair's does on Python code.
 
     \b
     launch-pipeline plan --pace m4-pro-gemma3-12b-bf16

@@ -48,14 +48,15 @@ class VirtualWorker:
     def handle(self, message: ToWorker) -> Work:
         if isinstance(message, Ping):
             return Work((Pong(message.sent),))
-        return self._timed(self._worker.handle(message))
+        return self._timed(lambda: self._worker.handle(message))
 
     def work(self) -> Work | None:
-        return self._timed(self._worker.work()) if self._worker.has_work else None
+        return self._timed(self._worker.work) if self._worker.has_work else None
 
-    def _timed(self, replies: Iterable[FromWorker]) -> Work:
+    def _timed(self, act: Callable[[], Iterable[FromWorker]]) -> Work:
         began = self._now
-        return Work(tuple(replies), self._now - began)
+        replies = tuple(act())
+        return Work(replies, self._now - began)
 
     def _clock(self) -> float:
         return self._now
