@@ -16,19 +16,19 @@ from orchestrator.cli.options import speculation_options
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
-from orchestrator.lab.simulate.drafters import DRAFTERS, with_drafter
-from orchestrator.lab.simulate.fit import fit
 from orchestrator.lab.simulate.prediction import prediction_report
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
 from orchestrator.lab.simulate.prediction.sweep import (
+    DRAFTERS,
     SWEEPS,
     Point,
     sweep,
     with_draft_delay,
     with_draft_step,
+    with_drafter,
     with_target_step,
 )
-from orchestrator.lab.simulate.trace import Recorded, coverage, read_trace
+from orchestrator.lab.simulate.trace import Recorded, coverage, fit, read_trace
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.errors import InputError
