@@ -12,6 +12,9 @@ import argparse
 import io
 import json
 import os
+# pyright: reportMissingImports=false
+# playwright is needed here alone.
+
 import re
 import shutil
 import subprocess
