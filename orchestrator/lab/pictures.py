@@ -8,13 +8,13 @@ Needs Chromium (apt-get install chromium) and `pip install playwright`. What fol
 `serve`.
 """
 
+# pyright: reportMissingImports=false
+# playwright is needed here alone.
+
 import argparse
 import io
 import json
 import os
-# pyright: reportMissingImports=false
-# playwright is needed here alone.
-
 import re
 import shutil
 import subprocess
