@@ -54,7 +54,11 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
     int done = 0;
     for (; done + LANES <= p->k; done += LANES) {
         Lanes weights[4];
-        for (int j = 0; j < columns; j++) weights[j] = *(const Lanes *)(b + j * p->ldb + done);
+        for (int j = 0; j < columns; j++) {
+            weights[j] = *(const Lanes *)(b + j * p->ldb + done);
+            /* The next tile's weights come from memory while this one is computed. */
+            __builtin_prefetch(b + (columns + j) * p->ldb + done);
+        }
         for (int i = 0; i < rows; i++) {
             Lanes inputs = *(const Lanes *)(a + i * p->lda + done);
             for (int j = 0; j < columns; j++) sums[i][j] += inputs * weights[j];
