@@ -33,7 +33,6 @@ from protocol.messages.worker import (
     Prefilling,
     PromptLikelihoods,
     Verdict,
-    Verify,
 )
 
 
@@ -230,7 +229,7 @@ class Machine:
         if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.is_answered_by(verdict):
             return self._drop()
         width = self.scheduler.verdict_arrived(sequence.id, now)
-        chosen = sequence.observe(verdict)
+        chosen = sequence.chosen(verdict)
         if width is not None:
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
@@ -238,23 +237,17 @@ class Machine:
             sequence.observe_round(verdict, now, undisturbed=not self.drafts.comparing)
         tokens, reason = sequence.truncated(chosen)
         sequence.stats.add_tokens(len(tokens), now)
-        verified = sequence.outstanding
-        assert verified is not None
         if reason is None:
-            return self._commit(sequence, verified, verdict, tokens, now)
-        sequence.settle(verified, verdict, chosen)
-        sequence.tokens += tokens
+            return self._commit(sequence, verdict, tokens, now)
+        sequence.end(verdict, chosen, tokens)
         emit = Emit(sequence.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
         return [emit, *self._requests.finish(sequence, reason, now), *self._schedule(now)]
 
-    def _commit(
-        self, sequence: Sequence, verified: Verify, verdict: Verdict, tokens: list[int], now: float
-    ) -> Iterator[Command]:
+    def _commit(self, sequence: Sequence, verdict: Verdict, tokens: list[int], now: float) -> Iterator[Command]:
         """Commit `tokens` and go on: the target first, then the drafts, then the client."""
-        waited = sequence.waited
         # Other requests could use the time that this one waits, and a draft on trial would be compared unfairly.
         refreshes = self.strategy.refreshes and len(self.sequences) == 1 and not self.drafts.comparing
-        hit = sequence.commit(tokens, now, refreshes)
+        round = sequence.commit(verdict, tokens, now, refreshes)
         successor = self.scheduler.preempt(sequence.id, len(tokens))
         if successor is not None:
             sequence.preempt()
@@ -264,11 +257,11 @@ class Machine:
             # The target lets a draft that begins read the prompt alone.
             yield from self.drafts.begin(sequence, now)
         yield from self._schedule(now)
-        sequence.settle(verified, verdict, tokens)
+        round.settle()
         if sequence.phase is not Phase.WAITING:
-            yield from self.drafts.follow(sequence, tokens, len(verified.tokens), waited, hit, now)
+            yield from self.drafts.follow(sequence, round, now)
         yield from self._place()
-        told = hit if self.strategy.caches and sequence.level != "plain" else None
+        told = round.hit if self.strategy.caches and sequence.level != "plain" else None
         yield Emit(sequence.id, tuple(tokens), told, verdict.likelihoods)
 
     def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:

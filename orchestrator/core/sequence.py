@@ -1,6 +1,7 @@
 """One request in progress: its committed tokens, its speculation, and its phase with the target. Pure."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.core.events import Request
@@ -10,7 +11,7 @@ from orchestrator.core.policy.decision import SequenceView
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.turn_taking import MeasuredRound
 from orchestrator.core.request_stats import RequestStats
-from orchestrator.core.speculation import Speculation
+from orchestrator.core.speculation import Settlement, Speculation
 from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Likelihood
@@ -239,11 +240,9 @@ class Sequence:
             parent = id
         return True
 
-    def observe(self, verdict: Verdict) -> list[int]:
-        """Compare what was believed with what the target chose. Returns the accepted tokens and the bonus token."""
-        nodes = self._verified_nodes
-        chosen = [*(nodes[id].token for id in verdict.path), verdict.bonus]
-        self.speculation.observe(chosen)
+    def chosen(self, verdict: Verdict) -> list[int]:
+        """The accepted tokens and the bonus token."""
+        chosen = [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
         # Prompt lookup is calibrated by its first guess, whether or not that was verified.
         for token, claimed in self._lookup.continuations(self.tokens[-_SUFFIX:], 1):
             self.estimates.lookup.observe(claimed, 0, token == chosen[0])
@@ -279,17 +278,6 @@ class Sequence:
             return None
         return plain_tokens_per_second(self.stats.forwards, cost, estimates.slowdown, estimates.hop.get(0.0))
 
-    def settle(self, verified: Verify, verdict: Verdict, chosen: list[int]) -> None:
-        """Count a round: what was verified, its verdict, and the tokens that `observe` gave.
-
-        No decision about the next round needs these counts, so that `settle` may follow after it.
-        """
-        # One more token could have been accepted where the end of the path had a child under verification.
-        tried = len(verdict.path) + (end_of_path(verified.tokens, verified.parents, chosen[:-1]) in verified.parents)
-        self.stats.add_round(len(verdict.path), tried, verdict.seconds)
-        self.stats.add_paced(verdict.paced)
-        self.speculation.settle()
-
     def truncated(self, tokens: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
         """`tokens` up to the first end-of-sequence token, and no more than may still be generated.
 
@@ -302,18 +290,18 @@ class Sequence:
                 return tokens[: index + 1], "stop"
         return tokens, "length" if len(tokens) >= remaining else None
 
-    def commit(self, tokens: list[int], now: float, refreshes: bool = False) -> bool:
-        """Move the root to the last of `tokens`. Returns whether that is a hit. `refreshes`: a hit may be given up for
-        fresh guesses."""
+    def commit(self, verdict: Verdict, tokens: list[int], now: float, refreshes: bool = False) -> "CommittedRound":
+        """Move the root to the last of `tokens`, which are those of the verdict. `refreshes`: a hit may be given up
+        for fresh guesses."""
         self.enter(Trigger.COMMIT)
+        verified = self._taken_outstanding()
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
-        self.outstanding = None
-        self._verified_nodes = {}
         self.ended_round = self._expected_tokens, now - self.ready_since
         self.ready_since = now
-        hit = self._began_with_hit = self.speculation.advance(tokens, self.round, now)
+        settlement = self.speculation.commit(tokens, self.round, now)
+        hit = self._began_with_hit = settlement.hit
         freshness = self.estimates.freshness
         self.anew = hit and refreshes and freshness is not None and freshness.choose()
         if self.anew:
@@ -322,7 +310,20 @@ class Sequence:
         if self.level != "plain":
             self.stats.hit_chances += 1
             self.stats.hits += hit
-        return hit
+        return CommittedRound(self.stats, verified, verdict, tokens, hit, self.waited, settlement)
+
+    def end(self, verdict: Verdict, chosen: list[int], tokens: list[int]) -> None:
+        """Count the last round. Of what the target chose, `tokens` are emitted."""
+        settlement = self.speculation.observe(chosen)
+        CommittedRound(self.stats, self._taken_outstanding(), verdict, chosen, False, self.waited, settlement).settle()
+        self.tokens += tokens
+
+    def _taken_outstanding(self) -> Verify:
+        """The tree that a verdict has answered."""
+        verified, self.outstanding = self.outstanding, None
+        assert verified is not None
+        self._verified_nodes = {}
+        return verified
 
     def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:
         """At most `limit` guesses (token, believed probability) by prompt lookup, one after the other behind `leaf`."""
@@ -333,3 +334,27 @@ class Sequence:
             node = node.parent
         chain = self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit)
         return [(token, self.estimates.lookup(claimed, 0)) for token, claimed in chain]
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRound:
+    """A round whose tokens are committed, and whose counts no decision about the next round needs."""
+
+    _stats: RequestStats
+    verified: Verify
+    verdict: Verdict
+    tokens: list[int]
+    """Accepted, and the bonus."""
+    hit: bool
+    waited: float
+    """Seconds that the target waited for growth."""
+    _settlement: Settlement
+
+    def settle(self) -> None:
+        """Count what was verified, and its verdict."""
+        verified, verdict = self.verified, self.verdict
+        # One more token could have been accepted where the end of the path had a child under verification.
+        end = end_of_path(verified.tokens, verified.parents, self.tokens[:-1])
+        self._stats.add_round(len(verdict.path), len(verdict.path) + (end in verified.parents), verdict.seconds)
+        self._stats.add_paced(verdict.paced)
+        self._settlement.apply()

@@ -104,17 +104,15 @@ class Trial:
         trial = self.sequences[sequence.id]
         if not self.resting:
             self._compare(trial, tokens, seconds, now)
-        speculation = trial.speculation
-        speculation.observe(tokens)
-        hit = speculation.advance(tokens, sequence.round, now)
-        speculation.settle()
+        settlement = trial.speculation.commit(tokens, sequence.round, now)
+        settlement.apply()
         if self.resting:
-            return hit
+            return settlement.hit
         trial.wait_until = None
         trial.began = now if trial.compared else None
         if single and trial.compared:
             self._decide(trial, sequence, now)
-        return hit
+        return settlement.hit
 
     def _compare(self, trial: TrialSequence, tokens: list[int], seconds: float, now: float) -> None:
         """Count a round of `seconds` that committed `tokens`, and what the draft on trial would have achieved."""
