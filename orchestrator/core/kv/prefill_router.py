@@ -4,7 +4,7 @@ from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.kv.arena_index import ArenaIndex
 from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.mean import Mean
+from orchestrator.core.policy.running_means import Mean
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.worker_messages import start_message
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS

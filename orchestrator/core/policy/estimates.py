@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
-from orchestrator.core.policy.freshness import Freshness
-from orchestrator.core.policy.mean import Mean
-from orchestrator.core.policy.turn_taking import TurnTaking
-from orchestrator.core.policy.width_cost import MeasuredCost, WidthCost
+from orchestrator.core.policy.measured_choices import Freshness, TurnTaking
+from orchestrator.core.policy.running_means import Mean, MeasuredCost, WidthCost
 from protocol.speculation.calibration import Calibration
 
 

@@ -13,7 +13,7 @@ from orchestrator.core.events import Tick
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.freshness import Freshness
+from orchestrator.core.policy.measured_choices import Freshness
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.simulation import Simulation

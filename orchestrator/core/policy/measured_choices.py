@@ -1,14 +1,13 @@
-"""Where draft and target compute: apart, at the same time, or on one device, in turns. Pure.
+"""Two choices that are tried both ways while requests run, of which the faster way is kept. Pure; updated by events.
 
-On one GPU, or on few cores, a draft that grows the tree during a forward slows the target down. In turns it grows only
-while the target waits for it. The hardware decides first; measurement may overrule it.
+`TurnTaking`: draft and target compute apart, at the same time, or on one device, in turns. `Freshness`: a hit verifies
+the cached guesses, or is given up for guesses that know the target's latest features.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from orchestrator.core.policy.mean import Mean
-from orchestrator.core.policy.width_cost import WidthCost
+from orchestrator.core.policy.running_means import Mean, WidthCost
 
 _FIRST_ROUNDS = 256
 """Rounds before the first try of the other mode."""
@@ -70,7 +69,10 @@ class _Rate:
 
 @dataclass(slots=True)
 class TurnTaking:
-    """Tries each mode for some rounds and keeps the faster one.
+    """Where draft and target compute. Tries each mode for some rounds and keeps the faster one.
+
+    On one GPU, or on few cores, a draft that grows the tree during a forward slows the target down. In turns it grows
+    only while the target waits for it. The hardware decides first; measurement may overrule it.
 
     A round counts with the tokens that were expected of it, 1 + the sum of its nodes' path probabilities: these vary
     less than the tokens that came, and both modes expect alike.
@@ -133,3 +135,75 @@ class TurnTaking:
 
     def _switch(self) -> None:
         self.in_turns, self._settling = not self.in_turns, _SETTLING_ROUNDS
+
+
+_MEMORY = 64
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Rounds that began with a hit, by one of the two choices."""
+
+    tokens: Mean = field(default_factory=lambda: Mean(_MEMORY))
+    seconds: Mean = field(default_factory=lambda: Mean(_MEMORY))
+    """Of the verification, and of the wait before it."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens.get(0.0) / max(1e-6, self.seconds.get(0.0))
+
+
+@dataclass(slots=True)
+class Freshness:
+    """The choice at every hit of a draft that reads features.
+
+    What a draft grew while the target verified knows no features of the tokens that were accepted meanwhile. What it
+    grows after the verdict does, but the target waits for it. That pays iff
+
+        tokens fresh / tokens cached > 1 + wait / verification,
+
+    where tokens are those of a round. Both sides are measured: most hits take the choice that is better so far, and now
+    and then one takes the other choice.
+    """
+
+    _FIRST_PAUSE: ClassVar[int] = 8
+    _LONGEST_PAUSE: ClassVar[int] = 256
+    """Hits between two probes. Doubled whenever a series of probes has changed nothing."""
+    _SERIES: ClassVar[int] = 8
+    """Probes after which the other choice counts as measured."""
+    _MARGIN: ClassVar[float] = 1.03
+    """Gain of a change: means over few rounds vary, and nobody should change back and forth for nothing."""
+    _cached: _Measured = field(default_factory=_Measured)
+    _fresh: _Measured = field(default_factory=_Measured)
+    _waits: bool = False
+    """The choice that is better so far."""
+    _pause: int = _FIRST_PAUSE
+    _hits: int = 0
+    """Since the last probe."""
+    _probes: int = 0
+    """Of the present series."""
+
+    def choose(self) -> bool:
+        """At a hit: whether to drop the cached guesses and wait for fresh ones."""
+        self._hits += 1
+        if self._hits < self._pause:
+            return self._waits
+        self._hits, self._probes = 0, self._probes + 1
+        return not self._waits
+
+    def observe(self, fresh: bool, tokens: int, seconds: float) -> None:
+        """A round that began with a hit gave `tokens`; the wait and the verification took `seconds`."""
+        measured = self._fresh if fresh else self._cached
+        measured.tokens.observe(tokens)
+        measured.seconds.observe(seconds)
+        if self._probes >= self._SERIES:
+            self._decide()
+
+    def _decide(self) -> None:
+        """After a series of probes."""
+        chosen, other = (self._fresh, self._cached) if self._waits else (self._cached, self._fresh)
+        changes = other.rate > self._MARGIN * chosen.rate
+        self._probes = 0
+        self._waits ^= changes
+        self._pause = self._FIRST_PAUSE if changes else min(2 * self._pause, self._LONGEST_PAUSE)
