@@ -12,15 +12,14 @@ from orchestrator.core.drafts.election import MAX_DRAFTS
 from orchestrator.core.drafts.feature_relay import FeatureRelay
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
-from orchestrator.core.kv.prefill_router import PrefillRouter
 from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.prefills import PrefillRouter
 from orchestrator.core.request_lifecycle import RequestLifecycle
-from orchestrator.core.response_timeouts import Remedy, ResponseTimeouts
-from orchestrator.core.scheduler import Scheduler
+from orchestrator.core.scheduler import Remedy, ResponseTimeouts, Scheduler
 from orchestrator.core.sequence import Sequence
-from orchestrator.core.worker_registry import WorkerRegistry
+from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.features import Features
 from protocol.messages.kv import KvOffer

@@ -2,16 +2,15 @@
 
 from typing import Literal
 
-from orchestrator.core.admission import refusal
 from orchestrator.core.commands import Command, Finish, Reject, SendMessage
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.events import Submitted
-from orchestrator.core.kv.prefill_router import PrefillRouter
 from orchestrator.core.phases import Trigger
 from orchestrator.core.policy.decision import Strategy
+from orchestrator.core.prefills import PrefillRouter
 from orchestrator.core.scheduler import Scheduler
 from orchestrator.core.sequence import Sequence
-from orchestrator.core.worker_registry import WorkerRegistry
+from orchestrator.core.workers import WorkerRegistry, refusal
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Stop
 

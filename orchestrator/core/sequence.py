@@ -6,11 +6,10 @@ from typing import Literal
 
 from orchestrator.core.events import Request
 from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
-from orchestrator.core.plain_decoding import plain_tokens_per_second
 from orchestrator.core.policy.decision import SequenceView
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.measured_choices import MeasuredRound
-from orchestrator.core.request_stats import RequestStats
+from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Settlement, Speculation
 from protocol.messages.base import Level, NodeId, SequenceId
 from protocol.messages.kv import KvReference

@@ -27,8 +27,7 @@ from orchestrator.core.commands import (
 )
 from orchestrator.core.events import Arrived, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
-from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.subscribers import Subscribers
+from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.draft_engine import DraftEngine
 from orchestrator.runtime.journal import Journal

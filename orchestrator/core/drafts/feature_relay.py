@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from orchestrator.core.commands import Command, SendMessage
 from orchestrator.core.sequence import Sequence
-from orchestrator.core.worker_registry import WorkerRegistry
+from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import SequenceId
 from protocol.messages.features import Features, Output, Tap
 

@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from orchestrator.core.commands import Command
-from orchestrator.core.drafts.comparison import Comparison
-from orchestrator.core.drafts.dispatch import DraftDispatch
-from orchestrator.core.drafts.draft import Draft
+from orchestrator.core.drafts.comparison import Comparison, Trial, TrialSequence
+from orchestrator.core.drafts.dispatch import Draft, DraftDispatch
 from orchestrator.core.drafts.election import DraftStatus, Election
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
-from orchestrator.core.drafts.trial import Trial, TrialSequence
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.options import PlacementChoice
 from orchestrator.core.phases import Phase
@@ -19,7 +17,7 @@ from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.measured_choices import TurnTaking
 from orchestrator.core.sequence import CommittedRound, Sequence
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.worker_registry import WorkerRegistry
+from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Fault, Grow, Hello, Prefilled

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import structlog
 from starlette.types import ASGIApp
 
-from orchestrator.core.models.events import (
+from orchestrator.core.model_table import (
     Admit,
     Command,
     Ended,
@@ -21,6 +21,9 @@ from orchestrator.core.models.events import (
     Load,
     Loaded,
     ModelName,
+    ModelStatus,
+    ModelTable,
+    Phase,
     RefusalCause,
     Refuse,
     Released,
@@ -32,7 +35,6 @@ from orchestrator.core.models.events import (
     Unload,
     Unloaded,
 )
-from orchestrator.core.models.table import ModelStatus, ModelTable, Phase
 from orchestrator.http.errors import ApiError
 from orchestrator.http.server import Backend, Server
 from protocol.errors import PipelineError

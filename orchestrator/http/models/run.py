@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import click
 import uvicorn
 
-from orchestrator.core.models.events import ModelEntry, Seconds
-from orchestrator.core.models.table import ModelTable
+from orchestrator.core.model_table import ModelEntry, ModelTable, Seconds
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader

@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.core.models.events import ModelName, Seconds
-from orchestrator.core.models.table import Phase
+from orchestrator.core.model_table import ModelName, Phase, Seconds
 from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.app import guarded
 from orchestrator.http.embeddings.model import embedding_model

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from orchestrator.core.models.events import Seconds
+from orchestrator.core.model_table import Seconds
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.request import ChatRequest, CompletionRequest
 from orchestrator.http.request_bodies import converted

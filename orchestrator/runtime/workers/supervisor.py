@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from orchestrator.core.restarts import RestartPolicy
+from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.weights import loaded_drafter
 from orchestrator.machine.models.checkpoints import weight_bytes

@@ -10,7 +10,7 @@ from orchestrator.core.commands import Command, Dismiss, Finish, Reject
 from orchestrator.core.events import Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.restarts import RestartPolicy
+from orchestrator.core.workers import RestartPolicy
 from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.faults.invariants import Invariants, Violation
 from orchestrator.lab.simulate.language import Language

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.models.events import (
+from orchestrator.core.model_table import (
     Admit,
     Command,
     Ended,
@@ -16,6 +16,8 @@ from orchestrator.core.models.events import (
     Loaded,
     ModelEntry,
     ModelName,
+    ModelTable,
+    Phase,
     Refuse,
     Released,
     Requested,
@@ -25,7 +27,6 @@ from orchestrator.core.models.events import (
     Unload,
     Unloaded,
 )
-from orchestrator.core.models.table import ModelTable, Phase
 
 A, B, C = map(ModelName, "ABC")
 PAUSE = 30.0

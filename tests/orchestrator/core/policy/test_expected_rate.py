@@ -10,7 +10,7 @@ from orchestrator.core.policy.estimates import HitModel
 from orchestrator.core.policy.expected_rate import best_count, with_growth
 from orchestrator.core.policy.running_means import Mean, WidthCost
 from orchestrator.core.policy.strategies import apportion, geometric_fan_out
-from orchestrator.core.restarts import RestartPolicy
+from orchestrator.core.workers import RestartPolicy
 from protocol.speculation.calibration import Calibration
 
 
