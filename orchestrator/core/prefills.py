@@ -12,7 +12,6 @@ from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.running_means import Mean
 from orchestrator.core.sequence import Sequence
-from orchestrator.core.worker_messages import start_message
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
@@ -57,7 +56,7 @@ class PrefillRouter:
 
     def resend(self, sequence: Sequence) -> Command:
         """Send the target again the message that it has not answered."""
-        return SendMessage("target", sequence.outstanding or start_message(sequence, adopt=self._adoptable(sequence)))
+        return SendMessage("target", sequence.outstanding or sequence.start_message(adopt=self._adoptable(sequence)))
 
     def add_arena(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
         """Add an offered arena. If a prefill worker offers the KV that the sequence waits for, start the sequence."""
@@ -145,7 +144,7 @@ class PrefillRouter:
     def _start(self, sequence: Sequence, now: float) -> Command:
         reference = self._adoptable(sequence)
         sequence.start_on_target(now, reference)
-        return SendMessage("target", start_message(sequence, adopt=reference))
+        return SendMessage("target", sequence.start_message(adopt=reference))
 
     def _adoptable(self, sequence: Sequence) -> KvReference | None:
         """The arena that the target is to adopt, pinned until the target has answered."""

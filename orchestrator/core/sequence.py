@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec.structs import replace
+
 from orchestrator.core.events import Request
 from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
@@ -11,10 +13,11 @@ from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.measured_choices import MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Settlement, Speculation
-from protocol.messages.base import Level, NodeId, SequenceId
+from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
 from protocol.messages.kv import KvReference
-from protocol.messages.sampling import Likelihood
-from protocol.messages.worker import Hello, Verdict, Verify
+from protocol.messages.plans import GrowthPlan
+from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
 
@@ -128,6 +131,32 @@ class Sequence:
         self.enter(Trigger.SEND_START)
         self.sent_at = now
         self.adopting = adopting
+
+    def start_message(
+        self,
+        plan: GrowthPlan | None = None,
+        vocabulary: int | None = None,
+        adopt: KvReference | None = None,
+        sampling: Sampling | None = None,
+    ) -> Start:
+        """The Start that serves the sequence from its committed tokens.
+
+        The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth
+        plan, the target's vocabulary and perhaps a `sampling` of its own. Both may name an arena to adopt.
+        """
+        chosen, wanted = sampling or self.request.sampling, plan is None and self.untold
+        return Start(
+            sequence=self.id,
+            round=self.round,
+            tokens=tuple(self.tokens),
+            root=self.tree.root.id,
+            sampling=chosen if wanted else replace(chosen, prompt_logprobs=False),
+            vocabulary=vocabulary,
+            plan=plan,
+            adopt=adopt,
+            prompt_tokens=len(self.request.tokens),
+            eos_tokens=tuple(sorted(self.request.eos_tokens))[:MAX_EOS_TOKENS],
+        )
 
     def tell_prompt(self, first: int, likelihoods: tuple[Likelihood, ...]) -> tuple[Likelihood, ...] | None:
         """What is new of the likelihoods of the prompt's tokens from `first` on: a target that was started again tells

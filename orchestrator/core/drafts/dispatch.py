@@ -13,12 +13,11 @@ from orchestrator.core.policy.decision import Strategy, growth_timeout
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.worker_messages import reroot_message, start_message
 from orchestrator.core.workers import WorkerRegistry, shares_first_layers
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import BestFirst, GrowthPlan
-from protocol.messages.worker import Extend, Hello, Stop
+from protocol.messages.worker import Extend, Hello, Reroot, Stop
 from protocol.speculation.rolling_context import RollingContext
 
 _GAIN_OF_TURNS = 0.15
@@ -112,7 +111,7 @@ class DraftDispatch:
         adopted = adopt.tokens if adopt else 0
         speculation.start(max(0, draft.reads(len(sequence.tokens)) - adopted), now)
         plan = self._plan(speculation, sequence)
-        start = start_message(sequence, plan, vocabulary, adopt, sequence.request.draft_sampling)
+        start = sequence.start_message(plan, vocabulary, adopt, sequence.request.draft_sampling)
         return [SendMessage("draft", start, id)]
 
     def extend(self, id: int, sequence: Sequence, steps: int, now: float) -> list[Command]:
@@ -139,7 +138,17 @@ class DraftDispatch:
             draft.owes_growth(now)
         # Guesses were given up of the active draft alone.
         anew = sequence.anew and speculation is sequence.speculation
-        return [SendMessage("draft", reroot_message(sequence, tokens, not hit, plan, anew), id)]
+        reroot = Reroot(
+            sequence=sequence.id,
+            round=sequence.round,
+            position=sequence.position - len(tokens),
+            tokens=tuple(tokens),
+            root=sequence.tree.root.id,
+            missed=not hit,
+            plan=plan,
+            anew=anew,
+        )
+        return [SendMessage("draft", reroot, id)]
 
     def stop(self, id: int, sequence: SequenceId) -> list[Command]:
         return [SendMessage("draft", Stop(sequence), id)] if self.drafts[id].stop(sequence) else []
