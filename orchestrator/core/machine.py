@@ -277,10 +277,9 @@ class Machine:
             # Rounds of several requests overlap, so their times do not show the overhead of one.
             sequence.observe_round(verdict, now, undisturbed=not self.drafts.comparing)
         tokens, reason = sequence.truncated(chosen)
-        sequence.stats.add_tokens(len(tokens), now)
         if reason is None:
             return self._commit(sequence, verdict, tokens, now)
-        sequence.end(verdict, chosen, tokens)
+        sequence.end(verdict, chosen, tokens, now)
         emit = Emit(sequence.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
         return [emit, *self._finish(sequence, reason, now), *self._schedule(now)]
 

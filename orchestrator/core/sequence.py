@@ -76,6 +76,9 @@ class Sequence:
         """Expected of the round under verification."""
         self.ended_round = 1.0, 0.0
         """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
+        self._alone: tuple[float, bool] | None = None
+        """Of the present round, if no other request shared its forward: seconds beyond the forward and the wait, and
+        whether the forward stands for the request's conditions."""
         self._verified = self.speculation
         """The speculation whose tree is under verification, or was last."""
 
@@ -95,7 +98,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that may still be generated."""
-        return self._max_tokens - self.stats.generated
+        return self._max_tokens + len(self.request.tokens) - len(self.tokens)
 
     @property
     def verifying_tree(self) -> bool:
@@ -282,7 +285,6 @@ class Sequence:
         `undisturbed`: no draft but the active one grows.
         """
         width = 1 + len(self._verified_nodes)
-        self.stats.add_forward(width, verdict.seconds, self.waited, counts=not self.speculation.prefilling)
         if undisturbed and self.speculation.drafting and self.speculation.takes_turns:
             estimates = self.estimates
             measured = MeasuredRound(
@@ -293,7 +295,7 @@ class Sequence:
             tokens, seconds = len(verdict.path) + 1, self.waited + verdict.seconds
             self.estimates.freshness.observe(self.anew, tokens, seconds)
         seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
-        self.stats.add_overhead(seconds)
+        self._alone = seconds, not self.speculation.prefilling
         self.estimates.hop.observe(seconds)
 
     def plain_tokens_per_second(self) -> float | None:
@@ -322,7 +324,6 @@ class Sequence:
         """Move the root to the last of `tokens`, which are those of the verdict. `refreshes`: a hit may be given up
         for fresh guesses."""
         self.enter(Trigger.COMMIT)
-        verified = self._taken_outstanding()
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
@@ -338,20 +339,22 @@ class Sequence:
         if self.level != "plain":
             self.stats.hit_chances += 1
             self.stats.hits += hit
-        return CommittedRound(self.stats, verified, verdict, tokens, hit, self.waited, settlement)
+        return self._ended_round(verdict, tokens, len(tokens), now, hit, settlement)
 
-    def end(self, verdict: Verdict, chosen: list[int], tokens: list[int]) -> None:
+    def end(self, verdict: Verdict, chosen: list[int], tokens: list[int], now: float) -> None:
         """Count the last round. Of what the target chose, `tokens` are emitted."""
         settlement = self.speculation.observe(chosen)
-        CommittedRound(self.stats, self._taken_outstanding(), verdict, chosen, False, self.waited, settlement).settle()
+        self._ended_round(verdict, chosen, len(tokens), now, False, settlement).settle()
         self.tokens += tokens
 
-    def _taken_outstanding(self) -> Verify:
-        """The tree that a verdict has answered."""
+    def _ended_round(
+        self, verdict: Verdict, tokens: list[int], emitted: int, now: float, hit: bool, settlement: Settlement
+    ) -> "CommittedRound":
         verified, self.outstanding = self.outstanding, None
         assert verified is not None
+        alone, self._alone = self._alone, None
         self._verified_nodes = {}
-        return verified
+        return CommittedRound(self.stats, verified, verdict, tokens, emitted, now, hit, self.waited, alone, settlement)
 
     def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:
         """At most `limit` guesses (token, believed probability) by prompt lookup, one after the other behind `leaf`."""
@@ -373,14 +376,24 @@ class CommittedRound:
     verdict: Verdict
     tokens: list[int]
     """Accepted, and the bonus."""
+    _emitted: int
+    """So many of them are emitted."""
+    _now: float
     hit: bool
     waited: float
     """Seconds that the target waited for growth."""
+    _alone: tuple[float, bool] | None
+    """As in the sequence."""
     _settlement: Settlement
 
     def settle(self) -> None:
         """Count what was verified, and its verdict."""
         verified, verdict = self.verified, self.verdict
+        self._stats.add_tokens(self._emitted, self._now)
+        if self._alone is not None:
+            overhead, counts = self._alone
+            self._stats.add_forward(len(verified.tokens), verdict.seconds, self.waited, counts)
+            self._stats.add_overhead(overhead)
         # One more token could have been accepted where the end of the path had a child under verification.
         end = end_of_path(verified.tokens, verified.parents, self.tokens[:-1])
         self._stats.add_round(len(verdict.path), len(verdict.path) + (end in verified.parents), verdict.seconds)

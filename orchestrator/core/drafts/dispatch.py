@@ -92,14 +92,14 @@ class DraftDispatch:
         self._election = election
 
     def start(self, id: int, speculation: Speculation, sequence: Sequence, now: float) -> list[Command]:
-        """Start the sequence on a draft, unless the draft serves it or guesses for it are not wanted.
+        """Start the sequence on a draft that does not serve it, unless guesses for it are not wanted.
 
         A draft that is the target's first layers starts once the target has saved their KV of the prompt.
         """
         draft, vocabulary = self.drafts[id], self._workers.vocabulary
         estimates = speculation.estimates
         unwanted = not speculation.wanted or estimates.usefulness.paused or _too_short(sequence, draft, estimates)
-        if not vocabulary or unwanted or sequence.id in draft.started:
+        if not vocabulary or unwanted:
             return []
         adopt = draft.history.arenas.adopt(sequence.id)
         if adopt is None and self._shares(draft):

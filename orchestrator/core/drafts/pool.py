@@ -125,6 +125,7 @@ class DraftPool:
         return [
             command
             for id in self._in_use()
+            if sequence.id not in self._drafts[id].started
             for command in self._dispatch.start(id, self._speculation(id, sequence, now), sequence, now)
         ]
 
