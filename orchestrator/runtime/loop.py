@@ -30,8 +30,8 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.draft_engine import ChosenDraftEngine, DraftEngine
-from orchestrator.runtime.journal import Journal
 from orchestrator.runtime.notices import Notice, NoticeSender
+from orchestrator.runtime.recording import Journal
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.pool import DraftLost, WorkerEventOrError, WorkerPool, WorkerRetired

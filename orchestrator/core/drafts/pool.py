@@ -13,8 +13,7 @@ from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.options import PlacementChoice
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.decision import Strategy
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.measured_choices import TurnTaking
+from orchestrator.core.policy.estimates import Estimates, TurnTaking
 from orchestrator.core.sequence import CommittedRound, Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import WorkerRegistry

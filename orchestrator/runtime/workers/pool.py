@@ -12,9 +12,9 @@ import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.runtime.link_emulation import DelayedHub, EmulatedLink
+from orchestrator.runtime.recording import Recording, Trace
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.tracing import Recording, Trace
 from orchestrator.runtime.workers.remote import RemoteWorkers
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from orchestrator.runtime.workers.supervisor import Child, Death, Seat, Supervisor

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from orchestrator.runtime.tracing import Seen
+from orchestrator.runtime.recording import Seen
 from protocol.messages.base import NodeId
 from protocol.messages.worker import Grow, Reroot, Verdict, Verify
 from protocol.speculation.token_tree import node_id

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.lab.profile.analysis.intervals import Interval, Intervals, intersection, union
 from orchestrator.lab.profile.run import TracedRun, TracedSpan
-from orchestrator.runtime.tracing import Seen
+from orchestrator.runtime.recording import Seen
 from protocol.messages.worker import Start, Verdict
 from protocol.worker.spans import SpanKind
 

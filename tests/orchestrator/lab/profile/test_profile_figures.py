@@ -20,7 +20,7 @@ from orchestrator.lab.profile.analysis.overlap import (
 from orchestrator.lab.profile.analysis.rounds import Step, acceptance_by_depth, rounds
 from orchestrator.lab.profile.analysis.traced_request import TracedRequest, traced_requests
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
-from orchestrator.runtime.tracing import Seen, Traced
+from orchestrator.runtime.recording import Seen, Traced
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Reroot, Start, Verdict, Verify

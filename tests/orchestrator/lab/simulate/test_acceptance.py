@@ -14,7 +14,7 @@ from orchestrator.lab.simulate.fit import fit
 from orchestrator.lab.simulate.language import uniform
 from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, read_trace
 from orchestrator.lab.simulate.workers import modelled_pipeline
-from orchestrator.runtime.journal import Journal
+from orchestrator.runtime.recording import Journal
 from protocol.errors import InputError
 from protocol.messages.base import NodeId
 from protocol.worker.pacing import DevicePace
