@@ -6,6 +6,7 @@ A shortcut only: any failure here costs a prefill, and no token. Opens no shared
 from collections import OrderedDict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.options import Options, PrefillMode
@@ -26,20 +27,28 @@ _REMEMBERED_NAMES = 1024
 """Names of unlinked arenas that are remembered, since an offer of one of them may still be on its way."""
 
 
+class _Delegated(NamedTuple):
+    """A sequence whose prompt a prefill worker was sent, and when the worker should be done."""
+
+    sequence: Sequence
+    deadline: float
+
+
 class PrefillRouter:
     """Finds KV that the target can adopt. A shortcut only: any failure here costs a prefill, and no token."""
 
     def __init__(self, options: Options) -> None:
         self.warnings = 0
-        """Arenas that a target could not adopt, or did not survive adopting twice, files of the disk cache that were
-        not used or not read in time, and prompts that a prefill worker gave up."""
+        """Arenas that a target could not adopt, or did not survive adopting twice, and prompts that a prefill worker
+        gave up."""
         self._arenas = ArenaIndex(options.arena_memory << 20)
         self._suspected: set[str] = set()
         """Arenas whose adoption a target did not survive."""
         self._costs = PrefillCosts(options.prefill)
         self._worker_up = False
-        self._delegated: dict[SequenceId, Sequence] = {}
-        """Sequences whose prompt a prefill worker was sent."""
+        self._delegated: dict[SequenceId, _Delegated] = {}
+        self._prefilled: dict[SequenceId, str] = {}
+        """Name of the arena that a prefill worker last offered for a sequence."""
 
     def begin(self, sequence: Sequence, now: float) -> Command:
         """Start the sequence on the target, or first delegate its prompt to the prefill worker if that is faster."""
@@ -49,8 +58,8 @@ class PrefillRouter:
         reference = self._arenas.find(sequence.tokens)
         adoptable = 0 if reference is None else reference.tokens
         if self._worker_up and self._costs.worker_pays(sequence.position, adoptable):
-            self._delegated[sequence.id] = sequence
-            sequence.delegate_prefill(now, now + self._costs.timeout(sequence.position))
+            self._delegated[sequence.id] = _Delegated(sequence, now + self._costs.timeout(sequence.position))
+            sequence.delegate_prefill(now)
             return SendMessage("prefill", Prefill(sequence.id, tuple(sequence.tokens[:-1])))
         return self._start(sequence, now)
 
@@ -66,7 +75,7 @@ class PrefillRouter:
         awaited = role == "prefill" and self._awaits(sequence.id)
         if awaited:
             del self._delegated[sequence.id]
-            sequence.prefilled_arena = offer.name
+            self._prefilled[sequence.id] = offer.name
             self._costs.observe_worker(offer.tokens, now - sequence.sent_at)
         commands = _release(self._arenas.offer(offer, sequence.tokens))
         return [*commands, self._start(sequence, now)] if awaited else commands
@@ -79,17 +88,18 @@ class PrefillRouter:
         """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
         self._costs.observe_target(message.tokens, message.adopted, message.seconds)
         sequence.stats.adopted += message.adopted
+        adopted = self._arenas.pinned(sequence.id)
         commands = _release(self._arenas.unpin(sequence.id))
-        if sequence.adopting is not None:
-            self._suspected.discard(sequence.adopting.name)
+        if adopted is not None:
+            self._suspected.discard(adopted)
         if not message.warning:
             return commands
         self.warnings += 1
-        if sequence.adopting is None:
+        if adopted is None:
             return commands
-        if sequence.adopting.name == sequence.prefilled_arena:
+        if adopted == self._prefilled.get(sequence.id):
             self._costs.worker_usable = False
-        return [*commands, *_release(self._arenas.drop(sequence.adopting.name))]
+        return [*commands, *_release(self._arenas.drop(adopted))]
 
     def target_down(self) -> list[Command]:
         """The target is gone. An arena that two targets did not survive adopting is adopted by no third one: after
@@ -116,34 +126,33 @@ class PrefillRouter:
     def worker_failed(self, id: SequenceId, now: float) -> list[Command]:
         """The prefill worker can't serve this sequence: the target prefills the prompt."""
         awaited = self._awaits(id)
-        sequence = self._delegated.pop(id, None)
+        delegated = self._delegated.pop(id, None)
         stop: list[Command] = [SendMessage("prefill", Stop(id))] if self._worker_up else []
-        return [*stop, self._start(sequence, now)] if sequence is not None and awaited else []
+        return [*stop, self._start(delegated.sequence, now)] if delegated is not None and awaited else []
 
     def deadline(self) -> float | None:
         """When the first answer of the prefill worker is overdue."""
         awaited = [self._delegated[id] for id in self._delegated if self._awaits(id)]
-        return min((sequence.prefill_deadline for sequence in awaited), default=None)
+        return min((delegated.deadline for delegated in awaited), default=None)
 
     def tick(self, now: float) -> list[Command]:
         """Let the target prefill overdue prompts; an overdue prefill worker gets no further prompt."""
-        overdue = [
-            id for id, sequence in self._delegated.items() if self._awaits(id) and now >= sequence.prefill_deadline
-        ]
+        overdue = [id for id, sent in self._delegated.items() if self._awaits(id) and now >= sent.deadline]
         self._costs.worker_usable = self._costs.worker_usable and not overdue
         return [command for id in overdue for command in self.worker_failed(id, now)]
 
     def sequence_ended(self, sequence: Sequence) -> list[Command]:
         self._delegated.pop(sequence.id, None)
+        self._prefilled.pop(sequence.id, None)
         return _release(self._arenas.sequence_ended(sequence.id))
 
     def _awaits(self, id: SequenceId) -> bool:
         """Whether a sequence still waits for the prefill worker. It does not after the loss of the target."""
-        return id in self._delegated and self._delegated[id].phase is Phase.DELEGATED
+        return id in self._delegated and self._delegated[id].sequence.phase is Phase.DELEGATED
 
     def _start(self, sequence: Sequence, now: float) -> Command:
         reference = self._adoptable(sequence)
-        sequence.start_on_target(now, reference)
+        sequence.start_on_target(now)
         return SendMessage("target", sequence.start_message(adopt=reference))
 
     def _adoptable(self, sequence: Sequence) -> KvReference | None:
@@ -279,6 +288,10 @@ class ArenaIndex:
         self._pinned.pop(sequence, None)
         if reference is not None:
             self._pinned[sequence] = reference.name
+
+    def pinned(self, sequence: SequenceId) -> str | None:
+        """The arena that the unanswered Start of this sequence names."""
+        return self._pinned.get(sequence)
 
     def unpin(self, sequence: SequenceId) -> list[str]:
         """The target has answered the Start of this sequence. Returns names to unlink."""

@@ -47,12 +47,6 @@ class Sequence:
         """When the target was last sent a message that it has to answer."""
         self.resends = 0
         """How often the outstanding tree was sent again."""
-        self.prefill_deadline = now
-        """When a prefill worker that evaluates the prompt, or the disk, should be done."""
-        self.prefilled_arena = ""
-        """Name of the arena that a prefill worker last offered for this sequence."""
-        self.adopting: KvReference | None = None
-        """The arena that the last Start to the target named for adoption."""
         self.ready_since = now
         """When the present root became known."""
         self.waited = 0.0
@@ -122,17 +116,15 @@ class Sequence:
         self.enter(Trigger.TARGET_LOST)
         self.outstanding = None
 
-    def delegate_prefill(self, now: float, deadline: float) -> None:
-        """A prefill worker, or the disk cache, was sent the tokens before the root."""
+    def delegate_prefill(self, now: float) -> None:
+        """A prefill worker was sent the tokens before the root."""
         self.enter(Trigger.DELEGATE_PREFILL)
         self.sent_at = now
-        self.prefill_deadline = deadline
 
-    def start_on_target(self, now: float, adopting: KvReference | None) -> None:
-        """The target was sent a Start that names `adopting`."""
+    def start_on_target(self, now: float) -> None:
+        """The target was sent a Start."""
         self.enter(Trigger.SEND_START)
         self.sent_at = now
-        self.adopting = adopting
 
     def start_message(
         self,
