@@ -294,7 +294,7 @@ if TYPE_CHECKING:
     from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 
-class ConditionedSequence(DraftSequence):
+class FeatureFedSequence(DraftSequence):
     """One sequence at a draft that reads the target's features.
 
     The engine is given all committed tokens at once, and computes their KV as their features arrive. The first growth

@@ -9,7 +9,7 @@ import msgspec
 from draft_worker.engine import Batch, Engine, EngineSequence, introduction
 from draft_worker.feature_feed import Attach, FeatureFeed
 from draft_worker.feature_sources import attached_ring
-from draft_worker.sequence import ConditionedSequence, DraftSequence
+from draft_worker.sequence import DraftSequence, FeatureFedSequence
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import SequenceId
@@ -125,7 +125,7 @@ class DraftWorker:
     def _hear_features(self, sequence: DraftSequence | None, first: int, message: Features | FeatureShipment) -> None:
         """Features from position `first` on. If the target reused the KV of earlier tokens, it has none of them, but
         another sequence here may."""
-        if not isinstance(sequence, ConditionedSequence):
+        if not isinstance(sequence, FeatureFedSequence):
             return
         if sequence.can_take_over and sequence.prefilled < first:
             found = self._prefix_sharing.find(sequence.prefix, sequence.prefilled)
@@ -196,7 +196,7 @@ class DraftWorker:
         if form is None:
             return DraftSequence(start, engine, self._rolling, calibration, held, processors)
         feed = FeatureFeed(form, self._rolling, self._clock, self._attach)
-        return ConditionedSequence(start, engine, self._rolling, calibration, held, processors, feed)
+        return FeatureFedSequence(start, engine, self._rolling, calibration, held, processors, feed)
 
     def _continued(self, found: Found[EngineSequence], sampling: Sampling, vocabulary: int | None) -> EngineSequence:
         """An engine's sequence that continues with the KV in `found`."""

@@ -214,6 +214,9 @@ class TargetSequence:
         """Begin with KV of more of the same tokens."""
         self.adopted += cache.committed - self.prefilled
         self.cache = cache
+        if cache.forgotten and self.checkpoint is not None:
+            # What a new arena would need is gone.
+            self.checkpoint.close()
 
     def prefill(self) -> None:
         """Evaluate one chunk of the tokens before the root."""

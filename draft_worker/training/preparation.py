@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from draft_worker.head_tokens import are_head_tokens
-from draft_worker.training.corpus.answers import Prompt, Text, packed, texts
+from draft_worker.training.corpus.answers import AnswerText, Prompt, packed, texts
 from draft_worker.training.corpus.rows import (
     Answers,
     answers_path,
@@ -165,7 +165,9 @@ def _lacks(folder: Path, number: int) -> bool:
     return not states_path(folder, number).is_file()
 
 
-def _packed(found: Iterator[Text | None], choices: TrainingChoices, begun: TrainingProgress, report: Report) -> Answers:
+def _packed(
+    found: Iterator[AnswerText | None], choices: TrainingChoices, begun: TrainingProgress, report: Report
+) -> Answers:
     for step in packed(found, choices.rows, choices.slots):
         if isinstance(step, Answers):
             return step

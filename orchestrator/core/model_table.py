@@ -39,7 +39,7 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
-class Started:
+class ServerStarted:
     """The server listens: pinned models are loaded."""
 
 
@@ -68,12 +68,12 @@ class KeepChosen:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ModelLoaded:
     model: ModelName
 
 
 @dataclass(frozen=True)
-class Failed:
+class LoadFailed:
     """A model could not be loaded. Its memory is free."""
 
     model: ModelName
@@ -81,7 +81,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ModelEnded:
     """The pipeline of a loaded model has ended by itself. What is left of it is unloaded."""
 
     model: ModelName
@@ -89,30 +89,40 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Unloaded:
+class ModelUnloaded:
     """The memory of a model is free."""
 
     model: ModelName
 
 
 @dataclass(frozen=True)
-class Tick:
+class ModelTick:
     """Time has passed."""
 
 
-Event: TypeAlias = Started | Requested | Released | KeepChosen | Loaded | Failed | Ended | Unloaded | Tick
+Event: TypeAlias = (
+    ServerStarted
+    | Requested
+    | Released
+    | KeepChosen
+    | ModelLoaded
+    | LoadFailed
+    | ModelEnded
+    | ModelUnloaded
+    | ModelTick
+)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Load the model, then report Loaded or Failed."""
+    """Load the model, then report ModelLoaded or LoadFailed."""
 
     model: ModelName
 
 
 @dataclass(frozen=True)
 class Unload:
-    """End the model's pipeline, then report Unloaded. No request runs in it, unless it has ended by itself."""
+    """End the model's pipeline, then report ModelUnloaded. No request runs in it, unless it has ended by itself."""
 
     model: ModelName
 
@@ -146,7 +156,7 @@ def gib(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB"
 
 
-class Phase(Enum):
+class ModelPhase(Enum):
     ABSENT = "absent"
     LOADING = "loading"
     LOADED = "loaded"
@@ -159,7 +169,7 @@ class ModelStatus:
 
     entry: ModelEntry
     keep: Seconds | None
-    phase: Phase = Phase.ABSENT
+    phase: ModelPhase = ModelPhase.ABSENT
     running: set[Ticket] = field(default_factory=set)
     used_at: Seconds = 0.0
     """When a request was last admitted, when the last running one ended, or when the model was loaded. An end beside
@@ -172,7 +182,7 @@ class ModelStatus:
     @property
     def idle_until(self) -> Seconds | None:
         """When a loaded model is unloaded if no request comes; None for never."""
-        if self.phase is not Phase.LOADED or self.running or self.entry.pinned or self.keep is None:
+        if self.phase is not ModelPhase.LOADED or self.running or self.entry.pinned or self.keep is None:
             return None
         return self.used_at + self.keep
 
@@ -196,7 +206,7 @@ class ModelTable:
 
     def step(self, event: Event, now: Seconds) -> list[Command]:
         match event:
-            case Started():
+            case ServerStarted():
                 return [*self._load_pinned(), *self._schedule(now)]
             case Requested(ticket, model):
                 refusal = self._refusal(ticket, self.models[model], now)
@@ -206,23 +216,23 @@ class ModelTable:
             case Released(ticket):
                 self._release(ticket, now)
             case KeepChosen(model, seconds):
-                if self.models[model].phase in (Phase.LOADING, Phase.LOADED):
+                if self.models[model].phase in (ModelPhase.LOADING, ModelPhase.LOADED):
                     self.models[model].keep = seconds
-            case Loaded(model):
+            case ModelLoaded(model):
                 status = self.models[model]
-                status.phase, status.failure, status.used_at = Phase.LOADED, "", now
+                status.phase, status.failure, status.used_at = ModelPhase.LOADED, "", now
                 waiting = [ticket for ticket, name in self._waiting.items() if name == model]
                 return [*self._admit(waiting, now), *self._schedule(now)]
-            case Failed(model, reason):
+            case LoadFailed(model, reason):
                 return [*self._fail(self.models[model], reason, now), *self._schedule(now)]
-            case Ended(model, reason):
+            case ModelEnded(model, reason):
                 status = self.models[model]
                 refused = [*self._fail(status, reason, now)]
-                status.phase = Phase.UNLOADING
+                status.phase = ModelPhase.UNLOADING
                 return [Unload(model), *refused, *self._schedule(now)]
-            case Unloaded(model):
+            case ModelUnloaded(model):
                 self._forget(self.models[model])
-            case Tick():
+            case ModelTick():
                 pass
             case _:
                 assert_never(event)
@@ -230,7 +240,7 @@ class ModelTable:
 
     @property
     def deadline(self) -> Seconds | None:
-        """When the next Tick is due; None without one."""
+        """When the next ModelTick is due; None without one."""
         return min((until for status in self.models.values() if (until := status.idle_until) is not None), default=None)
 
     @property
@@ -240,18 +250,18 @@ class ModelTable:
 
     def _load_pinned(self) -> Iterator[Command]:
         for status in self.models.values():
-            if status.entry.pinned and status.phase is Phase.ABSENT:
+            if status.entry.pinned and status.phase is ModelPhase.ABSENT:
                 yield self._load(status)
 
     def _refusal(self, ticket: Ticket, status: ModelStatus, now: Seconds) -> Refuse | None:
         entry, most = status.entry, self._most(status)
-        if status.phase is Phase.ABSENT and entry.bytes > most:
+        if status.phase is ModelPhase.ABSENT and entry.bytes > most:
             reason = (
                 f"The model {entry.name} needs {entry.need}, and {gib(max(most, 0))} are left for it: choose a "
                 "smaller one, a shorter context or 8-bit KV, or raise --models-memory."
             )
             return Refuse(ticket, "too_large", reason, 0.0)
-        if status.phase in (Phase.ABSENT, Phase.UNLOADING) and now < status.barred_until:
+        if status.phase in (ModelPhase.ABSENT, ModelPhase.UNLOADING) and now < status.barred_until:
             return Refuse(ticket, "failed", status.failure, status.barred_until - now)
         if len(self._waiting) >= self._most_waiting and not self._admits(status):
             reason = f"{len(self._waiting)} requests wait for models already: try again in a moment."
@@ -265,7 +275,7 @@ class ModelTable:
 
     def _admits(self, status: ModelStatus) -> bool:
         """Whether a request for a loaded model needs not wait."""
-        return status.phase is Phase.LOADED and status.entry.name not in self._victims()
+        return status.phase is ModelPhase.LOADED and status.entry.name not in self._victims()
 
     def _release(self, ticket: Ticket, now: Seconds) -> None:
         self._waiting.pop(ticket, None)
@@ -285,7 +295,7 @@ class ModelTable:
 
     def _forget(self, status: ModelStatus) -> None:
         """The model is not in memory any more."""
-        status.phase, status.keep = Phase.ABSENT, self._keep
+        status.phase, status.keep = ModelPhase.ABSENT, self._keep
 
     def _schedule(self, now: Seconds) -> list[Command]:
         ahead, behind = self._admissible()
@@ -306,7 +316,7 @@ class ModelTable:
             status = self.models[model]
             if status is head:
                 found = behind
-            elif status.phase is Phase.LOADED:
+            elif status.phase is ModelPhase.LOADED:
                 found.append(ticket)
         return ahead, behind
 
@@ -321,7 +331,7 @@ class ModelTable:
         """In order: a later model does not take the memory that an earlier one waits for."""
         for model in dict.fromkeys(self._waiting.values()):
             status = self.models[model]
-            if status.phase is Phase.ABSENT:
+            if status.phase is ModelPhase.ABSENT:
                 if status.entry.bytes > self._free:
                     return
                 yield self._load(status)
@@ -335,16 +345,16 @@ class ModelTable:
     def _head(self) -> ModelStatus | None:
         """The first waiting model that is not in memory."""
         models = (self.models[model] for model in self._waiting.values())
-        return next((status for status in models if status.phase in (Phase.ABSENT, Phase.UNLOADING)), None)
+        return next((status for status in models if status.phase in (ModelPhase.ABSENT, ModelPhase.UNLOADING)), None)
 
     def _victims(self) -> list[ModelName]:
         """Loaded models that must go so that the head fits, beside those that are going already."""
         head = self._head()
         if head is None:
             return []
-        free = self._free + sum(self._bytes(Phase.UNLOADING))
+        free = self._free + sum(self._bytes(ModelPhase.UNLOADING))
         chosen: list[ModelName] = []
-        loaded = [each for each in self.models.values() if each.phase is Phase.LOADED and not each.entry.pinned]
+        loaded = [each for each in self.models.values() if each.phase is ModelPhase.LOADED and not each.entry.pinned]
         for status in sorted(loaded, key=lambda each: (bool(each.running), each.used_at)):
             if free >= head.entry.bytes:
                 break
@@ -354,17 +364,17 @@ class ModelTable:
 
     def _load(self, status: ModelStatus) -> Load:
         assert status.entry.bytes <= self._free
-        status.phase = Phase.LOADING
+        status.phase = ModelPhase.LOADING
         return Load(status.entry.name)
 
     def _unload(self, status: ModelStatus) -> Unload:
         assert not status.running
-        status.phase = Phase.UNLOADING
+        status.phase = ModelPhase.UNLOADING
         return Unload(status.entry.name)
 
     @property
     def _free(self) -> int:
-        return self._room - sum(self._bytes(Phase.LOADING, Phase.LOADED, Phase.UNLOADING))
+        return self._room - sum(self._bytes(ModelPhase.LOADING, ModelPhase.LOADED, ModelPhase.UNLOADING))
 
-    def _bytes(self, *phases: Phase) -> Iterator[int]:
+    def _bytes(self, *phases: ModelPhase) -> Iterator[int]:
         return (status.entry.bytes for status in self.models.values() if status.phase in phases)

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.generation import OutputEvent, Text
+from orchestrator.http.generation import OutputEvent, TextPiece
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Spoken, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.sampling import Likelihood
@@ -30,11 +30,11 @@ class AnswerContent:
 
     def parse(self, event: OutputEvent) -> Sequence[Part]:
         """The new parts."""
-        parts = self._parser.push(event.text) if isinstance(event, Text) else self._parser.finish()
+        parts = self._parser.push(event.text) if isinstance(event, TextPiece) else self._parser.finish()
         if not self._calls:
             return parts
         kept = [kept for part in parts for kept in self._without_trailing_space(part)]
-        if isinstance(event, Text) or self._called or not self._space:
+        if isinstance(event, TextPiece) or self._called or not self._space:
             return kept
         return [*kept, Spoken(self._space)]
 

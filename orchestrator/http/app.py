@@ -14,42 +14,26 @@ from starlette.routing import Route
 
 from orchestrator.http.access.middleware import MESSAGES, FramingGate, HostGate, KeyGate, refusal
 from orchestrator.http.anthropic.routes import MessagesRoutes
-from orchestrator.http.embeddings.routes import EmbeddingRoutes
-from orchestrator.http.errors import ApiError, internal_error
-from orchestrator.http.model_cards import ANTHROPIC_VERSION
+from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, internal_error
+from orchestrator.http.model_server import ModelServer
 from orchestrator.http.monitoring.metrics import Counted, Metrics
-from orchestrator.http.ollama.routes import CatalogueRoutes, EmbedRoutes, OllamaRoutes
-from orchestrator.http.ollama.served import ServedCatalogue
+from orchestrator.http.ollama.routes import OllamaRoutes
+from orchestrator.http.openai.routes import CompletionRoutes
 from orchestrator.http.page import page
-from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore, StoredResponses
+from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 
 
-def application(server: Server, settings: ServerSettings) -> Starlette:
-    """All routes of a server with one model, behind the checks of host and key."""
-    store = ResponseStore()
-    routes = [
-        Route("/health", server.health),
-        Route("/metrics", server.metrics),
-        Route("/v1/models", server.models),
-        Route("/v1/models/{name:path}", server.model),
-        Route("/v1/pipeline/events", server.live.events),
-        Route("/v1/pipeline/invitation", server.invitations.create, methods=["POST"]),
-        *generation_routes(server, store),
-        *StoredResponses(store).routes,
-        *CatalogueRoutes(ServedCatalogue(server, settings)).routes,
-        *EmbeddingRoutes(server.embedding).routes,
-        *EmbedRoutes(server.embedding).routes,
-    ]
-    return guarded(routes, settings, server.figures)
+def application(server: Server) -> Starlette:
+    """All routes of a server, behind the checks of host and key."""
+    return guarded(server.routes, server.settings, server.figures)
 
 
-def generation_routes(server: Server, store: ResponseStore) -> list[Route]:
+def generation_routes(server: ModelServer, store: ResponseStore) -> list[Route]:
     """The routes that a model answers."""
     return [
-        Route("/v1/completions", server.complete, methods=["POST"]),
-        Route("/v1/chat/completions", server.chat, methods=["POST"]),
+        *CompletionRoutes(server).routes,
         *ResponsesRoutes(server, store).routes,
         *MessagesRoutes(server).routes,
         *OllamaRoutes(server).routes,

@@ -5,6 +5,8 @@ from typing import Any
 
 from protocol.errors import InputError, PipelineError
 
+ANTHROPIC_VERSION = "anthropic-version"
+"""The header by which clients of Anthropic's API are known on routes that both APIs have."""
 _OPENAI_TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",

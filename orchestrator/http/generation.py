@@ -36,7 +36,7 @@ class OutputSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Reading:
+class PromptProgress:
     """The target reads the prompt of a choice."""
 
     index: int
@@ -46,7 +46,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextPiece:
     index: int
     text: str
     chosen: Sequence[Chosen] = ()
@@ -54,13 +54,13 @@ class Text:
 
 
 @dataclass(frozen=True)
-class End:
+class ChoiceEnd:
     index: int
     result: Result
 
 
-OutputEvent: TypeAlias = Text | End
-StreamEvent: TypeAlias = Reading | OutputEvent
+OutputEvent: TypeAlias = TextPiece | ChoiceEnd
+StreamEvent: TypeAlias = PromptProgress | OutputEvent
 
 
 class ChoiceStream:
@@ -77,7 +77,7 @@ class ChoiceStream:
 
     @property
     def results(self) -> list[Result] | None:
-        """The results of all choices, in order, after `next` has returned the last End; None before."""
+        """The results of all choices, in order, after `next` has returned the last ChoiceEnd; None before."""
         found = [result for result in self._results if result is not None]
         return found if len(found) == len(self._results) else None
 
@@ -90,7 +90,7 @@ class ChoiceStream:
             return None
         if isinstance(event, ApiError):
             raise event
-        if isinstance(event, End):
+        if isinstance(event, ChoiceEnd):
             self._results[event.index] = event.result
         return event
 
@@ -114,18 +114,18 @@ class ChoiceStream:
             self._on_end()
 
     async def _read(self, index: int, pieces: OutputSource) -> None:
-        pieces.watch_reading(lambda tokens, total: self._events.put_nowait(Reading(index, tokens, total)))
+        pieces.watch_reading(lambda tokens, total: self._events.put_nowait(PromptProgress(index, tokens, total)))
         try:
             sent = 0
             async for piece in pieces:
                 chosen = pieces.chosen[sent:]
                 sent += len(chosen)
-                self._events.put_nowait(Text(index, piece, chosen))
+                self._events.put_nowait(TextPiece(index, piece, chosen))
             result = pieces.result
             assert result is not None
             if result.finish_reason == "cancelled":
                 raise PipelineError("The pipeline cancelled this request: send it again.")
-            self._events.put_nowait(End(index, result))
+            self._events.put_nowait(ChoiceEnd(index, result))
         except PipelineError as error:
             self._events.put_nowait(of_pipeline(error))
         except Exception:
@@ -145,7 +145,7 @@ class Renderer(Protocol):
         """The event that keeps a stream alive while nothing is generated."""
         ...
 
-    def reading(self, event: Reading) -> bytes:
+    def reading(self, event: PromptProgress) -> bytes:
         """An event while the prompt is read, which clients take for a sign of life."""
         ...
 

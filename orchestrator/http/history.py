@@ -1,4 +1,4 @@
-"""Messages of a request in the form that chat templates read. Pure."""
+"""Messages of a request, of any API, in the form that chat templates read: what clients send is mended here. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

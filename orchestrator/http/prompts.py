@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.disconnects import in_thread
+from orchestrator.http.chat_request import ChatRequest, GenerationRequest, sampling
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported
 from orchestrator.http.generation import Renderer
 from orchestrator.http.history import template_messages
-from orchestrator.http.openai.request import ChatRequest, CompletionRequest, GenerationRequest, sampling
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS
 from orchestrator.text.answer.parts import AnswerParser
@@ -183,7 +183,7 @@ _COMPLETION_TOKENS = 16
 """Default of max_tokens in OpenAI's completions; a chat may fill the context."""
 
 
-class Prepared(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A request whose prompts are texts or tokens."""
 
     prompts: Sequence[Prompt]
@@ -215,10 +215,12 @@ class Preparation:
         self._defaults = defaults
         self.prompts = ChatPrompts(template)
 
-    async def ready(self, question: GenerationRequest, prepare: Callable[[], Prepared], state: PipelineState) -> Ready:
+    async def ready(
+        self, question: GenerationRequest, prepare: Callable[[], PreparedRequest], state: PipelineState
+    ) -> Ready:
         """`prepare` is called in a thread."""
         prepared = await asyncio.to_thread(prepare)
-        special = isinstance(question, CompletionRequest) or not self._template.own
+        special = not isinstance(question, ChatRequest) or not self._template.own
         prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
         return await asyncio.to_thread(self._ready, question, prepared, prompts, state)
 
@@ -229,7 +231,11 @@ class Preparation:
         return len(tokens)
 
     def _ready(
-        self, question: GenerationRequest, prepared: Prepared, prompts: Sequence[Sequence[int]], state: PipelineState
+        self,
+        question: GenerationRequest,
+        prepared: PreparedRequest,
+        prompts: Sequence[Sequence[int]],
+        state: PipelineState,
     ) -> Ready:
         _require_enforceable(question, prepared.grammar)
         if not prompts:
@@ -238,15 +244,15 @@ class Preparation:
         return Ready(choices, prepared.new_renderer(prompts))
 
     def _choices(
-        self, question: GenerationRequest, prepared: Prepared, tokens: Sequence[int], state: PipelineState
+        self, question: GenerationRequest, prepared: PreparedRequest, tokens: Sequence[int], state: PipelineState
     ) -> list[tuple[Sequence[int], SamplingParams]]:
         """Those of one prompt."""
         _require_fitting(tokens, state)
-        default = _COMPLETION_TOKENS if isinstance(question, CompletionRequest) else None
+        default = None if isinstance(question, ChatRequest) else _COMPLETION_TOKENS
         room = state.context - len(tokens)
         params = sampling(question, room, default, self._defaults, prepared.grammar)
         params = structs.replace(params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked))
-        if not isinstance(question, CompletionRequest):
+        if isinstance(question, ChatRequest):
             params = structs.replace(params, stop=(*(params.stop or ()), *self._template.stops))
         # Equal seeds would give equal texts.
         seeds = (

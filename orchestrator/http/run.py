@@ -1,20 +1,28 @@
-"""Runs the HTTP server together with its pipeline."""
+"""Runs the HTTP server together with its pipeline, or with several models."""
 
 import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import uvicorn
-from starlette.types import ASGIApp
 
+from orchestrator.core.model_table import ModelEntry, ModelTable, Seconds
+from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.access.connections import connection_class
 from orchestrator.http.app import application
 from orchestrator.http.backend import PipelineBackend, PipelineThread, ServedPipeline
-from orchestrator.http.server import Server
+from orchestrator.http.models.host import ModelHost
+from orchestrator.http.models.one import server_of_one
+from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
+from orchestrator.http.models.several import SeveralModels
+from orchestrator.http.monitoring.metrics import Metrics
+from orchestrator.http.responses.routes import ResponseStore
+from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.machine.models.levels import level_note
 from orchestrator.text.chat_template import ChatTemplate
@@ -60,6 +68,20 @@ _ACCEPTED = 16
 """Connections accepted in one go: far fewer than the strangers' share, so that each is read before others end it."""
 
 
+_PAUSE_SECONDS = 30.0
+"""After a model could not be loaded, until it is tried again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMemory:
+    """What all models together may take, and for how long."""
+
+    room: int
+    """Bytes."""
+    keep: Seconds | None
+    """How long a model without requests stays loaded; None for ever."""
+
+
 def run(
     pipeline: ServedPipeline,
     folder: Path,
@@ -70,12 +92,11 @@ def run(
     when_ready: Callable[[PipelineState], None] = lambda _: None,
 ) -> None:
     """Serve `pipeline` until it or the server ends. `folder`: of tokenizer and chat template. `made`: see `greet`.
-    `invite`: see `Server`. `when_ready` is called once the models are loaded."""
+    `invite`: see `server_of_one`. `when_ready` is called once the models are loaded."""
     raise_descriptor_limit()
     codec = TextCodec(folder)
     backend = PipelineBackend(pipeline)
-    api = Server(backend, codec, ChatTemplate(folder, codec), settings, invite)
-    server = http_server(api, settings)
+    server = http_server(server_of_one(backend, codec, ChatTemplate(folder, codec), settings, invite))
 
     def on_ready(state: PipelineState) -> None:
         backend.ready = True
@@ -94,15 +115,40 @@ def run(
         raise thread.failure
 
 
-def http_server(api: Server, settings: ServerSettings) -> uvicorn.Server:
-    """What listens for requests to `api`."""
-    return listener_of(application(api, settings), api.stop, settings)
+def run_models(
+    models: Sequence[tuple[ModelEntry, ModelPipeline]],
+    memory: ModelMemory,
+    settings: ServerSettings,
+    listener: socket.socket,
+    made: bool,
+) -> None:
+    """Until Ctrl-C. `models`: the first is the default. `made`: the server made the key itself."""
+    raise_descriptor_limit()
+    figures, store = Metrics(AdmissionLimit(settings.most_open)), ResponseStore()
+    table = ModelTable(
+        [entry for entry, _ in models],
+        room=memory.room,
+        keep=memory.keep,
+        most_waiting=settings.most_open,
+        pause=_PAUSE_SECONDS,
+    )
+    loader = PipelineLoader([pipeline for _, pipeline in models], settings, figures, store)
+    host = ModelHost(table, loader)
+    offered = [OfferedModel(entry.name, pipeline.target, pipeline.names[1:]) for entry, pipeline in models]
+    server = http_server(Server(SeveralModels(host, offered, settings.keep_alive), settings, figures, store))
+    greet(settings, listener, made)
+    click.echo("Each model is loaded when a request names it. Ctrl-C ends it.")
+    try:
+        asyncio.run(_serve_models(server, listener, host))
+    finally:
+        loader.close()
 
 
-def listener_of(app: ASGIApp, stop: Callable[[], None], settings: ServerSettings) -> uvicorn.Server:
-    """What listens for requests to `app`. `stop` ends all generation when the server ends."""
+def http_server(server: Server) -> uvicorn.Server:
+    """What listens for requests to `server`."""
+    settings = server.settings
     config = uvicorn.Config(
-        app,
+        application(server),
         http=connection_class(settings),
         ws="none",
         lifespan="off",
@@ -114,7 +160,7 @@ def listener_of(app: ASGIApp, stop: Callable[[], None], settings: ServerSettings
         timeout_keep_alive=settings.connections.idle_seconds,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    return _Listener(config, stop)
+    return _Listener(config, server.stop)
 
 
 class _Listener(uvicorn.Server):
@@ -148,6 +194,11 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, backend: Pipel
         await server.serve(sockets=[listener])
     finally:
         backend.close()
+
+
+async def _serve_models(server: uvicorn.Server, listener: socket.socket, host: ModelHost) -> None:
+    host.start()
+    await server.serve(sockets=[listener])
 
 
 def ready_line(state: PipelineState) -> str:

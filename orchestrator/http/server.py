@@ -1,39 +1,30 @@
-"""OpenAI's completion routes, and the way from a request to its response that all APIs share.
-
-Works with any pipeline that has `AsyncClient`'s interface.
-"""
+"""The server: the routes that no model answers, and the models behind the others. One model is a table of one."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from orchestrator.api.owner import attach_command
-from orchestrator.api.sampling.sampling_params import SamplingParams
-from orchestrator.http.access.admission_limit import AdmissionLimit, Places
-from orchestrator.http.access.disconnects import OpenWork, unless_gone
+from orchestrator.core.model_table import ModelName, Seconds
 from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.embeddings.model import embedding_model
-from orchestrator.http.errors import ApiError, of_pipeline
-from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
-from orchestrator.http.model_cards import ANTHROPIC_VERSION, anthropic_card, anthropic_cards, model_card
+from orchestrator.http.embeddings.routes import EmbeddingRoutes
+from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, of_pipeline
+from orchestrator.http.model_server import ModelServer, unknown_model
 from orchestrator.http.monitoring.health import LOADING, Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
-from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics, RequestMeasurement
-from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
-from orchestrator.http.openai.request import ChatRequest, CompletionRequest, GenerationRequest, read
-from orchestrator.http.prompts import Preparation, Prepared, RenderedChat
-from orchestrator.http.request_bodies import read_body
+from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
+from orchestrator.http.ollama.routes import CataloguedModel, CatalogueRoutes, EmbedRoutes, catalogued
+from orchestrator.http.responses.routes import ResponseStore, StoredResponses
 from orchestrator.http.settings import ServerSettings
-from orchestrator.http.streaming import EventStream, frames
-from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
@@ -75,208 +66,197 @@ class Invitations:
         return JSONResponse(told, headers={"cache-control": "no-store"})
 
 
-RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
-"""Makes the renderer of a response from the prompt and the number of its tokens."""
+@dataclass(frozen=True)
+class OfferedModel:
+    """One model of the table."""
+
+    name: ModelName
+    folder: Path
+    """Of the target."""
+    aliases: tuple[str, ...] = ()
+    old_names: tuple[str, ...] = ()
+    """Names that requests may use, and nothing lists."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
 
-class Backend(StateSource, Watchable, Protocol):
-    def stream(self, prompt: Sequence[int], params: SamplingParams) -> OutputSource: ...
+class ServedModels(Protocol):
+    """The models behind a server: one that is there from the start, or several that are loaded on demand."""
+
+    offered: Sequence[OfferedModel]
+    """The first is the default."""
+    health: Health
+    """Of the pipeline that the page shows."""
+    chats: bool
+    """Whether the page may chat."""
+
+    @property
+    def shown(self) -> Watchable:
+        """The pipeline that the page shows."""
+        ...
+
+    def server(self, name: ModelName) -> ModelServer | None:
+        """Of a model in memory."""
+        ...
+
+    def memory(self, name: ModelName) -> tuple[int | None, Seconds | None]:
+        """Bytes that the model takes while it is loaded, None for the size of its weights; and the time until it is
+        unloaded if it stays idle, None for never."""
+        ...
+
+    async def report(self) -> tuple[Condition, dict[str, Any]]:
+        """The condition of all, and what only those who have the key may know beside its reason."""
+        ...
+
+    def routes(self, names: Callable[[str | None], ModelName]) -> list[Route]:
+        """Those that models answer. `names` gives the model that a request names."""
+        ...
+
+    def stop(self) -> None:
+        """End all work: the server ends."""
+        ...
 
 
 class Server:
-    """Handlers of the routes, and the state that they share."""
+    """Handlers of the routes that no model answers."""
 
     def __init__(
         self,
-        backend: Backend,
-        codec: TextCodec,
-        template: ChatTemplate,
+        models: ServedModels,
         settings: ServerSettings,
-        invite: Callable[[], Invitation] | None = None,
-        figures: Metrics | None = None,
+        figures: Metrics,
+        store: ResponseStore,
+        invitations: Invitations | None = None,
     ) -> None:
-        """`invite` makes a join line; None if no other machine can join the pipeline. `figures`: those of all models,
-        which share the places; None for a server with one model."""
-        self._backend = backend
-        self.codec = codec
-        self._settings = settings
-        self.defaults = settings.sampling_defaults(template.folder)
-        """For sampling fields that a request omits."""
-        self._preparation = Preparation(codec, template, self.defaults)
-        self.prompts = self._preparation.prompts
-        self._health = Health(backend)
-        self.figures = figures or Metrics(AdmissionLimit(settings.most_open))
-        self._limit = self.figures.limit
-        self.embedding = embedding_model(settings, self._limit)
+        """`figures` and `store` are those of all models. Without `invitations` the server has no such route."""
+        self.models = models
+        self.figures = figures
+        self.settings = settings
+        self._store = store
+        self._invitations = invitations
         self._created = int(time.time())
-        self._work = OpenWork()
-        self._open: set[ChoiceStream] = set()
-        self.invitations = Invitations(invite, backend, settings.key)
-        facts = {"models": settings.names, "chat": template.own, "defaults": self.defaults}
-        self.live = Live(backend, self._health, {**facts, "joins": self.invitations.offered})
+        self._embedding = embedding_model(settings, figures.limit)
+        self._owners: Mapping[str, OfferedModel] = {name: model for model in models.offered for name in model.names}
+        self._old = {name: model for model in models.offered for name in model.old_names}
+        self._defaults = {model.name: settings.sampling_defaults(model.folder) for model in models.offered}
+        facts = {
+            "models": list(self._owners),
+            "chat": models.chats,
+            # The page asks the first one.
+            "defaults": self._defaults[models.offered[0].name],
+            **({} if invitations is None else {"joins": invitations.offered}),
+        }
+        self._live = Live(models.shown, models.health, facts)
+
+    @property
+    def routes(self) -> list[Route]:
+        invitations = self._invitations
+        return [
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.list_models),
+            Route("/v1/models/{name:path}", self.show_model),
+            Route("/v1/pipeline/events", self._live.events),
+            *([] if invitations is None else [Route("/v1/pipeline/invitation", invitations.create, methods=["POST"])]),
+            *self.models.routes(self.name_of),
+            *StoredResponses(self._store).routes,
+            *CatalogueRoutes(self).routes,
+            *EmbeddingRoutes(self._embedding).routes,
+            *EmbedRoutes(self._embedding).routes,
+        ]
+
+    def stop(self) -> None:
+        """End all work: the server ends."""
+        self._live.stop()
+        self.models.stop()
+        if self._embedding is not None:
+            self._embedding.close()
 
     async def health(self, request: Request) -> Response:
-        condition = await self._health.check()
-        body = {"status": condition.status}
-        # Strangers may ask this too, and a reason can quote a log.
-        if shows_key(request.headers, self._settings.key):
-            body["reason"] = condition.reason
+        condition, more = await self.models.report()
+        body: dict[str, Any] = {"status": condition.status}
+        # Strangers may ask this too: names and reasons are not theirs, since a reason can quote a log.
+        if shows_key(request.headers, self.settings.key):
+            body |= {"reason": condition.reason, **more}
         return JSONResponse(body, 200 if condition.status == "ok" else 503)
 
-    async def condition(self) -> Condition:
-        """The pipeline's."""
-        return await self._health.check()
-
-    async def require(self) -> PipelineState:
-        """The state of a pipeline that serves requests. Raises ApiError 503 if it does not."""
-        return await self._health.require()
-
     async def metrics(self, request: Request) -> Response:
-        return Response(self.figures.text(await self._health.check()), media_type=CONTENT_TYPE)
+        condition, _ = await self.models.report()
+        return Response(self.figures.text(condition), media_type=CONTENT_TYPE)
 
-    async def models(self, request: Request) -> Response:
-        names, state = self._settings.names, (await self._health.check()).serving
+    async def list_models(self, request: Request) -> Response:
         if ANTHROPIC_VERSION in request.headers:
-            return JSONResponse(anthropic_cards(names, self._created, state and state.context))
-        cards = [self._card(name, state) for name in names]
-        if self.embedding is not None:
-            cards.append(model_card(self.embedding.name, self._created, None))
+            cards = [await self._anthropic_card(name) for name in self._owners]
+            ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+            return JSONResponse({"data": cards, "has_more": False, **ends})
+        cards = [await self._card(name) for name in self._owners]
+        if self._embedding is not None:
+            cards.append(await self._card(self._embedding.name))
         return JSONResponse({"object": "list", "data": cards})
 
-    async def model(self, request: Request) -> Response:
+    async def show_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if self.embedding is not None and name == self.embedding.name:
-            return JSONResponse(model_card(name, self._created, None))
-        self.model_name(name)
-        state = (await self._health.check()).serving
-        if ANTHROPIC_VERSION in request.headers:
-            return JSONResponse(anthropic_card(name, self._created, state and state.context))
-        return JSONResponse(self._card(name, state))
+        self.require(name)
+        anthropic = ANTHROPIC_VERSION in request.headers and not self._embeds(name)
+        return JSONResponse(await (self._anthropic_card(name) if anthropic else self._card(name)))
 
-    def _card(self, name: str, state: PipelineState | None) -> dict[str, Any]:
-        return model_card(name, self._created, state and state.level, self.defaults)
-
-    async def complete(self, request: Request) -> Response:
-        question = await read_body(request, lambda content: read(content, CompletionRequest))
-        answer = ChoiceAnswer(
-            "text",
-            self.model_name(question.model),
-            question.prompt_count,
-            with_usage=question.with_usage,
-            codec=None if question.told is None else self.codec,
-            silent=question.silent,
-            returned=question.returned if question.choices > question.returned else None,
-        )
-
-        def prepare() -> Prepared:
-            def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
-                echoed = self._echoed(question, prompts)
-                return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
-
-            return Prepared(question.prompts, renderer)
-
-        return await self.answer(request, question, prepare)
-
-    async def chat(self, request: Request) -> Response:
-        question = await read_body(request, lambda content: read(content, ChatRequest))
-        codec = None if question.alternatives is None else self.codec
-        name = self.model_name(question.model)
-        answer = ChoiceAnswer("chat", name, 1, with_usage=question.with_usage, codec=codec)
-
-        def renderer(prompt: RenderedChat, _: int) -> Chunks:
-            parsed = replace(
-                answer,
-                new_parser=prompt.new_parser,
-                shown=prompt.shown,
-                marked=prompt.marked,
-                reasoning_tokens=self.codec.count,
-                warnings=prompt.warnings,
-            )
-            return Chunks(parsed, question.choices)
-
-        return await self.converse(request, question, renderer)
-
-    async def converse(self, request: Request, question: ChatRequest, make_renderer: RendererFactory) -> Response:
-        """The response to a chat request of any API."""
-
-        def prepare() -> Prepared:
-            prompt = self.prompts.render(question)
-
-            def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
-                return make_renderer(prompt, len(prompts[0]))
-
-            return Prepared([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked)
-
-        return await self.answer(request, question, prepare)
-
-    def _echoed(self, question: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
-        """The prompt of each choice that is returned, if the client wants it back."""
-        if not question.echo:
-            return []
-        texts = [each if isinstance(each, str) else self.codec.decode(each) for each in question.prompts]
-        return [Echo(*each) for each in zip(texts, prompts, strict=True) for _ in range(question.returned)]
-
-    async def chat_tokens(self, request: Request, question: ChatRequest) -> int:
-        """Number of tokens of a chat's prompt, however long. Raises ApiError for what the model's chat template can't
-        render."""
-        with self._limit.take(1):
-            return await self._work.unless_ended(request, self._preparation.count(question))
-
-    async def answer(
-        self,
-        request: Request,
-        question: GenerationRequest,
-        prepare: Callable[[], Prepared],
-    ) -> Response:
-        """Generate all choices, and respond with one object or a stream. `prepare` is called in a thread. Raises
-        ApiError."""
-        with ExitStack() as stack:
-            places = stack.enter_context(self._limit.take(question.choices * question.prompt_count))
-            state = await self.require()
-            preparing = self._preparation.ready(question, prepare, state)
-            choices, renderer = await self._work.unless_ended(request, preparing)
-            generation = ChoiceStream(
-                [RequestMeasurement(self._backend.stream(*each), self.figures) for each in choices],
-                on_end=partial(_free, request, places),
-            )
-            self._open.add(generation)
-            stack.callback(self._end, generation)
-            if not question.stream:
-                results = await unless_gone(request, generation.collect())
-                # The log-probabilities of a long prompt take time too.
-                return await asyncio.to_thread(lambda: JSONResponse(renderer.whole(results)))
-            patience = self._settings.keep_alive
-            # An error before the first event still gets its own HTTP status.
-            first = await unless_gone(request, generation.next(patience))
-            close = stack.pop_all().close
-            return EventStream(frames(generation, renderer, first, patience, close), close)
-
-    def stop(self, error: ApiError | None = None) -> None:
-        """End all work, for good; the clients get `error`, or are told that the server ends."""
-        self.live.stop()
-        told = self._work.stop(error)
-        for generation in self._open:
-            generation.abort(told)
-        if self.embedding is not None:
-            self.embedding.close()
-
-    def _end(self, generation: ChoiceStream) -> None:
-        generation.close()
-        self._open.discard(generation)
-
-    def model_name(self, name: str | None) -> str:
+    def name_of(self, name: str | None) -> ModelName:
         """The model that a request names, or the default. Raises ApiError 404: a name is never a path or a download."""
         if name is None:
-            return self._settings.names[0]
-        if name not in (*self._settings.names, *self._settings.old_names):
-            known = ", ".join(self._settings.names)
-            raise ApiError(
-                404, f"This server has no such model: ask for {known}.", code="model_not_found", param="model"
-            )
-        return name
+            return self.models.offered[0].name
+        owner = self._owners.get(name) or self._old.get(name)
+        if owner is None:
+            raise unknown_model(list(self._owners))
+        return owner.name
 
+    def require(self, name: str | None) -> None:
+        """Raises ApiError 404 for an unknown name."""
+        if not self._embeds(name):
+            self.name_of(name)
 
-def _free(request: Request, places: Places) -> None:
-    """All generation of the request has ended: what is left of its answer needs neither places nor the model."""
-    places.release()
-    getattr(request.state, "on_generated", lambda: None)()
+    async def catalogue(self) -> list[CataloguedModel]:
+        """Each model under each of its names, for Ollama's API."""
+        found = [await self._catalogued(name, model) for name, model in self._owners.items()]
+        return found if self._embedding is None else [*found, catalogued(self._embedding)]
+
+    async def _catalogued(self, name: str, offered: OfferedModel) -> CataloguedModel:
+        state = await self._state(offered.name)
+        bytes, left = self.models.memory(offered.name)
+        context = state and state.context
+        sampling = self._defaults[offered.name]
+        return CataloguedModel(name, offered.folder, state is not None, context, bytes, left, sampling=sampling)
+
+    def _embeds(self, name: str | None) -> bool:
+        return self._embedding is not None and name == self._embedding.name
+
+    async def _state(self, name: ModelName) -> PipelineState | None:
+        """None for a model that does not serve now."""
+        server = self.models.server(name)
+        return None if server is None else (await server.condition()).serving
+
+    async def _card(self, name: str) -> dict[str, Any]:
+        """In OpenAI's form. `level`: what the target verifies in one forward, None until that is known."""
+        card = {"id": name, "object": "model", "created": self._created, "owned_by": "launch-pipeline"}
+        if self._embedding is not None and self._embeds(name):
+            return {**card, "level": None, "loaded": self._embedding.loaded}
+        owner = self.name_of(name)
+        state = await self._state(owner)
+        level = state and state.level
+        return {**card, "level": level, "sampling_defaults": self._defaults[owner], "loaded": state is not None}
+
+    async def _anthropic_card(self, name: str) -> dict[str, Any]:
+        """In Anthropic's form. Contexts are None until they are known."""
+        state = await self._state(self.name_of(name))
+        context = state and state.context
+        return {
+            "id": name,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lifecycle": "active",
+            "max_input_tokens": context,
+            "max_tokens": context,
+            "loaded": state is not None,
+        }

@@ -8,7 +8,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.http.errors import ApiError, internal_error
-from orchestrator.http.generation import ChoiceStream, Reading, Renderer, StreamEvent
+from orchestrator.http.generation import ChoiceStream, PromptProgress, Renderer, StreamEvent
 
 log = structlog.get_logger()
 
@@ -69,4 +69,4 @@ async def frames(
 def _rendered(event: StreamEvent | None, renderer: Renderer) -> Sequence[bytes]:
     if event is None:
         return [renderer.idle()]
-    return [renderer.reading(event)] if isinstance(event, Reading) else [*renderer.render(event)]
+    return [renderer.reading(event)] if isinstance(event, PromptProgress) else [*renderer.render(event)]

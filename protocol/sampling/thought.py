@@ -13,7 +13,7 @@ from protocol.messages.grammar import Thought
 from protocol.sampling.token_rules import TokenMask, TokenRules
 
 
-class Phase(Enum):
+class ThoughtPhase(Enum):
     UNDECIDED = "undecided"
     """Nothing but the first tokens of the start marker: the answer may begin with a thought or without."""
     THINKING = "thinking"
@@ -26,7 +26,7 @@ class Phase(Enum):
 class ThoughtPosition(NamedTuple):
     """Where a path is. Tokens behind the thought do not change it, unless further thoughts may follow."""
 
-    phase: Phase
+    phase: ThoughtPhase
     tokens: int = 0
     """Of the thoughts so far, up to the budget and what closes them."""
     recent: tuple[int, ...] = ()
@@ -43,10 +43,10 @@ class ThoughtState:
         """`behind`, `without`: of the answer behind a thought and of one without, at their beginning. `ends`: tokens
         that end an answer."""
         self._thought = thought
-        self._answers = {Phase.BEHIND: behind, Phase.WITHOUT: without, Phase.UNDECIDED: without}
+        self._answers = {ThoughtPhase.BEHIND: behind, ThoughtPhase.WITHOUT: without, ThoughtPhase.UNDECIDED: without}
         self.vocabulary = vocabulary
         """Length of the masks."""
-        self._position = ThoughtPosition(Phase.THINKING if thought.opened else Phase.UNDECIDED)
+        self._position = ThoughtPosition(ThoughtPhase.THINKING if thought.opened else ThoughtPhase.UNDECIDED)
         self._again = thought.again
         self._undecided: tuple[int, ...] = ()
         """Tokens that may belong to a start marker or to the answer."""
@@ -70,7 +70,7 @@ class ThoughtState:
             self._left = "The grammar can't be followed: the answer ends inside its thought, or beyond its budget."
             return
         self._position, answer = found
-        if self._position.phase in (Phase.BEHIND, Phase.WITHOUT):
+        if self._position.phase in (ThoughtPhase.BEHIND, ThoughtPhase.WITHOUT):
             self._answers[self._position.phase].advance(answer)
             answer = ()
         self._undecided = tuple(answer)
@@ -88,9 +88,9 @@ class ThoughtState:
 
     def _mask(self, position: ThoughtPosition, answer: TokenMask | None) -> TokenMask | None:
         """`answer`: what the answer allows, unless the position is in the thought."""
-        if position.phase in (Phase.BEHIND, Phase.WITHOUT):
+        if position.phase in (ThoughtPhase.BEHIND, ThoughtPhase.WITHOUT):
             return answer
-        if position.phase is Phase.UNDECIDED:
+        if position.phase is ThoughtPhase.UNDECIDED:
             only = _begun(self._thought, position.recent)
         elif (forced := _forced(self._thought, position)) is not None:
             only = [forced]
@@ -106,14 +106,14 @@ class ThoughtState:
         position = self._position
         answer = list(self._undecided)
         for place, token in enumerate(path):
-            answering = position.phase in (Phase.BEHIND, Phase.WITHOUT)
+            answering = position.phase in (ThoughtPhase.BEHIND, ThoughtPhase.WITHOUT)
             if answering and (token in self._ends or not self._again):
                 return position, [*answer, *path[place:]]
             following = step(self._thought, position, token, self._ends)
             if following is None:
                 return None
-            said = answering or following.phase in (Phase.UNDECIDED, Phase.WITHOUT)
-            answer = [*answer, token] if said and following.phase is not Phase.THINKING else []
+            said = answering or following.phase in (ThoughtPhase.UNDECIDED, ThoughtPhase.WITHOUT)
+            answer = [*answer, token] if said and following.phase is not ThoughtPhase.THINKING else []
             position = following
         return position, answer
 
@@ -122,14 +122,14 @@ def step(
     thought: Thought, position: ThoughtPosition, token: int, ends: frozenset[int] = frozenset()
 ) -> ThoughtPosition | None:
     """The position behind `token`; None if it is not allowed there."""
-    if position.phase is Phase.UNDECIDED:
+    if position.phase is ThoughtPhase.UNDECIDED:
         begun = (*position.recent, token)
         if begun in thought.starts:
-            return ThoughtPosition(Phase.THINKING)
+            return ThoughtPosition(ThoughtPhase.THINKING)
         if _begun(thought, begun):
-            return ThoughtPosition(Phase.UNDECIDED, recent=begun)
-        return ThoughtPosition(Phase.WITHOUT)
-    if position.phase is not Phase.THINKING:
+            return ThoughtPosition(ThoughtPhase.UNDECIDED, recent=begun)
+        return ThoughtPosition(ThoughtPhase.WITHOUT)
+    if position.phase is not ThoughtPhase.THINKING:
         return _said(thought, position, token)
     forced = _forced(thought, position)
     if token in ends if forced is None else token != forced:
@@ -137,9 +137,9 @@ def step(
     recent = (*position.recent, token)[-len(thought.end) :]
     if recent == thought.end:
         spent = position.tokens if thought.budget is None else min(position.tokens, thought.budget)
-        return ThoughtPosition(Phase.BEHIND, spent)
+        return ThoughtPosition(ThoughtPhase.BEHIND, spent)
     kept = len(thought.end) - 1
-    return ThoughtPosition(Phase.THINKING, position.tokens + 1, recent[-kept:] if kept else ())
+    return ThoughtPosition(ThoughtPhase.THINKING, position.tokens + 1, recent[-kept:] if kept else ())
 
 
 def _said(thought: Thought, position: ThoughtPosition, token: int) -> ThoughtPosition:
@@ -148,7 +148,7 @@ def _said(thought: Thought, position: ThoughtPosition, token: int) -> ThoughtPos
         return position
     recent = (*position.recent, token)
     if any(recent[-len(start) :] == start for start in thought.starts):
-        return ThoughtPosition(Phase.THINKING, position.tokens)
+        return ThoughtPosition(ThoughtPhase.THINKING, position.tokens)
     kept = max(map(len, thought.starts)) - 1
     return ThoughtPosition(position.phase, position.tokens, recent[-kept:] if kept else ())
 

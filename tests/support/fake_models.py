@@ -10,13 +10,14 @@ import uvicorn
 
 from orchestrator.core.model_table import ModelEntry, ModelName, ModelTable
 from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.app import answering, generation_routes
+from orchestrator.http.app import answering, application, generation_routes
+from orchestrator.http.model_server import ModelServer
 from orchestrator.http.models.host import LoadedModel, ModelHost
-from orchestrator.http.models.server import ModelsServer, OfferedModel
+from orchestrator.http.models.several import SeveralModels
 from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
-from orchestrator.http.run import listener_of
-from orchestrator.http.server import Server
+from orchestrator.http.run import http_server
+from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
@@ -54,13 +55,13 @@ class FakeModels:
     told: int = 0
     """How often a stream that waits was told why."""
 
-    def serve(self, **settings: Any) -> tuple[ModelHost, ModelsServer]:
+    def serve(self, **settings: Any) -> tuple[ModelHost, Server]:
         given = ServerSettings(**{"names": (), "key": KEY, "keep_alive": 0.02, **settings})
         loader = _Loader(self, given)
         table = ModelTable(self.entries, room=self.room, keep=60.0, most_waiting=self.most_waiting, pause=30.0)
         host = _Host(self, table, loader)
         offered = [OfferedModel(entry.name, DEMO_TARGET, self.aliases.get(entry.name, ())) for entry in self.entries]
-        return host, ModelsServer(host, offered, given, loader.figures, loader.store)
+        return host, Server(SeveralModels(host, offered, given.keep_alive), given, loader.figures, loader.store)
 
     async def until_told(self) -> None:
         """Until a stream that waits was told why."""
@@ -70,7 +71,7 @@ class FakeModels:
     def listener(self) -> uvicorn.Server:
         """What listens for requests to them."""
         _, server = self.serve()
-        return listener_of(server.application(), server.stop, ServerSettings(names=(), key=KEY))
+        return http_server(server)
 
     def talk(self, conversation: Callable[[httpx.AsyncClient, ModelHost], Awaitable[T]], **settings: Any) -> T:
         """Send requests to a server in this process."""
@@ -78,7 +79,7 @@ class FakeModels:
         async def held() -> T:
             host, server = self.serve(**settings)
             host.start()
-            transport = httpx.ASGITransport(app=server.application(), raise_app_exceptions=False)
+            transport = httpx.ASGITransport(app=application(server), raise_app_exceptions=False)
             headers = {"authorization": f"Bearer {KEY}"}
             async with (
                 asyncio.timeout(_SECONDS),
@@ -119,10 +120,10 @@ class _Loader:
             raise PipelineError(models.failures[name])
         pipeline = models.pipelines.setdefault(name, FakePipeline(pieces=lambda _: [name]))
         settings = replace(self._settings, names=(name, *models.aliases.get(name, ())))
-        server = Server(pipeline, _CODEC, _TEMPLATE, settings, figures=self.figures)
+        server = ModelServer(pipeline, _CODEC, _TEMPLATE, settings, self.figures)
         routes = generation_routes(server, self.store)
         models.ended[name] = asyncio.get_running_loop().create_future()
-        return LoadedModel(server, pipeline, answering(routes, settings), models.ended[name])
+        return LoadedModel(server, answering(routes, settings), models.ended[name])
 
     async def unload(self, name: ModelName) -> None:
         self._models.unloads.append(name)

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.lab.findings import Attachment, Check, Findings, Table, Value
-from orchestrator.lab.first_light.settings import StageOrder
 from orchestrator.lab.first_light.stage_process import Broken, Found, Notice, SoFar
+from orchestrator.lab.first_light.stages import StageOrder
 
 SECRETS = Path(os.environ.get("FAKE_SECRETS", os.devnull))
 """A file with one text a line, all of which it tells everywhere."""

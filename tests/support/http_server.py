@@ -10,8 +10,8 @@ from typing import Any
 
 import uvicorn
 
+from orchestrator.http.models.one import server_of_one
 from orchestrator.http.run import bound, http_server
-from orchestrator.http.server import Server
 from orchestrator.http.settings import ConnectionLimits, ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
@@ -51,7 +51,7 @@ def listening(
     pipeline: FakePipeline | None = None, *, limits: ConnectionLimits | None = None, **settings: Any
 ) -> Iterator[ListeningServer]:
     given = ServerSettings(**{"names": ("demo",), "key": KEY, "connections": limits or ConnectionLimits(), **settings})
-    with running(http_server(Server(pipeline or FakePipeline(), _CODEC, _TEMPLATE, given), given)) as server:
+    with running(http_server(server_of_one(pipeline or FakePipeline(), _CODEC, _TEMPLATE, given))) as server:
         yield server
 
 

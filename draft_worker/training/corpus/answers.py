@@ -22,7 +22,7 @@ Prompt = Sequence[Sequence[int]]
 """Tokens of a user's turns; each but the first also has what follows the answer before it."""
 
 
-class Text:
+class AnswerText:
     """One conversation: the turns' tokens are given, the target writes the answers."""
 
     def __init__(self, turns: Prompt, temperature: float) -> None:
@@ -57,12 +57,12 @@ def without_loop(answer: Sequence[int]) -> list[int]:
     return list(answer)
 
 
-def texts(model: Any, prompts: Iterator[Prompt], ends: Sequence[int]) -> Iterator[Text | None]:
+def texts(model: Any, prompts: Iterator[Prompt], ends: Sequence[int]) -> Iterator[AnswerText | None]:
     """Endless finished texts, at the temperatures in turn; None after each step. `ends`: tokens that end an answer."""
     generator = BatchGenerator(model, stop_tokens=[[token] for token in ends], completion_batch_size=_AT_ONCE)
-    open_texts: dict[int, tuple[Text, list[int]]] = {}
+    open_texts: dict[int, tuple[AnswerText, list[int]]] = {}
 
-    def ask(text: Text) -> None:
+    def ask(text: AnswerText) -> None:
         sampler = samplers[text.temperature]
         (number,) = generator.insert([text.tokens], [LONGEST_ANSWER], samplers=[sampler])
         open_texts[number] = text, []
@@ -72,7 +72,7 @@ def texts(model: Any, prompts: Iterator[Prompt], ends: Sequence[int]) -> Iterato
     try:
         while True:
             while len(open_texts) < _AT_ONCE:
-                ask(Text(next(prompts), TEMPERATURES[started % len(TEMPERATURES)]))
+                ask(AnswerText(next(prompts), TEMPERATURES[started % len(TEMPERATURES)]))
                 started += 1
             for response in generator.next_generated():
                 text, answer = open_texts[response.uid]
@@ -95,7 +95,7 @@ def _sampler(temperature: float) -> Callable[[mx.array], mx.array]:
     return lambda logits: mx.random.categorical(logits / temperature)
 
 
-def packed(found: Iterator[Text | None], rows: int, slots: int) -> Iterator[Answers | int]:
+def packed(found: Iterator[AnswerText | None], rows: int, slots: int) -> Iterator[Answers | int]:
     """Fill one shard: how many tokens the target has written, after each step, and the shard last.
 
     A text goes into the open row of its temperature, and is cut at the row's end.

@@ -7,10 +7,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.lab.pairs import fits, forecast, memory, tokenizers
 from orchestrator.machine.downloads.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes, neural_engine
 from orchestrator.machine.models.local_models import LocalModel, local_models
+from orchestrator.machine.pairs.expectations import fits, forecast, memory, tokenizers
 from orchestrator.machine.pairs.recommended_pairs import Pair, pairs
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
@@ -25,8 +25,8 @@ def pairs_command(as_json: bool) -> None:
 
     Below them are models that Hugging Face's tools, LM Studio and Ollama have put on this disk.
 
-    Memory is estimated from the number of weights and their bits. Speed is what `plan` predicts if forwards take
-    as much longer than those that `launch-pipeline calibrate` measured as the weights are bigger.
+    Memory is estimated from the number of weights and their bits. Speed is about what `plan` predicts if forwards
+    take as much longer than those that `launch-pipeline calibrate` measured as the weights are bigger.
 
     \b
     launch-pipeline pairs
@@ -35,8 +35,7 @@ def pairs_command(as_json: bool) -> None:
     file = calibration_file()
     profile = load_profile(str(file)) if file.is_file() else None
     on_processor, available = computes_on_processor(), memory_bytes()
-    with Console(stderr=True, quiet=as_json).status("Predicting ..."):
-        rows = {name: _facts(pair, profile, on_processor, available) for name, pair in pairs().items()}
+    rows = {name: _facts(pair, profile, on_processor, available) for name, pair in pairs().items()}
     advice = _advice(profile)
     if as_json:
         found = [{"name": name, **facts} for name, facts in rows.items()]

@@ -16,19 +16,19 @@ from orchestrator.cli.options import speculation_options
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
-from orchestrator.lab.simulate.drafters import DRAFTERS, with_drafter
-from orchestrator.lab.simulate.fit import fit
 from orchestrator.lab.simulate.prediction import prediction_report
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
 from orchestrator.lab.simulate.prediction.sweep import (
+    DRAFTERS,
     SWEEPS,
     Point,
     sweep,
     with_draft_delay,
     with_draft_step,
+    with_drafter,
     with_target_step,
 )
-from orchestrator.lab.simulate.trace import Recorded, coverage, read_trace
+from orchestrator.lab.simulate.trace import Recorded, coverage, fit, read_trace
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.errors import InputError
@@ -79,8 +79,8 @@ _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Predict tokens/s on a device, without it and without models.
 
-    The real state machine runs against modelled workers in virtual time. By default the draft guesses as
-    the demo pair's does on Python code.
+    The real state machine and the real workers run without models in virtual time. By default the draft
+    guesses as the demo pair's does on Python code.
 
     \b
     launch-pipeline plan --pace m4-pro-gemma3-12b-bf16

@@ -50,7 +50,7 @@ def serve_models(
     settings = dataclasses.replace(settings, names=tuple(name for model in models for name in model.names))
     # The libraries of the server take a while, which other commands need not wait for.
     from orchestrator.http.models.pipelines import ModelPipeline
-    from orchestrator.http.models.run import ModelMemory, run_models
+    from orchestrator.http.run import ModelMemory, run_models
 
     room = usable(memory_bytes(), gpu_working_set()) if memory_gib is None else int(memory_gib * GIB)
     if settings.embedding is not None:

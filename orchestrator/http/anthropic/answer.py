@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.api.result import Result
 from orchestrator.http.answer_content import AnswerContent, chat_call, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, OutputEvent, Reading, Text, frame
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame
 from orchestrator.http.openai.answer import finish_reason
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
@@ -42,7 +42,7 @@ class MessageAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        for event in (Text(0, result.text), End(0, result)):
+        for event in (TextPiece(0, result.text), ChoiceEnd(0, result)):
             # Each event adds to the blocks.
             for _ in self._events(event):
                 pass
@@ -56,7 +56,7 @@ class MessageAnswer:
     def idle(self) -> bytes:
         return _frame({"type": "ping"})
 
-    def reading(self, event: Reading) -> bytes:
+    def reading(self, event: PromptProgress) -> bytes:
         return self.idle()
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
@@ -73,7 +73,7 @@ class MessageAnswer:
     def _events(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
         for part in self._content.parse(event):
             yield from self._of_part(part)
-        if isinstance(event, End):
+        if isinstance(event, ChoiceEnd):
             yield from self._close()
             called = any(block["type"] == "tool_use" for block in self._blocks)
             self._ended = self._stop_reason(event.result, called)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields
 from orchestrator.http.request_bodies import converted
 from protocol.messages.base import MAX_FUNCTIONS
 

@@ -10,17 +10,17 @@ from orchestrator.http.access.middleware import MESSAGES
 from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
+from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import unsupported
-from orchestrator.http.openai.request import ChatRequest
+from orchestrator.http.model_server import ModelServer
 from orchestrator.http.prompts import RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
-from orchestrator.http.server import Server
 
 Q = TypeVar("Q", bound=CountTokensRequest)
 
 
 class MessagesRoutes:
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ModelServer) -> None:
         self._server = server
 
     @property

@@ -136,7 +136,7 @@ def message_of(body: bytes) -> str:
         return body.decode(errors="replace")
 
 
-class Asked(msgspec.Struct):
+class ModelQuestion(msgspec.Struct):
     """What the server must know of a request before its model is there."""
 
     model: str | None = None
@@ -155,8 +155,8 @@ class Dispatch:
     def __init__(
         self,
         host: ModelHost,
-        name_of: Callable[[Asked], ModelName],
-        new_form: Callable[[Asked], StreamForm | None],
+        name_of: Callable[[ModelQuestion], ModelName],
+        new_form: Callable[[ModelQuestion], StreamForm | None],
         patience: Seconds,
     ) -> None:
         """`name_of` raises ApiError 404 for an unknown name. `new_form`: of the answer's stream, None if it is none.
@@ -170,7 +170,7 @@ class Dispatch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         content = await body(request)
-        asked = await read_content(request, content, lambda content: decoded(content, Asked))
+        asked = await read_content(request, content, lambda content: decoded(content, ModelQuestion))
         name = self._name_of(asked)
         early = self._early(name, asked)
         if early is not None:
@@ -184,15 +184,22 @@ class Dispatch:
             elif form is not None:
                 await self._streamed(lease, form, asked, request, content, send)
 
-    def _early(self, name: ModelName, asked: Asked) -> Response | None:
+    def _early(self, name: ModelName, asked: ModelQuestion) -> Response | None:
         """The answer to a request that needs no model."""
         return None
 
-    def _admitted(self, name: ModelName, asked: Asked) -> None:
+    def _admitted(self, name: ModelName, asked: ModelQuestion) -> None:
         """The model is there for the request."""
 
     async def _pass_on(
-        self, model: LoadedModel, lease: Lease, asked: Asked, request: Request, content: bytes, send: Send, **state: Any
+        self,
+        model: LoadedModel,
+        lease: Lease,
+        asked: ModelQuestion,
+        request: Request,
+        content: bytes,
+        send: Send,
+        **state: Any,
     ) -> None:
         """`state`: what the answer must know of the events before it."""
         self._admitted(lease.name, asked)
@@ -202,7 +209,7 @@ class Dispatch:
         await model.app({**request.scope, "state": known}, _replayed(content, request.receive), send)
 
     async def _streamed(
-        self, lease: Lease, form: StreamForm, asked: Asked, request: Request, content: bytes, send: Send
+        self, lease: Lease, form: StreamForm, asked: ModelQuestion, request: Request, content: bytes, send: Send
     ) -> None:
         stream = _OpenStream(send, form)
         await stream.open()

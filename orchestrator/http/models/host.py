@@ -14,37 +14,37 @@ from starlette.types import ASGIApp
 from orchestrator.core.model_table import (
     Admit,
     Command,
-    Ended,
     Event,
-    Failed,
     KeepChosen,
     Load,
-    Loaded,
+    LoadFailed,
+    ModelEnded,
+    ModelLoaded,
     ModelName,
+    ModelPhase,
     ModelStatus,
     ModelTable,
-    Phase,
+    ModelTick,
+    ModelUnloaded,
     RefusalCause,
     Refuse,
     Released,
     Requested,
     Seconds,
-    Started,
-    Tick,
+    ServerStarted,
     Ticket,
     Unload,
-    Unloaded,
 )
 from orchestrator.http.errors import ApiError
-from orchestrator.http.server import Backend, Server
+from orchestrator.http.model_server import ModelServer
 from protocol.errors import PipelineError
 
 log = structlog.get_logger()
 _WORDS = {
-    Phase.ABSENT: "waiting for memory",
-    Phase.LOADING: "loading",
-    Phase.LOADED: "waiting for a place",
-    Phase.UNLOADING: "waiting for memory",
+    ModelPhase.ABSENT: "waiting for memory",
+    ModelPhase.LOADING: "loading",
+    ModelPhase.LOADED: "waiting for a place",
+    ModelPhase.UNLOADING: "waiting for memory",
 }
 
 
@@ -52,8 +52,7 @@ _WORDS = {
 class LoadedModel:
     """One model in memory."""
 
-    server: Server
-    backend: Backend
+    server: ModelServer
     app: ASGIApp
     """Answers the model's requests."""
     ended: "asyncio.Future[str]"
@@ -97,7 +96,7 @@ class ModelHost:
 
     def start(self) -> None:
         """Load the pinned models."""
-        self._step(Started())
+        self._step(ServerStarted())
 
     def lease(self, model: ModelName) -> "Lease":
         """A context in which the model stays in memory from the request's admission on."""
@@ -145,7 +144,7 @@ class ModelHost:
     def doing(self, name: ModelName) -> str:
         """What a request for this model waits for."""
         status = self.status(name)
-        step = self._steps.get(name) if status.phase is Phase.LOADING else None
+        step = self._steps.get(name) if status.phase is ModelPhase.LOADING else None
         return step or _WORDS[status.phase]
 
     def release(self, ticket: Ticket) -> None:
@@ -159,7 +158,7 @@ class ModelHost:
         if self._timer is not None:
             self._timer.cancel()
         deadline = self._table.deadline
-        self._timer = None if deadline is None else loop.call_at(deadline, self._step, Tick())
+        self._timer = None if deadline is None else loop.call_at(deadline, self._step, ModelTick())
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -185,13 +184,13 @@ class ModelHost:
             self._failed(name, "The server failed at it: its log has the cause.")
         else:
             self._loaded[name] = model
-            self._step(Loaded(name))
+            self._step(ModelLoaded(name))
             self._run(self._watch(name, model))
         finally:
             self._steps.pop(name, None)
 
     def _failed(self, name: ModelName, reason: str) -> None:
-        self._step(Failed(name, f"The model {name} can't be loaded. {reason}"))
+        self._step(LoadFailed(name, f"The model {name} can't be loaded. {reason}"))
 
     async def _watch(self, name: ModelName, model: LoadedModel) -> None:
         """Takes a model whose pipeline ends by itself out of the table."""
@@ -200,7 +199,7 @@ class ModelHost:
             return
         log.warning("a model's pipeline has ended", model=name, reason=reason)
         told = f"The pipeline of the model {name} has ended. {reason}"
-        self._step(Ended(name, told))
+        self._step(ModelEnded(name, told))
         left = self.status(name).barred_until - asyncio.get_running_loop().time()
         model.server.stop(_unavailable(told, "failed", left))
 
@@ -210,7 +209,7 @@ class ModelHost:
         except Exception:
             # Its processes have ended, so its memory is free for those who wait for it.
             log.exception("a model's pipeline did not end as it should", model=name)
-        self._step(Unloaded(name))
+        self._step(ModelUnloaded(name))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

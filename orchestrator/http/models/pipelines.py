@@ -11,10 +11,10 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.model_table import ModelName
 from orchestrator.http.app import answering, generation_routes
 from orchestrator.http.backend import PipelineBackend, PipelineThread
+from orchestrator.http.model_server import ModelServer
 from orchestrator.http.models.host import LoadedModel
 from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
-from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
@@ -73,9 +73,9 @@ class PipelineLoader:
         backend.ready = True
         self._running[name] = (pipeline, backend)
         settings = replace(self._settings, names=model.names, embedding=None)
-        server = Server(backend, codec, template, settings, figures=self._figures)
+        server = ModelServer(backend, codec, template, settings, self._figures)
         routes = generation_routes(server, self._store)
-        return LoadedModel(server, backend, answering(routes, settings), ended)
+        return LoadedModel(server, answering(routes, settings), ended)
 
     async def unload(self, name: ModelName) -> None:
         pipeline, backend = self._running[name]

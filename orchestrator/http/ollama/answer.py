@@ -10,7 +10,7 @@ from orchestrator.api.result import Result
 from orchestrator.core.model_table import Seconds
 from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, OutputEvent, Reading, Text
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -45,13 +45,13 @@ class OllamaAnswer:
     def idle(self) -> bytes:
         return line(empty_line(self._model, chat=self._chat))
 
-    def reading(self, event: Reading) -> bytes:
+    def reading(self, event: PromptProgress) -> bytes:
         progress = {"processed": event.tokens, "total": event.total}
         return line(empty_line(self._model, chat=self._chat, prompt_progress=progress))
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        parts = [part for event in (Text(0, result.text), End(0, result)) for part in self._parse(event)]
+        parts = [part for event in (TextPiece(0, result.text), ChoiceEnd(0, result)) for part in self._parse(event)]
         texts = {kind: "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Spoken, Reasoning)}
         calls = [_call(part) for part in parts if isinstance(part, Call)]
         return {**self._piece(texts[Spoken], texts[Reasoning], calls), **self._end(result)}

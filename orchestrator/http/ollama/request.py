@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.core.model_table import Seconds
+from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.request import ChatRequest, CompletionRequest
+from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.request_bodies import converted
 from orchestrator.http.structured_output import response_grammar
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS

@@ -19,9 +19,11 @@ from starlette.routing import Route
 from orchestrator.core.model_table import Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.answer_content import AnswerContent
+from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.routes import json_response, named
 from orchestrator.http.errors import unsupported
+from orchestrator.http.model_server import ModelServer
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
 from orchestrator.http.ollama.request import (
     OllamaChatRequest,
@@ -30,10 +32,9 @@ from orchestrator.http.ollama.request import (
     keep_seconds,
     own_name,
 )
-from orchestrator.http.openai.request import ChatRequest, CompletionRequest
-from orchestrator.http.prompts import ChatPrompts, Prepared, RenderedChat
+from orchestrator.http.openai.request import CompletionRequest
+from orchestrator.http.prompts import ChatPrompts, PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
-from orchestrator.http.server import Server
 from orchestrator.http.streaming import EventStream
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.answer.answer_format import MarkedParser
@@ -45,7 +46,7 @@ _RawCompletion: TypeAlias = tuple[CompletionRequest, Grammar | None]
 
 
 class OllamaRoutes:
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ModelServer) -> None:
         self._server = server
 
     @property
@@ -83,8 +84,8 @@ class OllamaRoutes:
         def renderer(_: Sequence[Sequence[int]]) -> OllamaAnswer:
             return OllamaAnswer(name, AnswerContent(MarkedParser(), calls=False), chat=False, loading=_loading(request))
 
-        def prepare() -> Prepared:
-            return Prepared(asked.prompts, renderer, grammar)
+        def prepare() -> PreparedRequest:
+            return PreparedRequest(asked.prompts, renderer, grammar)
 
         return _lines(await self._server.answer(request, asked, prepare))
 

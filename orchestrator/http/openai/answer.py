@@ -11,7 +11,7 @@ from msgspec import structs
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.answer_content import LogprobTranscript, chat_call, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import COMMENT, OutputEvent, Reading, Text, frame
+from orchestrator.http.generation import COMMENT, OutputEvent, PromptProgress, TextPiece, frame
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
@@ -160,7 +160,7 @@ class ChoiceAnswer:
         found = transcript.push(result.text, map(Chosen, result.tokens, result.likelihoods), thoughts)
         return found or no_logprobs(self.kind, self.codec)
 
-    def reading(self, event: Reading) -> dict[str, Any]:
+    def reading(self, event: PromptProgress) -> dict[str, Any]:
         """A chunk without text. `prompt_progress` has the names that llama.cpp's server gives it."""
         chunk = self._chunk(event.index, {} if self.kind == "chat" else "")
         return {**chunk, "prompt_progress": {"processed": event.tokens, "total": event.total}}
@@ -188,7 +188,7 @@ class Chunks:
     def idle(self) -> bytes:
         return COMMENT
 
-    def reading(self, event: Reading) -> bytes:
+    def reading(self, event: PromptProgress) -> bytes:
         return frame(self._answer.reading(event))
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
@@ -217,7 +217,7 @@ class _ChoiceChunks:
 
     def chunks(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
         """The parser holds back text that may be a marker."""
-        if isinstance(event, Text):
+        if isinstance(event, TextPiece):
             parts = self._parser.push(event.text)
             yield from self._of_parts(parts, self._logprobs(event))
         else:
@@ -240,7 +240,7 @@ class _ChoiceChunks:
         if logprobs:
             yield self._answer.piece(self._index, "", logprobs)
 
-    def _logprobs(self, event: Text) -> Any:
+    def _logprobs(self, event: TextPiece) -> Any:
         if self._transcript is None:
             return None
         return self._transcript.push(event.text, event.chosen, self._parser.thoughts)

@@ -10,66 +10,23 @@ from typing import Any
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript, chat_call, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End, OutputEvent, Reading, Text, frame
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 OutputItem = dict[str, Any]
 """An event without its sequence number."""
 
 
-class MessageItem:
-    """The text of a response: one item with one content part."""
+class TextItem:
+    """The text of a response, or the reasoning before it: one item with one content part."""
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, *, reasoning: bool) -> None:
         """`place`: index among the items of the response."""
+        self.reasoning = reasoning
         self._place = place
-        self._id = f"msg_{uuid.uuid4().hex}"
+        self._id = f"{'rs' if reasoning else 'msg'}_{uuid.uuid4().hex}"
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
-        self._status = "in_progress"
-
-    @property
-    def item(self) -> dict[str, Any]:
-        content = [] if self._status == "in_progress" else [self._part]
-        return {"id": self._id, "type": "message", "status": self._status, "role": "assistant", "content": content}
-
-    def begin(self) -> Iterator[OutputItem]:
-        yield _item("added", self._place, self.item)
-        yield self._of_part("response.content_part.added", part=_output_text("", []))
-
-    def add(self, text: str, logprobs: Sequence[dict[str, Any]]) -> OutputItem:
-        """`logprobs`: of the tokens that begin in `text`, if the request asks for them."""
-        self._texts.append(text)
-        self._logprobs += logprobs
-        return self._of_part("response.output_text.delta", delta=text, logprobs=[*logprobs])
-
-    def end(self, status: str) -> Iterator[OutputItem]:
-        self._status = status
-        part = self._part
-        yield self._of_part("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
-        yield self._of_part("response.content_part.done", part=part)
-        yield _item("done", self._place, self.item)
-
-    def interrupt(self) -> None:
-        """End the item after an error, without events."""
-        self._status = "incomplete"
-
-    @property
-    def _part(self) -> dict[str, Any]:
-        return _output_text("".join(self._texts), [*self._logprobs])
-
-    def _of_part(self, kind: str, **more: Any) -> OutputItem:
-        return {"type": kind, "item_id": self._id, "output_index": self._place, "content_index": 0, **more}
-
-
-class ReasoningItem:
-    """Reasoning that comes before a text or a call."""
-
-    def __init__(self, place: int) -> None:
-        """`place`: as of MessageItem."""
-        self._place = place
-        self._id = f"rs_{uuid.uuid4().hex}"
-        self._texts: list[str] = []
         self._status = "in_progress"
 
     @property
@@ -78,99 +35,85 @@ class ReasoningItem:
 
     @property
     def item(self) -> dict[str, Any]:
-        content = [] if self._status == "in_progress" else [self._part]
-        return {"id": self._id, "type": "reasoning", "status": self._status, "summary": [], "content": content}
+        kind = {"type": "reasoning", "summary": []} if self.reasoning else {"type": "message", "role": "assistant"}
+        content = [] if self._status == "in_progress" else [self._part(self.text, self._logprobs)]
+        return {"id": self._id, **kind, "status": self._status, "content": content}
 
     def begin(self) -> Iterator[OutputItem]:
         yield _item("added", self._place, self.item)
-        yield self._of_part("response.content_part.added", part={"type": "reasoning_text", "text": ""})
+        yield self._of_part("content_part.added", part=self._part("", []))
 
-    def add(self, text: str) -> OutputItem:
+    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> OutputItem:
+        """`logprobs`: of the tokens that begin in `text`, if the request asks for them."""
         self._texts.append(text)
-        return self._of_part("response.reasoning_text.delta", delta=text)
+        self._logprobs += logprobs
+        return self._of_text("delta", delta=text, logprobs=[*logprobs])
 
     def end(self, status: str) -> Iterator[OutputItem]:
         self._status = status
-        yield self._of_part("response.reasoning_text.done", text=self.text)
-        yield self._of_part("response.content_part.done", part=self._part)
+        yield self._of_text("done", text=self.text, logprobs=[*self._logprobs])
+        yield self._of_part("content_part.done", part=self._part(self.text, self._logprobs))
         yield _item("done", self._place, self.item)
 
     def interrupt(self) -> None:
         """End the item after an error, without events."""
         self._status = "incomplete"
 
-    @property
-    def _part(self) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": self.text}
+    def _part(self, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        if self.reasoning:
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*logprobs]}
 
-    def _of_part(self, kind: str, **more: Any) -> OutputItem:
-        return {"type": kind, "item_id": self._id, "output_index": self._place, "content_index": 0, **more}
+    def _of_text(self, what: str, *, logprobs: Sequence[dict[str, Any]], **more: Any) -> OutputItem:
+        if self.reasoning:
+            return self._of_part(f"reasoning_text.{what}", **more)
+        return self._of_part(f"output_text.{what}", logprobs=logprobs, **more)
+
+    def _of_part(self, what: str, **more: Any) -> OutputItem:
+        place = {"item_id": self._id, "output_index": self._place, "content_index": 0}
+        return {"type": f"response.{what}", **place, **more}
 
 
-class ToolCallItem:
-    """One tool call, which is sent whole."""
+class CallItem:
+    """One call of a function or of a custom tool, which is sent whole."""
 
-    def __init__(self, place: int, call: Mapping[str, Any], namespace: str | None = None) -> None:
-        """`call` in the form of chat responses."""
+    def __init__(
+        self, place: int, call_id: str, name: str, content: str, namespace: str | None = None, *, custom: bool = False
+    ) -> None:
+        """`content`: the arguments of a function, the input of a custom tool."""
         self._place = place
-        function = call["function"]
+        self._field = "input" if custom else "arguments"
+        self._events = "custom_tool_call_input" if custom else "function_call_arguments"
+        self._named = {} if custom else {"name": name}
         self.item: dict[str, Any] = {
-            "id": f"fc_{uuid.uuid4().hex}",
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call["id"],
-            "name": function["name"],
-            "arguments": function["arguments"],
-        }
-        if namespace is not None:
-            self.item["namespace"] = namespace
-
-    def events(self) -> Iterator[OutputItem]:
-        name, arguments = self.item["name"], self.item["arguments"]
-        yield _item("added", self._place, {**self.item, "status": "in_progress", "arguments": ""})
-        yield self._of_arguments("delta", delta=arguments)
-        yield self._of_arguments("done", name=name, arguments=arguments)
-        yield _item("done", self._place, self.item)
-
-    def _of_arguments(self, what: str, **more: Any) -> OutputItem:
-        kind = f"response.function_call_arguments.{what}"
-        return {"type": kind, "item_id": self.item["id"], "output_index": self._place, **more}
-
-
-class CustomToolCallItem:
-    """One call of a custom tool, which is sent whole."""
-
-    def __init__(self, place: int, call_id: str, name: str, text: str, namespace: str | None = None) -> None:
-        """`text`: the tool's input."""
-        self._place = place
-        self.item: dict[str, Any] = {
-            "id": f"ctc_{uuid.uuid4().hex}",
-            "type": "custom_tool_call",
+            "id": f"{'ctc' if custom else 'fc'}_{uuid.uuid4().hex}",
+            "type": "custom_tool_call" if custom else "function_call",
             "status": "completed",
             "call_id": call_id,
             "name": name,
-            "input": text,
+            self._field: content,
+            **({} if namespace is None else {"namespace": namespace}),
         }
-        if namespace is not None:
-            self.item["namespace"] = namespace
+
+    @classmethod
+    def of(cls, place: int, call: Mapping[str, Any]) -> "CallItem":
+        """`call` in the form of chat responses."""
+        return cls(place, call["id"], call["function"]["name"], call["function"]["arguments"])
 
     def events(self) -> Iterator[OutputItem]:
-        yield _item("added", self._place, {**self.item, "status": "in_progress", "input": ""})
-        yield self._of_input("delta", delta=self.item["input"])
-        yield self._of_input("done", input=self.item["input"])
+        content = self.item[self._field]
+        yield _item("added", self._place, {**self.item, "status": "in_progress", self._field: ""})
+        yield self._of_content("delta", delta=content)
+        yield self._of_content("done", **self._named, **{self._field: content})
         yield _item("done", self._place, self.item)
 
-    def _of_input(self, what: str, **more: Any) -> OutputItem:
-        kind = f"response.custom_tool_call_input.{what}"
-        return {"type": kind, "item_id": self.item["id"], "output_index": self._place, **more}
+    def _of_content(self, what: str, **more: Any) -> OutputItem:
+        place = {"item_id": self.item["id"], "output_index": self._place}
+        return {"type": f"response.{self._events}.{what}", **place, **more}
 
 
 def _item(what: str, place: int, item: Mapping[str, Any]) -> OutputItem:
     return {"type": f"response.output_item.{what}", "output_index": place, "item": item}
-
-
-def _output_text(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 _STATUS = {"stop": "completed", "length": "incomplete"}
@@ -186,7 +129,7 @@ class ResponseAnswer:
         transcript: LogprobTranscript | None,
         store: Callable[[dict[str, Any]], None],
         count: Callable[[str], int],
-        call_item: Callable[[int, Mapping[str, Any]], ToolCallItem | CustomToolCallItem] = ToolCallItem,
+        call_item: Callable[[int, Mapping[str, Any]], CallItem] = CallItem.of,
         sent: int = 0,
     ) -> None:
         """`head`: the fields that are known before generation. `store` gets the finished response. `count`: number of
@@ -198,15 +141,15 @@ class ResponseAnswer:
         self._store = store
         self._count = count
         self._call_item = call_item
-        self._open: MessageItem | ReasoningItem | None = None
+        self._open: TextItem | None = None
         """The last item, while text may be added to it."""
-        self._items: list[MessageItem | ReasoningItem | ToolCallItem | CustomToolCallItem] = []
+        self._items: list[TextItem | CallItem] = []
         self._sent = sent
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
         chosen = tuple(map(Chosen, result.tokens, result.likelihoods))
-        for event in (Text(0, result.text, chosen), End(0, result)):
+        for event in (TextPiece(0, result.text, chosen), ChoiceEnd(0, result)):
             # Each event adds to the items.
             for _ in self._events(event):
                 pass
@@ -221,7 +164,7 @@ class ResponseAnswer:
         # Codex closes a stream that has only comments for five minutes.
         return self._in_progress()
 
-    def reading(self, event: Reading) -> bytes:
+    def reading(self, event: PromptProgress) -> bytes:
         return self._in_progress(prompt_progress={"processed": event.tokens, "total": event.total})
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
@@ -252,21 +195,17 @@ class ResponseAnswer:
         for part in parts:
             yield from self._of_part(part, logprobs)
             logprobs = [] if isinstance(part, Spoken) else logprobs
-        if isinstance(event, End):
+        if isinstance(event, ChoiceEnd):
             yield from self._close(_STATUS[event.result.finish_reason])
 
     def _of_part(self, part: Part, logprobs: Sequence[dict[str, Any]]) -> Iterator[OutputItem]:
         """`logprobs`: of a text."""
         match part:
-            case Reasoning(text):
-                if not isinstance(self._open, ReasoningItem):
-                    yield from self._begin(ReasoningItem(len(self._items)))
-                assert isinstance(self._open, ReasoningItem)
-                yield self._open.add(text)
-            case Spoken(text):
-                if not isinstance(self._open, MessageItem):
-                    yield from self._begin(MessageItem(len(self._items)))
-                assert isinstance(self._open, MessageItem)
+            case Reasoning(text) | Spoken(text):
+                reasoning = isinstance(part, Reasoning)
+                if self._open is None or self._open.reasoning != reasoning:
+                    yield from self._begin(TextItem(len(self._items), reasoning=reasoning))
+                assert self._open is not None
                 yield self._open.add(text, logprobs)
             case Call():
                 yield from self._close("completed")
@@ -274,7 +213,7 @@ class ResponseAnswer:
                 self._items.append(item)
                 yield from item.events()
 
-    def _begin(self, item: MessageItem | ReasoningItem) -> Iterator[OutputItem]:
+    def _begin(self, item: TextItem) -> Iterator[OutputItem]:
         """Makes `item` the open one."""
         yield from self._close("completed")
         self._items.append(item)
@@ -288,7 +227,7 @@ class ResponseAnswer:
 
     def _logprobs(self, event: OutputEvent) -> list[dict[str, Any]]:
         """The log-probabilities to send with an event, if the request asks for them."""
-        if self._transcript is None or not isinstance(event, Text):
+        if self._transcript is None or not isinstance(event, TextPiece):
             return []
         ready = self._transcript.push(event.text, event.chosen, self._content.thoughts)
         return [] if ready is None else ready["content"]
@@ -301,7 +240,7 @@ class ResponseAnswer:
         return response
 
     def _counted(self, result: Result) -> dict[str, Any]:
-        thoughts = [item.text for item in self._items if isinstance(item, ReasoningItem)]
+        thoughts = [item.text for item in self._items if isinstance(item, TextItem) and item.reasoning]
         return usage([result], 1, sum(map(self._count, thoughts)))
 
     def _object(self, status: str, **more: Any) -> dict[str, Any]:

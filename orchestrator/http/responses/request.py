@@ -11,10 +11,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields
 from orchestrator.http.request_bodies import converted
-from orchestrator.http.responses.answer import CustomToolCallItem, ToolCallItem
+from orchestrator.http.responses.answer import CallItem
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
@@ -57,14 +57,13 @@ class OfferedTools:
             for kind in dict.fromkeys(self._left_out)
         ]
 
-    def call_item(self, place: int, call: Mapping[str, Any]) -> ToolCallItem | CustomToolCallItem:
+    def call_item(self, place: int, call: Mapping[str, Any]) -> CallItem:
         """The item at index `place` for a call in the form of chat responses."""
         function = call["function"]
         origin = self._origins.get(function["name"], Origin(function["name"]))
-        if origin.custom:
-            text = custom_input(function["arguments"])
-            return CustomToolCallItem(place, call["id"], origin.name, text, origin.namespace)
-        return ToolCallItem(place, {**call, "function": {**function, "name": origin.name}}, origin.namespace)
+        arguments = function["arguments"]
+        content = custom_input(arguments) if origin.custom else arguments
+        return CallItem(place, call["id"], origin.name, content, origin.namespace, custom=origin.custom)
 
     def _add(self, tool: Tool) -> None:
         if tool.get("type") != "namespace":

@@ -14,14 +14,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
+from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
-from orchestrator.http.openai.request import ChatRequest
+from orchestrator.http.model_server import ModelServer
 from orchestrator.http.prompts import RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.request import Items, OfferedTools
 from orchestrator.http.responses.request import Response as Question
-from orchestrator.http.server import Server
 
 _PATH = "/v1/responses"
 _STORE_BYTES = 64 << 20
@@ -30,7 +30,7 @@ _STORE_BYTES = 64 << 20
 class ResponsesRoutes:
     """The routes that need a model."""
 
-    def __init__(self, server: Server, store: "ResponseStore") -> None:
+    def __init__(self, server: ModelServer, store: "ResponseStore") -> None:
         self._server = server
         self._store = store
 

@@ -7,25 +7,72 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from orchestrator.lab.bench.guessing.messages import (
-    AcceptanceFinished,
-    AcceptanceOrder,
-    AcceptanceReport,
-    DraftAcceptance,
-    ExaminedDraft,
-    TargetText,
-)
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, is_checked
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.names import LOOKUP
 from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.reporting_process import reports
+from protocol.contracts.coreml.conversion import Failed
 from protocol.contracts.drafters.detection import read_drafter
+from protocol.contracts.training import Acceptance
+
+
+class TargetText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the target wrote behind a prompt, with shared noise."""
+
+    tokens: tuple[int, ...]
+    """Of the prompt and of the answer."""
+    prompt: int
+    """How many of them are the prompt's."""
+    temperature: float
+    seed: int
+
+
+class ExaminedDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    engine: str
+    model: str
+    """Folder; empty for an engine without a model."""
+
+
+class AcceptanceOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one JSON argument of `python -m orchestrator.lab.bench.guessing`."""
+
+    target: str
+    drafts: tuple[ExaminedDraft, ...]
+    texts: str
+    """File with a JSON list of TargetText."""
+
+
+class AcceptanceProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress", forbid_unknown_fields=True):
+    name: str
+    done: int
+    total: int
+    """Texts of all drafts."""
+
+
+class DraftAcceptance(msgspec.Struct, frozen=True, kw_only=True, tag="draft", forbid_unknown_fields=True):
+    """One draft on all texts."""
+
+    name: str
+    acceptance: tuple[Acceptance, ...]
+    """By temperature. A draft that reads tokens alone has one row: it is never stale."""
+    seconds_per_guess: float
+    """Median, of guesses that follow one another, each a growth step of one node."""
+
+
+class AcceptanceFinished(msgspec.Struct, frozen=True, tag="finished", forbid_unknown_fields=True):
+    """All drafts are reported."""
+
+
+AcceptanceReport: TypeAlias = AcceptanceProgress | DraftAcceptance | AcceptanceFinished | Failed
+"""One JSON object a line of the process's standard output."""
+
 
 _GRACE = 2.0
 _FEWEST_TOKENS = 2

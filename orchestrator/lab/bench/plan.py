@@ -12,7 +12,7 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.models import BenchModels, bench_models
 from orchestrator.lab.bench.names import LOOKUP
-from orchestrator.lab.bench.rivals.catalogue import parse_rivals
+from orchestrator.lab.bench.rivals.contenders import parse_rivals
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.errors import InputError

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import StrategyName
-from orchestrator.lab.bench.baseline.contender import MlxLm, running
-from orchestrator.lab.bench.baseline.messages import BatchJob, Job
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.figures import kept_pace
+from orchestrator.lab.bench.mlx_lm import BatchJob, Job, MlxLm, running
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import encoded

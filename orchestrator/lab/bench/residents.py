@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.core.options import PlacementChoice
-from orchestrator.lab.bench.baseline.contender import MlxLmContender, running
 from orchestrator.lab.bench.contender import Contender, PipelineContender
+from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.names import (
     AUTOREGRESSIVE,

@@ -18,7 +18,7 @@ from orchestrator.lab.drill.drills import (
     target_kill,
 )
 from orchestrator.lab.drill.outcome import DrillName, DrillOutcome, OnStep
-from orchestrator.lab.simulate.faults.schedule import SimulatedHours, simulate_hours
+from orchestrator.lab.simulate.faults.simulation import SimulatedHours, simulate_hours
 
 _SERIAL_SEEDS = 8
 """Up to this number of seeds, starting processes costs more than it saves."""

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from mlx_lm.utils import dequantize_model
 
-from orchestrator.lab.first_light.forward_messages import Compared, ForwardOrder, ForwardReport, Loaded, Shape, Timed
+from orchestrator.lab.first_light.forwards import Compared, ForwardOrder, ForwardReport, Loaded, Shape, Timed
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence

@@ -4,11 +4,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from orchestrator.lab.first_light.settings import LightSettings, Need
-from orchestrator.lab.first_light.stages import Stage
-from orchestrator.lab.pairs import fits
+from orchestrator.lab.first_light.stages import LightSettings, Need, Stage
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.hardware import MlxDevice
+from orchestrator.machine.pairs.expectations import fits
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")

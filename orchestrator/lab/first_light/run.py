@@ -8,9 +8,8 @@ from typing import Protocol
 from orchestrator.lab.first_light.folder import LightFolder
 from orchestrator.lab.first_light.needs import lacking
 from orchestrator.lab.first_light.report import LightReport, StageReport, Status, page
-from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
-from orchestrator.lab.first_light.stages import STAGES, Stage
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
 
 Clock = Callable[[], float]
 Lacking = Callable[[Stage, LightSettings], str]

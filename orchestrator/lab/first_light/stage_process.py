@@ -12,15 +12,14 @@ import threading
 import time
 import traceback
 import warnings
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
 from orchestrator.api.sampling.ineffective import IneffectiveOption
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light.asked import Asked
-from orchestrator.lab.first_light.settings import StageOrder
-from orchestrator.lab.first_light.stages import stage_named
+from orchestrator.lab.first_light.stages import Asked, StageOrder, stage_named
 from orchestrator.machine.downloads.default_target import VARIABLE
 from protocol.errors import PipelineError
 
@@ -55,14 +54,6 @@ class Broken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=Tr
 Answer: TypeAlias = Notice | SoFar | Found | Broken
 
 
-class Measurements(Protocol):
-    """A module of `measurements`."""
-
-    def measure(self, asked: Asked) -> Findings:
-        """Raises PipelineError with the reason if it can't."""
-        ...
-
-
 def main() -> int:
     # A shell starts background commands with the interrupt ignored, which children inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -84,7 +75,7 @@ def main() -> int:
         asked = Asked(
             order.settings, lambda text: answer(Notice(text)), lambda found: answer(SoFar(found)), order.power
         )
-        answer(Found(measurements(order.stage).measure(asked)))
+        answer(Found(measurement(order.stage)(asked)))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except PipelineError as error:
@@ -96,10 +87,10 @@ def main() -> int:
     return 0
 
 
-def measurements(name: str) -> Measurements:
-    """The module that carries out the stage `name`."""
-    module: Any = importlib.import_module(f"orchestrator.lab.first_light.measurements.{stage_named(name).module}")
-    return module
+def measurement(name: str) -> Callable[[Asked], Findings]:
+    """What carries out the stage `name`. It raises PipelineError with the reason if it can't."""
+    module, _, function = stage_named(name).measure.partition(".")
+    return getattr(importlib.import_module(f"orchestrator.lab.first_light.measurements.{module}"), function)
 
 
 def end_with_parent(life: int) -> None:

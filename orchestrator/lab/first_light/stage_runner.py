@@ -10,9 +10,8 @@ import msgspec
 
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.report import StageReport
-from orchestrator.lab.first_light.settings import LightSettings, StageOrder
 from orchestrator.lab.first_light.stage_process import Answer, Broken, Found, Notice, SoFar
-from orchestrator.lab.first_light.stages import Stage
+from orchestrator.lab.first_light.stages import LightSettings, Stage, StageOrder
 from orchestrator.machine.child_process import ChildProcess
 from protocol.own_modules import module_command
 

@@ -1,15 +1,45 @@
-"""The stages and their order: the cheapest and those that others rely on first. Runs nothing."""
+"""What a first light was asked to do, and the stages in their order: those that others rely on first. Runs nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
-from orchestrator.lab.first_light.settings import LightSettings, Need
+import msgspec
+
+from orchestrator.lab.findings import Findings
+
+Need: TypeAlias = Literal["GPU", "Neural Engine", "second pair", "energy"]
+"""What a stage can't do without."""
+
+
+class LightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options that change what a stage finds."""
+
+    short: bool = False
+    """The demo pair and few tokens: whether everything runs, not how fast."""
+    energy: bool = False
+    second_pair: str = "qwen2.5-3b"
+    """A recommended pair that is compared beside the default one."""
+
+
+class StageOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one argument of a stage's process, in JSON."""
+
+    stage: str
+    settings: LightSettings
+    life: int
+    """A socket shared with the parent; its end of file means that the parent is gone."""
+    power: int | None = None
+    """A descriptor from which a power meter's samples can be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage. `measurements.NAME.measure(asked)` carries it out in a process of its own."""
+    """One measurement, which runs in a process of its own."""
 
     name: str
+    measure: str
+    """Module and function of `measurements`: from Asked to Findings."""
     title: str
     minutes: float
     """Estimated; without a Mac it is a guess. A stage that needs more than is left is skipped."""
@@ -18,28 +48,24 @@ class Stage:
     needs: tuple[Need, ...] = ()
     short_minutes: float = 0.2
 
-    @property
-    def module(self) -> str:
-        return self.name.replace("-", "_")
-
     def estimate(self, settings: LightSettings) -> float:
         """Minutes."""
         return self.short_minutes if settings.short else self.minutes
 
 
 STAGES = (
-    Stage("machine", "What this machine has", 0.2, 5),
-    Stage("energy", "Energy a token", 2, 8, ("energy",)),
-    Stage("exactness", "Tokens of each strategy against plain decoding", 5, 15),
-    Stage("widths", "Logits and time of a forward by width and context", 4, 15),
-    Stage("hand-off", "Handing KV over, and the host's other steps", 1, 5),
-    Stage("neural-engine", "The draft on the Neural Engine", 8, 30, ("Neural Engine",), 3.0),
-    Stage("overlap", "Draft and target at the same time", 2, 15),
-    Stage("profile", "Costs of target and draft, and this machine's profile", 4, 15),
-    Stage("prefill", "Reading a prompt: target, MLX and Core ML", 4, 25, (), 0.5),
-    Stage("drills", "Kill drills", 3, 10, (), 0.5),
-    Stage("bench", "Against mlx-lm: the default pair", 6, 20, (), 0.5),
-    Stage("second-bench", "Against mlx-lm: a larger pair", 12, 25, ("GPU", "second pair")),
+    Stage("machine", "host.checks", "What this machine has", 0.2, 5),
+    Stage("energy", "energy.measure", "Energy a token", 2, 8, ("energy",)),
+    Stage("exactness", "exactness.measure", "Tokens of each strategy against plain decoding", 5, 15),
+    Stage("widths", "widths.measure", "Logits and time of a forward by width and context", 4, 15),
+    Stage("hand-off", "host.hand_off", "Handing KV over, and the host's other steps", 1, 5),
+    Stage("neural-engine", "neural_engine.measure", "The draft on the Neural Engine", 8, 30, ("Neural Engine",), 3.0),
+    Stage("overlap", "overlap.measure", "Draft and target at the same time", 2, 15),
+    Stage("profile", "profile.measure", "Costs of target and draft, and this machine's profile", 4, 15),
+    Stage("prefill", "prefill.measure", "Reading a prompt: target, MLX and Core ML", 4, 25, (), 0.5),
+    Stage("drills", "host.drills", "Kill drills", 3, 10, (), 0.5),
+    Stage("bench", "bench.measure", "Against mlx-lm: the default pair", 6, 20, (), 0.5),
+    Stage("second-bench", "bench.measure_larger", "Against mlx-lm: a larger pair", 12, 25, ("GPU", "second pair")),
 )
 
 
@@ -49,3 +75,23 @@ def stage_names() -> list[str]:
 
 def stage_named(name: str) -> Stage:
     return next(stage for stage in STAGES if stage.name == name)
+
+
+OnNotice: TypeAlias = Callable[[str], None]
+OnFindings: TypeAlias = Callable[[Findings], None]
+
+
+class Asked(NamedTuple):
+    """The argument of every `measure`."""
+
+    settings: LightSettings
+    notice: OnNotice
+    """Called with what the stage does now."""
+    so_far: OnFindings = lambda _: None
+    """Called with what is found so far, which is kept if the stage does not come to its end."""
+    power: int | None = None
+    """See `StageOrder`."""
+
+    def sized(self, short: int, full: int) -> int:
+        """How many of something is measured."""
+        return short if self.settings.short else full

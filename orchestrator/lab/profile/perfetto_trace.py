@@ -6,10 +6,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from orchestrator.lab.profile.analysis.figures import grown_by
-from orchestrator.lab.profile.analysis.intervals import Interval
-from orchestrator.lab.profile.analysis.overlap import work
-from orchestrator.lab.profile.analysis.rounds import rounds
-from orchestrator.lab.profile.analysis.traced_request import edges, traced_requests
+from orchestrator.lab.profile.analysis.overlap import Interval, edges, rounds, traced_requests, work
 from orchestrator.lab.profile.run import TracedRun, TracedSpan
 from protocol.shown_names import device_name
 from protocol.worker.spans import SpanKind

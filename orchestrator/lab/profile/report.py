@@ -10,7 +10,7 @@ from orchestrator.lab import report
 from orchestrator.lab.findings import Cell, Column, Field, Findings, Table, tabulated
 from orchestrator.lab.profile.analysis.excerpt import excerpt
 from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile, RoundRecord
-from orchestrator.lab.profile.analysis.traced_request import traced_requests
+from orchestrator.lab.profile.analysis.overlap import traced_requests
 from orchestrator.lab.profile.measure import MeasuredRun
 from orchestrator.lab.profile.perfetto_trace import perfetto_trace
 from orchestrator.lab.profile.timeline import DRAFT_WORDS, write_timeline

@@ -1,1 +1,1 @@
-"""The real state machine with modelled workers in virtual time: predictions, and hours of faults."""
+"""The real state machine and the real workers, without models, in virtual time: predictions, and hours of faults."""

@@ -21,6 +21,7 @@ from protocol.kv.prefix_cache import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Ping, Pong, Start, ToWorker
+from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace, Pacer
@@ -48,14 +49,15 @@ class VirtualWorker:
     def handle(self, message: ToWorker) -> Work:
         if isinstance(message, Ping):
             return Work((Pong(message.sent),))
-        return self._timed(self._worker.handle(message))
+        return self._timed(lambda: self._worker.handle(message))
 
     def work(self) -> Work | None:
-        return self._timed(self._worker.work()) if self._worker.has_work else None
+        return self._timed(self._worker.work) if self._worker.has_work else None
 
-    def _timed(self, replies: Iterable[FromWorker]) -> Work:
+    def _timed(self, act: Callable[[], Iterable[FromWorker]]) -> Work:
         began = self._now
-        return Work(tuple(replies), self._now - began)
+        replies = tuple(act())
+        return Work(replies, self._now - began)
 
     def _clock(self) -> float:
         return self._now
@@ -291,7 +293,9 @@ class _LanguageEngine(TargetEngine):
         self._language = language
         self.sequences: WeakValueDictionary[SequenceId, TargetSequence] = WeakValueDictionary()
 
-    def open(self, start: Start, processors: None, found: Found[TargetKv] | None = None) -> TargetSequence:
+    def open(
+        self, start: Start, processors: LogitsProcessors | None, found: Found[TargetKv] | None = None
+    ) -> TargetSequence:
         sequence = self.sequences[start.sequence] = super().open(start, processors, found)
         return sequence
 
@@ -331,8 +335,6 @@ class _CountedRows(TreeSequence):
     """The numbers of rows and of committed tokens, without KV."""
 
     copyable = False
-    forgotten = 0
-    memory = 0
 
     def __init__(self, tokens: int = 0) -> None:
         self.recorded = None
@@ -346,6 +348,14 @@ class _CountedRows(TreeSequence):
     @property
     def next_row(self) -> int:
         return self._rows_begun
+
+    @property
+    def forgotten(self) -> int:
+        return 0
+
+    @property
+    def memory(self) -> int:
+        return 0
 
     def prefill(self, tokens: Sequence[int]) -> Any:
         """The tokens' positions in place of their logits."""

@@ -1,17 +1,201 @@
-/* The matrix product that MLX calls, by the OpenBLAS of NumPy's wheels, whose sizes have 64 bits.
+/* The matrix product that MLX calls on a Linux processor: this file's own for a few rows, else the OpenBLAS of NumPy's
+ * wheels, whose sizes have 64 bits.
+ *
+ * A forward over a few tokens multiplies a few rows with each weight matrix. OpenBLAS copies the matrix into its own
+ * order first, which takes as long as reading it two more times. Here each weight is read once, for all rows. Each
+ * number is summed in the same order however many rows there are, so logits do not depend on a forward's width.
  *
  * For each PROCESSOR, x86_64 and aarch64, with ziglang 0.17.1 from the package index, byte for byte:
  *
- *   python -m ziglang cc -target PROCESSOR-linux-gnu.2.17 -shared -nostdlib -Os -s -Wl,--build-id=none \
- *       -o bridge-PROCESSOR.so bridge.c
+ *   python -m ziglang cc -target PROCESSOR-linux-gnu.2.17 -shared -nostdlib -O3 -ffp-contract=fast -s \
+ *       -Wl,--build-id=none -o bridge-PROCESSOR.so bridge.c
  */
 #include <stdint.h>
+
+#define INLINE static inline __attribute__((always_inline))
+enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 };             /* CBLAS */
+enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };             /* futex(2) */
+enum { LANES = 16, MOST_ROWS = 32, CHUNK = 64, LEAST_SHARED = 1 << 16, SPINS = 4000, MOST_THREADS = 64 };
+/* Rows: beyond, copying the matrix pays. Chunk: columns that a thread takes at once. Least shared: weights of a product
+ * that several threads compute. Spins: turns in which a thread waits for the next product before it sleeps, about
+ * 0.1 ms: the time between two products of a forward, and no longer, because another worker may need the core. */
 
 extern void scipy_cblas_sgemm64_(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k,
                                  float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
                                  float beta, float *c, int64_t ldc);
+extern int scipy_openblas_get_num_threads64_(void);
+extern int pthread_create(unsigned long *thread, const void *attributes, void *(*run)(void *), void *argument);
+extern int pthread_detach(unsigned long thread);
+extern long syscall(long number, ...);
+
+/* c (m, n) = alpha a (m, k) b (n, k)^T + beta c. */
+typedef struct {
+    const float *a, *b;
+    float *c;
+    int64_t lda, ldb, ldc;
+    int m, n, k;
+    float alpha, beta;
+} Product;
+typedef void Part(const Product *product, int first, int last); /* Computes these columns. */
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float Half __attribute__((vector_size(2 * LANES)));
+typedef float Quarter __attribute__((vector_size(LANES)));
+
+INLINE float sum_of(Lanes lanes) {
+    union { Lanes all; Half half[2]; } a = {lanes};
+    union { Half all; Quarter quarter[2]; } b = {a.half[0] + a.half[1]};
+    Quarter c = b.quarter[0] + b.quarter[1];
+    return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+INLINE void tile(const Product *p, int row, int column, const int rows, const int columns) {
+    const float *a = p->a + row * p->lda, *b = p->b + column * p->ldb;
+    Lanes sums[4][4] = {0};
+    int done = 0;
+    for (; done + LANES <= p->k; done += LANES) {
+        Lanes weights[4];
+        for (int j = 0; j < columns; j++) weights[j] = *(const Lanes *)(b + j * p->ldb + done);
+        for (int i = 0; i < rows; i++) {
+            Lanes inputs = *(const Lanes *)(a + i * p->lda + done);
+            for (int j = 0; j < columns; j++) sums[i][j] += inputs * weights[j];
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) {
+            float total = sum_of(sums[i][j]), *c = p->c + (row + i) * p->ldc + column + j;
+            for (int k = done; k < p->k; k++) total += a[i * p->lda + k] * b[j * p->ldb + k];
+            *c = p->alpha * total + (p->beta == 0 ? 0 : p->beta * *c);
+        }
+}
+
+INLINE void rows_of_tile(const Product *p, int row, int column, const int rows, const int columns) {
+    switch (p->m - row < rows ? p->m - row : rows) {
+        case 1: tile(p, row, column, 1, columns); break;
+        case 2: tile(p, row, column, 2, columns); break;
+        case 3: tile(p, row, column, 3, columns); break;
+        default: tile(p, row, column, rows, columns);
+    }
+}
+
+/* `rows` and `columns`: how many sums fit into the processor's registers. */
+INLINE void part(const Product *p, int first, int last, const int rows, const int columns) {
+    int column = first;
+    for (; column + columns <= last; column += columns)
+        for (int row = 0; row < p->m; row += rows) rows_of_tile(p, row, column, rows, columns);
+    for (; column < last; column++)
+        for (int row = 0; row < p->m; row += rows) rows_of_tile(p, row, column, rows, 1);
+}
+
+#ifdef __x86_64__
+#include <cpuid.h>
+
+__attribute__((target("avx512f,fma"))) static void part_avx512(const Product *p, int first, int last) {
+    part(p, first, last, 4, 4);
+}
+
+__attribute__((target("avx2,fma"))) static void part_avx2(const Product *p, int first, int last) {
+    part(p, first, last, 2, 2);
+}
+
+static const long SYS_FUTEX = 202;
+static void pause_turn(void) { __builtin_ia32_pause(); }
+
+/* NULL for a processor without vectors that multiply and add at once, or a system that does not save them. */
+static Part *best_part(void) {
+    unsigned a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_FMA) || !(c & bit_OSXSAVE)) return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (saved & 0x06) != 0x06) return 0;
+    if ((b & bit_AVX512F) && (saved & 0xe6) == 0xe6) return part_avx512;
+    return b & bit_AVX2 ? part_avx2 : 0;
+}
+#else
+static void part_neon(const Product *p, int first, int last) { part(p, first, last, 2, 2); }
+static const long SYS_FUTEX = 98;
+static void pause_turn(void) { __asm__ volatile("yield"); }
+static Part *best_part(void) { return part_neon; }
+#endif
+
+/* The threads that share one product at a time. */
+static struct {
+    Product product;
+    Part *part;
+    int chunks;
+    int next;         /* The first chunk that nobody has taken. */
+    uint32_t gate;    /* The number of threads that compute beside the caller, and CLOSED once no more may begin. */
+    uint32_t serial;  /* Counts products; sleeping threads wait for a change. */
+    int sleeping, started, busy;
+} pool;
+static const uint32_t CLOSED = 1u << 31;
+
+static void compute_chunks(void) {
+    int chunk;
+    while ((chunk = __atomic_fetch_add(&pool.next, 1, __ATOMIC_RELAXED)) < pool.chunks) {
+        int first = chunk * CHUNK, last = first + CHUNK;
+        pool.part(&pool.product, first, last < pool.product.n ? last : pool.product.n);
+    }
+}
+
+static int enter(void) {
+    uint32_t gate = __atomic_load_n(&pool.gate, __ATOMIC_ACQUIRE);
+    while (!(gate & CLOSED))
+        if (__atomic_compare_exchange_n(&pool.gate, &gate, gate + 1, 1, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return 1;
+    return 0;
+}
+
+static void *help(void *unused) {
+    for (uint32_t seen = 0;;) {
+        for (int turn = 0; turn < SPINS && __atomic_load_n(&pool.serial, __ATOMIC_ACQUIRE) == seen; turn++) pause_turn();
+        while (__atomic_load_n(&pool.serial, __ATOMIC_ACQUIRE) == seen) {
+            __atomic_fetch_add(&pool.sleeping, 1, __ATOMIC_SEQ_CST);
+            syscall(SYS_FUTEX, &pool.serial, FUTEX_WAIT_PRIVATE, seen, 0, 0, 0);
+            __atomic_fetch_sub(&pool.sleeping, 1, __ATOMIC_SEQ_CST);
+        }
+        seen = __atomic_load_n(&pool.serial, __ATOMIC_ACQUIRE);
+        if (enter()) {
+            compute_chunks();
+            __atomic_fetch_sub(&pool.gate, 1, __ATOMIC_RELEASE);
+        }
+    }
+    return unused;
+}
+
+/* The calling thread never waits for one that has not begun, so a forked process without the others computes too. */
+static void compute_together(const Product *product, Part *part, int threads) {
+    unsigned long thread;
+    while (pool.started < threads - 1 && !pthread_create(&thread, 0, help, 0)) {
+        pthread_detach(thread);
+        pool.started++;
+    }
+    pool.product = *product, pool.part = part, pool.next = 0;
+    pool.chunks = (product->n + CHUNK - 1) / CHUNK;
+    __atomic_store_n(&pool.gate, 0, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&pool.serial, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&pool.sleeping, __ATOMIC_SEQ_CST))
+        syscall(SYS_FUTEX, &pool.serial, FUTEX_WAKE_PRIVATE, threads - 1, 0, 0, 0);
+    compute_chunks();
+    __atomic_fetch_or(&pool.gate, CLOSED, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&pool.gate, __ATOMIC_ACQUIRE) != CLOSED) pause_turn();
+}
 
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
-    scipy_cblas_sgemm64_(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    static Part *best;
+    static int known;
+    if (!__atomic_load_n(&known, __ATOMIC_ACQUIRE)) {
+        best = best_part();
+        __atomic_store_n(&known, 1, __ATOMIC_RELEASE);
+    }
+    if (!best || order != ROW_MAJOR || transpose_a != AS_IT_IS || transpose_b != TRANSPOSED || m > MOST_ROWS) {
+        scipy_cblas_sgemm64_(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+        return;
+    }
+    Product product = {a, b, c, lda, ldb, ldc, m, n, k, alpha, beta};
+    int threads = (int64_t)n * k < LEAST_SHARED ? 1 : scipy_openblas_get_num_threads64_();
+    if (threads > 1 && !__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) {
+        compute_together(&product, best, threads < MOST_THREADS ? threads : MOST_THREADS);
+        __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
+    } else {
+        best(&product, 0, n);
+    }
 }

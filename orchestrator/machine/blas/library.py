@@ -1,8 +1,8 @@
-"""Which OpenBLAS MLX gets on a Linux processor. A child process finds out whether a library loads and computes.
+"""Which BLAS MLX gets on a Linux processor. A child process finds out whether a library loads and computes.
 
-MLX's wheel has the reference BLAS, which needs as long for 8 rows as for 8 times one row. NumPy's wheels bring an
-OpenBLAS with kernels for each processor, under names of its own and with 64-bit sizes; `bridge.c` makes of it what MLX
-calls, in a library that holds nothing else.
+MLX's wheel has the reference BLAS, which needs as long for 8 rows as for 8 times one row. `bridge.c` multiplies a few
+rows itself. For more it calls the OpenBLAS of NumPy's wheels, which has kernels for each processor, under names of its
+own and with 64-bit sizes.
 """
 
 import functools
@@ -88,19 +88,18 @@ def blas_environment() -> dict[str, str]:
 
 
 def fast_blas() -> Blas | None:
-    """One that the user preloads; else NumPy's, unless the system's is newer or the only one that loads."""
+    """One that the user preloads; else ours with NumPy's; else the system's."""
     preloaded = os.environ.get("LD_PRELOAD", "")
     if "blas" in preloaded:
         environment = {"LD_PRELOAD": preloaded}
         version = _tried(*environment.items())
         if version is not None:
             return Blas(version, f"preloaded: {preloaded}", environment)
-    found = [blas for blas in map(_loaded, (_packaged(), _of_system())) if blas is not None]
-    return max(found, key=lambda blas: _numbers(blas.version), default=None)
+    return _loaded(_packaged()) or _loaded(_of_system())
 
 
 def _packaged() -> _Candidate | None:
-    """The OpenBLAS of NumPy's wheel; None if NumPy has none, or there is no bridge for this processor."""
+    """The bridge and the OpenBLAS of NumPy's wheel; None without that wheel, or without a bridge for the processor."""
     bridge = Path(__file__).with_name(f"bridge-{platform.machine()}.so")
     numpy = importlib.util.find_spec("numpy")
     if numpy is None or numpy.origin is None or not bridge.is_file():
@@ -154,7 +153,3 @@ def _tried(*environment: tuple[str, str]) -> str | None:
         return None
     version = re.search(rb"OpenBLAS (\d+(?:\.\d+)*)", done.stdout)
     return version[1].decode() if version else ""
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))

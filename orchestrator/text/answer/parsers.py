@@ -5,7 +5,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from orchestrator.text.answer.parts import Call, Reasoning, Spoken, ThoughtSpan
-from orchestrator.text.answer.tool_syntax import Found, Tools, ToolSyntax
+from orchestrator.text.answer.tool_syntax import FoundCalls, Tools, ToolSyntax
 from orchestrator.text.stop_scanner import StopScanner
 
 
@@ -250,7 +250,7 @@ class ToolCallParser:
         self._behind_call = False
         return self._text()
 
-    def _call(self, found: Found | None, end: str) -> list[Spoken | Call]:
+    def _call(self, found: FoundCalls | None, end: str) -> list[Spoken | Call]:
         before, self._before = self._before, ""
         if found is None:
             self._content = before + self._syntax.start + self._content + end

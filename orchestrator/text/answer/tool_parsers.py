@@ -39,7 +39,7 @@ def _folder() -> Path:
     return Path(next(iter(found.submodule_search_locations or ()))) / "tool_parsers"
 
 
-class Reading(NamedTuple):
+class ReadCalls(NamedTuple):
     """What stands between two markers."""
 
     calls: list[Any]
@@ -54,24 +54,24 @@ class OwnSyntax(NamedTuple):
     start: str
     end: str
     """Empty: a call ends where the next one begins, or with the answer."""
-    read: Callable[[str], Reading]
+    read: Callable[[str], ReadCalls]
     """Gets the text between two markers; raises ValueError or LookupError."""
     section: tuple[str, str] | None = None
     """Markers around all calls."""
 
 
-def _json_call(content: str) -> Reading:
-    return Reading([msgspec.json.decode(content.strip())])
+def _json_call(content: str) -> ReadCalls:
+    return ReadCalls([msgspec.json.decode(content.strip())])
 
 
-def _llama_call(content: str) -> Reading:
+def _llama_call(content: str) -> ReadCalls:
     found, end = _DECODER.raw_decode(_LLAMA_START + content)
     if content[end - len(_LLAMA_START) :].strip(" \n;"):
         raise ValueError("text follows the call")
-    return Reading([{"name": found["name"], "arguments": found["parameters"]}])
+    return ReadCalls([{"name": found["name"], "arguments": found["parameters"]}])
 
 
-def _mistral_calls(content: str) -> Reading:
+def _mistral_calls(content: str) -> ReadCalls:
     """`NAME[ARGS]{…}`, repeated, with `[CALL_ID]ID` before `[ARGS]` in some models; older ones write a list."""
     if listed := _LIST_START.match(content):
         return _listed_calls(content, listed.end())
@@ -83,10 +83,10 @@ def _mistral_calls(content: str) -> Reading:
             break
         calls.append({"name": header["name"], "arguments": arguments, "id": header["id"]})
         end = behind
-    return Reading(calls, content[end:])
+    return ReadCalls(calls, content[end:])
 
 
-def _listed_calls(content: str, end: int) -> Reading:
+def _listed_calls(content: str, end: int) -> ReadCalls:
     """`{…}, {…}]` from `end` on. The list may be cut off behind a call."""
     calls = []
     while separator := _LIST_SEPARATOR.match(content, end):
@@ -97,10 +97,10 @@ def _listed_calls(content: str, end: int) -> Reading:
         calls.append(_with_decoded_arguments(call))
         end = behind
     closed = _LIST_END.match(content, end)
-    return Reading(calls, content[closed.end() if closed else end :])
+    return ReadCalls(calls, content[closed.end() if closed else end :])
 
 
-def _gemma_calls(content: str) -> Reading:
+def _gemma_calls(content: str) -> ReadCalls:
     """`call:NAME{…}`, repeated: JSON whose names have no quotes, and whose texts stand between `<|"|>`."""
     outside = True
     pieces = []
@@ -115,17 +115,19 @@ def _gemma_calls(content: str) -> Reading:
         calls.append({"name": header["name"], "arguments": arguments})
     if written[end:].strip():
         raise ValueError("text follows the calls")
-    return Reading(calls)
+    return ReadCalls(calls)
 
 
-def _deepseek_call(content: str) -> Reading:
+def _deepseek_call(content: str) -> ReadCalls:
     """`NAME<sep>{…}` as DeepSeek V3.1 writes it, or `function<sep>NAME` and a block of JSON, as V3 and R1 do."""
     head, separator, rest = content.partition(_DEEPSEEK_SEPARATOR)
     block = _DEEPSEEK_BLOCK.fullmatch(rest)
     name = (block["name"] if block else head).strip()
     if not separator or not name:
         raise ValueError("the call names no function")
-    return Reading([_with_decoded_arguments({"name": name, "arguments": json.loads(block["json"] if block else rest)})])
+    return ReadCalls(
+        [_with_decoded_arguments({"name": name, "arguments": json.loads(block["json"] if block else rest)})]
+    )
 
 
 def _with_decoded_arguments(call: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import msgspec
 
 from orchestrator.text.answer.parameters import ALL_TYPES, Parameters, Types, read_as
 from orchestrator.text.answer.parts import Call
-from orchestrator.text.answer.tool_parsers import OWN_SYNTAXES, Reading, has_mlx_parser, mlx_parser
+from orchestrator.text.answer.tool_parsers import OWN_SYNTAXES, ReadCalls, has_mlx_parser, mlx_parser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
 
@@ -101,7 +101,7 @@ class _Call(msgspec.Struct):
     id: str | None = None
 
 
-class Found(NamedTuple):
+class FoundCalls(NamedTuple):
     """Calls between two markers, and the text behind them that belongs to none."""
 
     calls: list[Call]
@@ -141,7 +141,7 @@ class ToolSyntax:
         """Markers that may be special tokens, whose text must be shown to be parsed."""
         return TOKENS.get(self.name, (self.start, self.end))
 
-    def read_cut(self, content: str, tools: Tools) -> Found | None:
+    def read_cut(self, content: str, tools: Tools) -> FoundCalls | None:
         """What stands behind a start marker whose end marker is missing; None if it has no complete call."""
         if self.name in ("json", "gemma4") or not self.end:
             return self.read(content, tools)
@@ -149,10 +149,10 @@ class ToolSyntax:
         for end in reversed(ends[-_CUT_CALLS:]):
             listed = content[:end] + "]"
             if _is_python(listed) and (found := self.read(listed, tools)):
-                return Found(found.calls, content[end:])
+                return FoundCalls(found.calls, content[end:])
         return None
 
-    def read(self, content: str, tools: Tools) -> Found | None:
+    def read(self, content: str, tools: Tools) -> FoundCalls | None:
         """What stands between two markers; None if it is malformed."""
         if not self._well_formed(content):
             return None
@@ -161,7 +161,7 @@ class ToolSyntax:
             calls = [Call(one.name, _written(one.arguments), one.id) for one in msgspec.convert(found, list[_Call])]
         except _MALFORMED:
             return None
-        return Found(calls, rest) if calls and self._plausible(calls, tools) else None
+        return FoundCalls(calls, rest) if calls and self._plausible(calls, tools) else None
 
     def _well_formed(self, content: str) -> bool:
         """False for what a parser would read too loosely, or search again and again for what is not there."""
@@ -179,19 +179,19 @@ class ToolSyntax:
             return True
         return {call.name for call in calls} <= {tool["function"]["name"] for tool in tools}
 
-    def _read(self, content: str, tools: Tools) -> Reading:
+    def _read(self, content: str, tools: Tools) -> ReadCalls:
         if self.name in OWN_SYNTAXES:
             return OWN_SYNTAXES[self.name].read(content)
         if self.name == "longcat" and content.strip() in {tool["function"]["name"] for tool in tools}:
             # mlx-lm's parser reads no call without arguments.
-            return Reading([{"name": content.strip(), "arguments": {}}])
+            return ReadCalls([{"name": content.strip(), "arguments": {}}])
         texts = self.name in TEXT_ARGUMENTS
         known = [_with_types(tool) if texts else _with_parameters(tool) for tool in tools]
         if self.name in _SECTION_CALLS:
             content = self.start + content + self.end
         found = self._module.parse_tool_call(content, known)
         calls = found if isinstance(found, list) else [found]
-        return Reading([_as_types(call, tools) for call in calls] if texts else calls)
+        return ReadCalls([_as_types(call, tools) for call in calls] if texts else calls)
 
     @cached_property
     def _module(self) -> ModuleType:

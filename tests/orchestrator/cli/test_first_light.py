@@ -10,9 +10,8 @@ from click.testing import CliRunner, Result
 
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.measurements import first_light as command
-from orchestrator.lab.first_light import needs
+from orchestrator.lab.first_light import needs, power_meter
 from orchestrator.lab.first_light.folder import LightFolder
-from orchestrator.lab.first_light.power import power_meter
 from orchestrator.lab.first_light.report import StageReport
 
 Start = Callable[..., Result]

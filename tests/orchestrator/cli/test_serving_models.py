@@ -10,7 +10,7 @@ import pytest
 from orchestrator.cli.commands.serve import serve_models
 from orchestrator.cli.serving.model_table import ConfiguredModel
 from orchestrator.core.model_table import ModelEntry
-from orchestrator.http.models import run
+from orchestrator.http import run
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.memory.budget import GIB
 from protocol.errors import InputError

@@ -8,24 +8,24 @@ from hypothesis import strategies as st
 from orchestrator.core.model_table import (
     Admit,
     Command,
-    Ended,
     Event,
-    Failed,
     KeepChosen,
     Load,
-    Loaded,
+    LoadFailed,
+    ModelEnded,
     ModelEntry,
+    ModelLoaded,
     ModelName,
+    ModelPhase,
     ModelTable,
-    Phase,
+    ModelTick,
+    ModelUnloaded,
     Refuse,
     Released,
     Requested,
-    Started,
-    Tick,
+    ServerStarted,
     Ticket,
     Unload,
-    Unloaded,
 )
 
 A, B, C = map(ModelName, "ABC")
@@ -51,7 +51,7 @@ class Shell:
         self.asked: list[ModelName] = []
         """By ticket."""
         self.admitted: list[Ticket] = []
-        self.step(Started())
+        self.step(ServerStarted())
 
     def step(self, event: Event) -> list[Command]:
         commands = self.table.step(event, self.now)
@@ -100,23 +100,23 @@ class Shell:
     def finish_load(self, model: ModelName) -> None:
         self.loading.remove(model)
         self.loaded.append(model)
-        self.step(Loaded(model))
+        self.step(ModelLoaded(model))
 
     def fail(self, model: ModelName) -> None:
         self.loading.remove(model)
-        self.step(Failed(model, "no such file"))
+        self.step(LoadFailed(model, "no such file"))
 
     def end(self, model: ModelName) -> None:
         self.dead.add(model)
-        self.step(Ended(model, "killed"))
+        self.step(ModelEnded(model, "killed"))
 
     def finish_unload(self, model: ModelName) -> None:
         self.unloading.remove(model)
-        self.step(Unloaded(model))
+        self.step(ModelUnloaded(model))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.step(Tick())
+        self.step(ModelTick())
 
 
 def entry(name: ModelName, size: int = 6, *, pinned: bool = False) -> ModelEntry:
@@ -355,7 +355,7 @@ def test_memory_is_never_exceeded_and_every_request_is_answered(
     assert not shell.open
     of_models = [[ticket for ticket in shell.admitted if shell.asked[ticket] == name] for name in shell.entries]
     assert of_models == [sorted(tickets) for tickets in of_models]
-    phases = {name for name, status in shell.table.models.items() if status.phase is Phase.LOADED}
+    phases = {name for name, status in shell.table.models.items() if status.phase is ModelPhase.LOADED}
     assert phases == set(shell.loaded)
 
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from orchestrator.http.access.disconnects import OpenWork
 from orchestrator.http.app import application
-from orchestrator.http.server import Server
+from orchestrator.http.models.one import server_of_one
 from orchestrator.http.settings import ServerSettings
 from tests.orchestrator.http.test_rules import CHAT, CODEC, COMPLETIONS, HELLO, SCOPE, TEMPLATE, receiving, talk
 from tests.support.fake_pipeline import FakePipeline
@@ -69,8 +69,8 @@ def test_counting_tokens_takes_a_place_while_it_lasts(path: str, body: Any, toke
 def test_a_client_that_goes_while_its_prompt_is_tokenized_frees_its_place(path: str, body: Any, tokenizing: Tokenizing):
     async def leave() -> tuple[int, int]:
         pipeline = FakePipeline()
-        server = Server(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
-        app, gone = application(server, ServerSettings(names=("demo",))), asyncio.Event()
+        server = server_of_one(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
+        app, gone = application(server), asyncio.Event()
 
         async def send(_: Any) -> None:
             pass
@@ -93,8 +93,8 @@ def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: An
     settings = ServerSettings(names=("demo",))
 
     async def stopped() -> list[httpx.Response]:
-        server = Server(FakePipeline(), CODEC, TEMPLATE, settings)
-        transport = httpx.ASGITransport(app=application(server, settings))
+        server = server_of_one(FakePipeline(), CODEC, TEMPLATE, settings)
+        transport = httpx.ASGITransport(app=application(server))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             asking = asyncio.create_task(client.post(path, json=body))
             await asyncio.to_thread(tokenizing.begun.wait)

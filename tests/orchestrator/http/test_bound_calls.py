@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import AddedToken
 
-from orchestrator.http.openai.request import ChatRequest
+from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
 from orchestrator.text.answer.bound_calls.writers import call_writer

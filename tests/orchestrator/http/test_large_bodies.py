@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from orchestrator.http import request_bodies
 from orchestrator.http.app import answering
+from orchestrator.http.chat_request import MOST_MESSAGES, ChatRequest
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.ollama.routes import EmbedRoutes
-from orchestrator.http.openai.request import MOST_MESSAGES, ChatRequest, CompletionRequest
+from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
 from orchestrator.http.settings import ServerSettings
 from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, HELLO, post, talk

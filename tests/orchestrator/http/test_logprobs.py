@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.answer_content import LogprobTranscript
-from orchestrator.http.generation import End, Text
+from orchestrator.http.generation import ChoiceEnd, TextPiece
 from orchestrator.http.openai.answer import AnswerKind, ChoiceAnswer, Chunks
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.answer.answer_format import AnswerFormat
@@ -32,7 +32,7 @@ def likelihood(place: int) -> Likelihood:
     return Likelihood(-0.5 - place, ((IDS[place % len(IDS)], -0.25), (7, -1.0 - place)))
 
 
-def generated(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], Result]:
+def generated(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[TextPiece], Result]:
     """The pieces and the result that a client gets for these tokens, split at random."""
     source = random.Random(seed)
     submit = Submit("r", "", None, Sampling(), 99, stops)
@@ -46,7 +46,7 @@ def generated(stops: tuple[str, ...] = (), seed: int = 0) -> tuple[list[Text], R
         place += count
     last = state.rest()
     pieces += [last] if last else []
-    texts = [Text(0, piece.text, tuple(map(Chosen, piece.tokens, piece.likelihoods))) for piece in pieces]
+    texts = [TextPiece(0, piece.text, tuple(map(Chosen, piece.tokens, piece.likelihoods))) for piece in pieces]
     chosen = [one for text in texts for one in text.chosen]
     tokens, known = tuple(one.token for one in chosen), tuple(one.likelihood for one in chosen)
     whole = "".join(text.text for text in texts)
@@ -64,7 +64,7 @@ def both(
         answer = replace(answer, new_parser=lambda: form.parser(True, (), None))
     (choice,) = answer.whole([result])["choices"]
     chunks = Chunks(answer, 1)
-    frames = [frame for event in [*texts, End(0, result)] for frame in chunks.render(event)]
+    frames = [frame for event in [*texts, ChoiceEnd(0, result)] for frame in chunks.render(event)]
     streamed = [json.loads(frame.removeprefix(b"data: "))["choices"][0]["logprobs"] for frame in frames]
     return result.text, choice["logprobs"], [each for each in streamed if each]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import End
+from orchestrator.http.generation import ChoiceEnd
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.request import Response, messages
@@ -329,7 +329,7 @@ def test_log_probabilities_are_those_of_a_chat(seed: int):
         return ResponseAnswer({}, content, LogprobTranscript("chat", likely.CODEC), lambda _: None, len)
 
     streamed = answer()
-    frames = [frame for event in [*texts, End(0, result)] for frame in streamed.render(event)]
+    frames = [frame for event in [*texts, ChoiceEnd(0, result)] for frame in streamed.render(event)]
     decoded_frames = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
     deltas = [event for event in decoded_frames if event["type"] == "response.output_text.delta"]
     (item,) = answer().whole([result])["output"]

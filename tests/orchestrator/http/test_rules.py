@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.app import application
+from orchestrator.http.models.one import server_of_one
 from orchestrator.http.monitoring.health import Condition
 from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.request_bodies import MOST_LEVELS
-from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
@@ -60,7 +60,7 @@ def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
 
 
 def served(pipeline: FakePipeline, settings: ServerSettings, template: ChatTemplate = TEMPLATE) -> Starlette:
-    return application(Server(pipeline, template.codec, template, settings), settings)
+    return application(server_of_one(pipeline, template.codec, template, settings))
 
 
 def talk(
@@ -668,8 +668,8 @@ def test_a_stopped_server_sends_waiting_clients_an_error(stream: bool):
 
     async def stopped() -> httpx.Response:
         settings = ServerSettings(names=("demo",))
-        server = Server(pipeline, CODEC, TEMPLATE, settings)
-        transport = httpx.ASGITransport(app=application(server, settings))
+        server = server_of_one(pipeline, CODEC, TEMPLATE, settings)
+        transport = httpx.ASGITransport(app=application(server))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             waiting = asyncio.create_task(client.post(CHAT, json={**HELLO, "stream": stream}))
             await pipeline.stuck.wait()

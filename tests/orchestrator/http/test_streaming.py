@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from orchestrator.api.result import Chosen, OnReading, Result
-from orchestrator.http.generation import ChoiceStream, End, OutputEvent, Text
+from orchestrator.http.generation import ChoiceEnd, ChoiceStream, OutputEvent, TextPiece
 from orchestrator.http.streaming import frames
 from tests.support.fake_pipeline import statistics
 
@@ -44,7 +44,7 @@ class HoldingRenderer:
         return [b"opening"]
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
-        return [b"call"] if isinstance(event, End) else []
+        return [b"call"] if isinstance(event, ChoiceEnd) else []
 
     def failed(self, error: object) -> Iterable[bytes]:
         return [b"failed"]
@@ -56,7 +56,7 @@ class HoldingRenderer:
 def test_a_stream_shows_life_while_a_call_is_generated():
     async def sent() -> list[bytes]:
         generation = ChoiceStream([SlowCall()], lambda: None)
-        first = Text(0, "{")
+        first = TextPiece(0, "{")
         return [frame async for frame in frames(generation, HoldingRenderer(), first, PATIENCE, lambda: None)]
 
     opening, *between, call, ending = asyncio.run(sent())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.http.openai.request import ChatRequest
+from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.prompts import ChatPrompts
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http import test_anthropic as anthropic

@@ -12,9 +12,16 @@ from click.testing import CliRunner
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
 from orchestrator.lab.calibration import calibrate
-from orchestrator.lab.calibration.calibrate import device_times, findings, slow_down_of, to_toml
-from orchestrator.lab.calibration.measure import WIDTHS, Times, device_widths
-from orchestrator.lab.calibration.worker_load import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
+from orchestrator.lab.calibration.calibrate import (
+    WIDTHS,
+    Times,
+    device_times,
+    device_widths,
+    findings,
+    slow_down_of,
+    to_toml,
+)
+from orchestrator.lab.calibration.worker_harness import PROMPT_TOKENS, GrowthLoad, RandomSequences, VerifyLoad
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
 from protocol.errors import InputError
 from protocol.messages.base import Role

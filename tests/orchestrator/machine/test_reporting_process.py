@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lab.bench.guessing.messages import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
+from orchestrator.lab.bench.acceptance import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
 from orchestrator.machine import reporting_process
 from orchestrator.machine.reporting_process import reports
 from protocol.errors import PipelineError

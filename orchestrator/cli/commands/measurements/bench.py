@@ -374,8 +374,9 @@ def forwards(kinds: tuple[LayerKind, ...], repeats: int, as_json: bool) -> None:
 @click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="With --lengths.")
 @click.option("--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="With --lengths.")
 @click.option("--random", is_flag=True, help="With --lengths: a small model with random weights, not the default pair.")
+@_json_option
 @stays_awake
-def servers(lengths: str | None, max_tokens: int, repeats: int, random: bool) -> None:
+def servers(lengths: str | None, max_tokens: int, repeats: int, random: bool, as_json: bool) -> None:
     """Send the same requests to `launch-pipeline serve` and to mlx-lm's own server, and print what each makes of them.
 
     Takes a quarter of an hour, and ends every server that it starts.
@@ -386,14 +387,15 @@ def servers(lengths: str | None, max_tokens: int, repeats: int, random: bool) ->
     """
     from orchestrator.lab.bench.servers import by_length, comparison
 
-    print_notes(without_effect({}))
     try:
-        if lengths is None:
-            comparison.main()
-        else:
-            by_length.main(_counts(lengths), max_tokens, repeats, random)
+        with ProgressBar() as bar:
+            if lengths is None:
+                found = comparison.measure(bar)
+            else:
+                found = by_length.measure(_counts(lengths), max_tokens, repeats, random, bar)
     except RuntimeError as error:
         raise PipelineError(str(error)) from error
+    show(found, as_json)
 
 
 def _counts(text: str) -> list[int]:

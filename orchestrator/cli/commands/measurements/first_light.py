@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from orchestrator.lab.first_light.folder import LightFolder
     from orchestrator.lab.first_light.report import LightReport, StageReport
     from orchestrator.lab.first_light.run import Choice, RunStage
-    from orchestrator.lab.first_light.settings import LightSettings
     from orchestrator.lab.first_light.stage_runner import Observer
-    from orchestrator.lab.first_light.stages import Stage
+    from orchestrator.lab.first_light.stages import LightSettings, Stage
 
 _FAILED = 1
 _FOLDER = "first-light"
@@ -78,9 +77,9 @@ def first_light(
     launch-pipeline first-light --minutes 15 --skip second-bench
     launch-pipeline first-light --only neural-engine
     """
-    from orchestrator.lab.first_light.power.power_meter import ask_for_rights
+    from orchestrator.lab.first_light.power_meter import ask_for_rights
     from orchestrator.lab.first_light.run import Choice, will_run
-    from orchestrator.lab.first_light.settings import LightSettings
+    from orchestrator.lab.first_light.stages import LightSettings
 
     settings = LightSettings(short=short, energy=energy, second_pair=second_pair)
     wanted = [] if only else [name for name in stage_names() if name not in skip]
@@ -103,8 +102,7 @@ def first_light(
 def _folder(path: Path, settings: "LightSettings", wanted: list[str]) -> "LightFolder":
     """The folder of the run with these settings, or a new one for `wanted` stages."""
     from orchestrator.lab.bench.prompts import shipped_prompts
-    from orchestrator.lab.first_light.folder import LightFolder
-    from orchestrator.lab.first_light.identity import identity
+    from orchestrator.lab.first_light.folder import LightFolder, identity
     from orchestrator.lab.first_light.redaction import Redactor
 
     began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -126,7 +124,7 @@ def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", qui
 
 def _runner() -> "RunStage":
     """Runs a stage; the one that measures energy gets a power meter, which sudo starts at this terminal."""
-    from orchestrator.lab.first_light.power.power_meter import powermetrics
+    from orchestrator.lab.first_light.power_meter import powermetrics
     from orchestrator.lab.first_light.stage_runner import run_stage
 
     def run_one(stage: "Stage", settings: Any, seconds: float, observer: "Observer") -> Any:

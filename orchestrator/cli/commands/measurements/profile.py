@@ -86,7 +86,7 @@ def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
 
 
 def _overhead(task: "ProfileTask", groups: int, as_json: bool) -> None:
-    from orchestrator.lab.profile.overhead import tracing_cost
+    from orchestrator.lab.profile.measure import tracing_cost
 
     with _notice(as_json) as notice:
         found = tracing_cost(task, groups, notice, on_note=lambda note: print_notes([note]))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from orchestrator.lab.bench.weights_read import weights_read
+from orchestrator.lab.bench.models import weights_read
 from orchestrator.lab.calibration.calibrate import forward_times
 from orchestrator.lab.findings import Field, Findings, Value, Watch, tabulated
 from orchestrator.machine.hardware import chip, partition_cores, worker_environment

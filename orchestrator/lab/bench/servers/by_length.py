@@ -1,10 +1,9 @@
 """Time to the first token, speed and memory by the length of the prompt, of this server and of mlx-lm's own.
 
-For `launch-pipeline bench servers --lengths`: the default pair, or a small model with random weights, for lengths that
-a real model would take hours for. Prompts differ from
-their first token on. The servers take turns, each started anew, so that memory is that of one prompt. On a processor
-mlx-lm's server gets what makes it fastest there, as our workers do: the models in 32 bits without quantisation,
-OpenBLAS and all cores.
+The models are the default pair, or a small one with random weights, for lengths that a real model would take hours for.
+Prompts differ from their first token on. The servers take turns, each started again, so that memory is that of one
+prompt. On a processor mlx-lm's server gets what makes it fastest there, as our workers do: models in 32 bits without
+quantisation, OpenBLAS and all cores.
 """
 
 import json
@@ -23,9 +22,10 @@ from tokenizers import Tokenizer
 
 from orchestrator.lab.bench.models import bench_models
 from orchestrator.lab.bench.prompts import read_prompts
-from orchestrator.lab.bench.servers.http_requests import COMPLETIONS
 from orchestrator.lab.bench.servers.random_pair import random_pair
-from orchestrator.lab.bench.servers.server_process import RunningServer, Server, end_with_servers, running
+from orchestrator.lab.bench.servers.server_process import COMPLETIONS, RunningServer, Server, end_with_servers, running
+from orchestrator.lab.findings import Field, Findings, Watch, tabulated
+from orchestrator.lab.report import machine_lines
 from orchestrator.machine.hardware import computes_on_processor, usable_cores, worker_environment
 from protocol.errors import InputError
 
@@ -39,6 +39,9 @@ _SPARE_CONTEXT = 1024
 class Trial(NamedTuple):
     """One request."""
 
+    server: str
+    length: int
+    """Prompt tokens that were wanted."""
     prompt_tokens: int
     first: float
     """Seconds from sending to the first text."""
@@ -48,25 +51,50 @@ class Trial(NamedTuple):
     """Most bytes that the server and its children held at a time; shared ones are counted once."""
 
 
-def main(wanted: Sequence[int], max_tokens: int, repeats: int, random: bool) -> None:
-    """Print a table."""
+_FIELDS: tuple[Field[Sequence[Trial]], ...] = (
+    Field("prompt", lambda trials: trials[0].length, ",d"),
+    Field("server", lambda trials: trials[0].server),
+    Field("first text, s", lambda trials: median(trial.first for trial in trials), ".2f"),
+    Field("tokens/s", lambda trials: _speed(trials), ".1f", "after the first text"),
+    Field("MiB", lambda trials: max(trial.memory for trial in trials) >> 20, ",d", "the most memory of all processes"),
+)
+
+
+def measure(lengths: Sequence[int], max_tokens: int, repeats: int, random: bool, watch: Watch) -> Findings:
+    """Every server with prompts of each of these lengths. Raises RuntimeError for a server that does not start."""
     end_with_servers()
+    found: list[list[Trial]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        context = max(wanted) + max_tokens + _SPARE_CONTEXT
+        context = max(lengths) + max_tokens + _SPARE_CONTEXT
         target, draft = random_pair(folder / "random", context) if random else bench_models(None, None, False)[:2]
         servers = _servers(target, draft, folder, context if random else None)
-        print(f"| prompt | {' | '.join(servers)} |\n|{'---|' * (len(servers) + 1)}")
-        prompts = _prompts(target, wanted, repeats)
-        for place, length in enumerate(wanted):
-            mine = prompts[place * repeats : (place + 1) * repeats]
-            turns = [[_trial(server, prompt, max_tokens) for server in servers.values()] for prompt in mine]
-            print(f"| {length:,} | {' | '.join(_cell(trials) for trials in zip(*turns, strict=True))} |", flush=True)
-    print("\nFirst text in s; tokens a second after it; most memory. Medians over repeats.")
+        watch.begin(len(lengths) * repeats * len(servers), "the servers")
+        prompts = _prompts(target, lengths, repeats)
+        for place, length in enumerate(lengths):
+            turns: list[list[Trial]] = []
+            for prompt in prompts[place * repeats : (place + 1) * repeats]:
+                turns.append([])
+                for server in servers.values():
+                    turns[-1].append(_trial(server, length, prompt, max_tokens))
+                    watch.finished(f"{server.title}, {length:,} tokens")
+            found += map(list, zip(*turns, strict=True))
+    return Findings(
+        title="servers by the length of the prompt",
+        conditions=(f"{max_tokens} tokens, {repeats} repeats. Medians over repeats.", *machine_lines()),
+        tables=(tabulated("", _FIELDS, found),),
+        figures={"machine": machine_lines(), "trials": [trial._asdict() for trials in found for trial in trials]},
+    )
+
+
+def _speed(trials: Sequence[Trial]) -> float | None:
+    known = [trial.speed for trial in trials if trial.speed is not None]
+    return median(known) if known else None
 
 
 def _servers(target: Path, draft: Path, folder: Path, context: int | None) -> dict[str, Server]:
-    stock_target, stock_draft = (_stock(model, folder / f"stock-{model.name}") for model in (target, draft))
+    # The folders of a target and of its draft may have one name.
+    stock_target, stock_draft = _stock(target, folder / "stock-target"), _stock(draft, folder / "stock-draft")
     ours = ("-m", "orchestrator.cli.app", "serve", "--api-key", _KEY, "--target", str(target), "--draft", str(draft))
     ours = (*ours, "--context", str(context)) if context else ours
     theirs = ("-m", "mlx_lm", "server", "--log-level", "WARNING", "--model", str(stock_target))
@@ -107,14 +135,13 @@ def _prompts(target: Path, lengths: Sequence[int], repeats: int) -> list[str]:
     return found
 
 
-def _trial(server: Server, prompt: str, max_tokens: int) -> Trial:
+def _trial(server: Server, length: int, prompt: str, max_tokens: int) -> Trial:
     """One request to a server that has just started and answered once."""
-    print(f"{server.title}: {len(prompt):,} characters", file=sys.stderr)
     with running(server) as process:
         _ask(process, "Hello", 8)
         with _peak(process) as held:
             prompt_tokens, first, speed = _ask(process, prompt, max_tokens)
-    return Trial(prompt_tokens, first, speed, max(held))
+    return Trial(server.title, length, prompt_tokens, first, speed, max(held))
 
 
 def _ask(process: RunningServer, prompt: str, max_tokens: int) -> tuple[int, float, float | None]:
@@ -163,10 +190,3 @@ def _peak(process: RunningServer) -> Iterator[list[int]]:
     finally:
         ended.set()
         thread.join()
-
-
-def _cell(trials: Sequence[Trial]) -> str:
-    speeds = [trial.speed for trial in trials if trial.speed is not None]
-    speed = f"{median(speeds):.1f}/s" if speeds else "no answer"
-    memory = max(trial.memory for trial in trials) >> 20
-    return f"{median(trial.first for trial in trials):.2f} s, {speed}, {memory:,} MiB"

@@ -1,27 +1,79 @@
 """`launch-pipeline bench servers`: the same requests to `launch-pipeline serve` and to mlx-lm's own server."""
 
+import json
 import platform
-import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from orchestrator.lab.bench.servers.answer_probes import thinking, tool_calls
-from orchestrator.lab.bench.servers.client_probes import clients
-from orchestrator.lab.bench.servers.contenders import Contenders
-from orchestrator.lab.bench.servers.http_requests import NoAnswer
-from orchestrator.lab.bench.servers.long_prompts import CONTEXT, TOKENS, long_prompts, restarted
-from orchestrator.lab.bench.servers.model_probes import models
-from orchestrator.lab.bench.servers.probes import Probe, access, completions, invalid_requests, parameters, routes
-from orchestrator.lab.bench.servers.random_pair import random_pair
-from orchestrator.lab.bench.servers.scripted_pair import scripted_pair
-from orchestrator.lab.bench.servers.server_process import ROOT, Server, end_with_servers, running
-from orchestrator.lab.bench.servers.stream_probes import streams
+from orchestrator.lab.bench.servers.probes import (
+    Probe,
+    access,
+    completions,
+    invalid_requests,
+    models,
+    parameters,
+    routes,
+    streams,
+)
+from orchestrator.lab.bench.servers.random_pair import CONTEXT, TOKENS, long_prompts, random_pair, restarted
+from orchestrator.lab.bench.servers.scripted_pair import clients, scripted_pair, thinking, tool_calls
+from orchestrator.lab.bench.servers.server_process import ROOT, NoAnswer, Server, end_with_servers, running
+from orchestrator.lab.findings import Findings, Table, Watch
+from orchestrator.machine.hardware import usable_cores, worker_environment
+
+_KEY = "a-key-for-comparing"
+_MODELS = ("first", "second")
+
+
+class Contenders(NamedTuple):
+    """The servers of one comparison."""
+
+    ours: Server
+    mlx_lm: Server
+    mlx_lm_drafting: Server
+
+    @classmethod
+    def of_pair(cls, target: Path, draft: Path, *more: str, home: Path | None = None) -> "Contenders":
+        """`more`: options of ours. `home`: the folder of its caches."""
+        pair = ("--target", str(target), "--draft", str(draft), *more)
+        ours = ("-m", "orchestrator.cli.app", "serve", "--model-name", "demo", "--api-key", _KEY, *pair)
+        caches = {} if home is None else {"XDG_CACHE_HOME": str(home)}
+        return cls(Server("launch-pipeline serve", ours, _KEY, caches), *_theirs(target, draft))
+
+    @classmethod
+    def of_models(cls, first: Path, second: Path, draft: Path, folder: Path) -> "Contenders":
+        """Ours knows the models by a file in `folder`, mlx-lm's by their folders."""
+        settings = folder / "models.toml"
+        tables = zip(_MODELS, (first, second), strict=True)
+        told = "".join(f"[models.{name}]\ntarget = {json.dumps(str(model))}\n" for name, model in tables)
+        # Small caches, so that both models fit into the memory of any machine.
+        settings.write_text(f"arena-memory = 64\nprefix-cache-memory = 16\n{told}")
+        ours = ("-m", "orchestrator.cli.app", "--config", str(settings), "serve", "--api-key", _KEY)
+        theirs = _theirs(first, draft, (str(first), str(second)))
+        return cls(Server("launch-pipeline serve", ours, _KEY, models=_MODELS), *theirs)
+
+    @property
+    def ours_alone(self) -> Server:
+        """Ours without a draft."""
+        ours = self.ours
+        return Server(f"{ours.title} --draft-engine none", (*ours.arguments, "--draft-engine", "none"), ours.key)
+
+
+def _theirs(target: Path, draft: Path, models: tuple[str, ...] = ()) -> Iterator[Server]:
+    server = ("-m", "mlx_lm", "server", "--log-level", "WARNING", "--model", str(target))
+    # What our workers have too. Without the hub's folder, `/v1/models` of this server has no answer.
+    variables = {**worker_environment("target", usable_cores()), "HF_HUB_CACHE": str(target.parent)}
+    yield Server("mlx_lm.server", server, environment=variables, models=models)
+    drafting = (*server, "--draft-model", str(draft))
+    yield Server("mlx_lm.server --draft-model", drafting, environment=variables, models=models)
+
 
 _PAIR = {"target": ROOT / "target_worker/demo_model", "draft": ROOT / "draft_worker/demo_model"}
 
@@ -35,15 +87,17 @@ Sections = Mapping[str, Mapping[str, Probe]]
 class Report:
     """Tables with a column a server and a row a probe."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self._columns: defaultdict[str, Column] = defaultdict(dict)
         self._rows: dict[str, Iterable[str]] = {}
 
     def compare(self, servers: Contenders, sections: Sections) -> None:
         """Send every probe to every server."""
         probes = {name: probe for section in sections.values() for name, probe in section.items()}
+        self._watch.begin(len(servers) * len(probes), "the servers")
         for server in servers:
-            self._columns[server.title] |= _column(server, probes)
+            self._columns[server.title] |= _column(server, probes, self._watch)
         self._rows |= {title: section.keys() for title, section in sections.items()}
 
     def add(self, title: str, server: Server, column: Column) -> None:
@@ -51,21 +105,30 @@ class Report:
         self._columns[server.title] |= column
         self._rows[title] = dict.fromkeys((*self._rows.get(title, ()), *column))
 
-    def print(self) -> None:
-        for title, names in self._rows.items():
-            print(f"| {title} | {' | '.join(self._columns)} |\n|{'---|' * (len(self._columns) + 1)}")
-            for name in names:
-                print(f"| {name} | {' | '.join(column.get(name, '') for column in self._columns.values())} |")
-            print()
+    def findings(self) -> Findings:
+        titles = list(self._columns)
+        tables = {
+            title: {name: [self._columns[server].get(name, "") for server in titles] for name in names}
+            for title, names in self._rows.items()
+        }
+        return Findings(
+            title="servers",
+            conditions=(_versions(),),
+            tables=tuple(
+                Table("", (title, *titles), tuple((name, *cells) for name, cells in rows.items()))
+                for title, rows in tables.items()
+            ),
+            figures={"versions": _versions(), "servers": titles, "tables": tables},
+        )
 
 
-def main() -> None:
+def measure(watch: Watch) -> Findings:
+    """Raises RuntimeError for a server that does not start."""
     end_with_servers()
-    report = Report()
+    report = Report(watch)
     with tempfile.TemporaryDirectory() as folder:
         _compare(report, Path(folder))
-    print(f"{_versions()}\n")
-    report.print()
+    return report.findings()
 
 
 def _compare(report: Report, folder: Path) -> None:
@@ -86,7 +149,7 @@ def _compare(report: Report, folder: Path) -> None:
         report.add(title, server, {_RESTART: restarted(server)})
 
 
-def _column(server: Server, probes: dict[str, Probe]) -> Column:
+def _column(server: Server, probes: dict[str, Probe], watch: Watch) -> Column:
     """The outcome of every probe. A server that fails or stays occupied is replaced for the next probe."""
     column: Column = {}
     left = dict(probes)
@@ -95,7 +158,7 @@ def _column(server: Server, probes: dict[str, Probe]) -> Column:
             while left and process.healthy() and not process.occupied:
                 name, probe = next(iter(left.items()))
                 del left[name]
-                print(f"{server.title}: {name}", file=sys.stderr)
+                watch.finished(f"{server.title}: {name}")
                 try:
                     column[name] = probe(process)
                 except NoAnswer:

@@ -1,29 +1,22 @@
-"""Our strategies against mlx-lm's own decoding, with the default pair."""
+"""Our strategies against mlx-lm's own decoding, with the default pair and with a larger one."""
 
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.lab.bench.figures import BenchRow, best_of_each_line, rows
+import msgspec
+
+from orchestrator.lab.bench import strategies
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.trials import requests_of, run
-from orchestrator.lab.findings import Cell, Check, Findings, Table
-from orchestrator.lab.first_light.asked import Asked, OnNotice
+from orchestrator.lab.findings import Check, Findings, Watch
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine
+from orchestrator.lab.first_light.stages import Asked, OnNotice
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
+from orchestrator.machine.pairs.recommended_pairs import pairs
 from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
 from protocol.errors import PipelineError
-
-_COLUMNS = (
-    *("contender", "temperature", "tokens/s", "ratio to mlx-lm's best", "tokens a round"),
-    *("acceptance, %", "first token, ms", "texts", "differing"),
-)
-_NOTE = (
-    "Medians over prompts; one contender computes at a time. mlx-lm's best: on all cores, plain or with its best "
-    "number of draft tokens. differing: texts that are not the reference's, see `launch-pipeline bench --help`."
-)
 
 
 def measure(asked: Asked) -> Findings:
@@ -33,29 +26,44 @@ def measure(asked: Asked) -> Findings:
     return compared(plan(temperature=(0.0, 0.8)), 4, asked.notice)
 
 
+def measure_larger(asked: Asked) -> Findings:
+    """With the second pair, which the first use downloads."""
+    pair = pairs()[asked.settings.second_pair]
+    asked.notice(f"{asked.settings.second_pair}: fetching what is not on the disk")
+    return compared(plan(target=pair.target.id, draft=pair.draft.id, temperature=(0.0, 0.8)), 3, asked.notice)
+
+
+class _Noticing(Watch):
+    """Tells what the stage does, and keeps notes for its findings."""
+
+    def __init__(self, notice: OnNotice) -> None:
+        self.notes: list[str] = []
+        self._notice = notice
+
+    def starting(self, what: str) -> None:
+        self._notice(f"{what}, loading")
+
+    def finished(self, what: str) -> None:
+        self._notice(what)
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+
 def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
     """Every contender of the plan with so many prompts."""
     models = ours.models()
-    told = [*measured_pair(models)]
+    told, watch = [*measured_pair(models)], _Noticing(notice)
     if has_neural_engine() and "adaptive" in ours.strategies:
         ours, note = with_core_ml_draft(ours, models)
         told.append(note)
     notice("loading models")
-    measurements, order = run(
-        ours,
-        requests_of(prompts(models, texts), ours),
-        lambda name: notice(f"{name}, loading"),
-        lambda _: None,
-        notice,
-        lambda *_: None,
-        told.append,
-    )
-    found = rows(measurements, order)
-    table = tuple(map(_row, best_of_each_line(found)))
-    return Findings(
-        tables=(Table("Tokens a second", _COLUMNS, table, _NOTE),),
-        checks=tuple(map(_check, found)),
-        notes=tuple(filter(None, told)),
+    found = strategies.measure(ours, prompts(models, texts), watch)
+    return msgspec.structs.replace(
+        found,
+        checks=tuple(map(_near_ties, found.checks)),
+        notes=(*filter(None, told), *watch.notes, *found.notes),
+        panels=(),
     )
 
 
@@ -82,24 +90,7 @@ def _examined(draft: Path) -> EngineVerdict | None:
     return recorded(place_of(folder)) if is_converted(folder) else None
 
 
-def _row(row: BenchRow) -> tuple[Cell, ...]:
-    return (
-        row.contender,
-        row.temperature,
-        row.tokens_per_second,
-        row.over_best and row.over_best.median,
-        row.tokens_per_round,
-        None if row.acceptance_rate is None else 100 * row.acceptance_rate,
-        None if row.time_to_first_token is None else 1e3 * row.time_to_first_token,
-        row.generations,
-        row.deviating,
-    )
-
-
-def _check(row: BenchRow) -> Check:
-    name = f"{row.contender}, temperature {row.temperature:g}"
-    if row.exact:
-        return Check(name, "ok", f"{row.checked} texts compared, all equal")
-    # On a GPU a near-tie may fall otherwise, in mlx-lm's own decoding too.
-    status = "warn" if computes_on_gpu() else "fail"
-    return Check(name, status, f"{row.deviating} of {row.checked} texts differ from the reference")
+def _near_ties(check: Check) -> Check:
+    """On a GPU a near-tie may fall otherwise, in mlx-lm's own decoding too."""
+    falls = check.status == "fail" and computes_on_gpu()
+    return msgspec.structs.replace(check, status="warn") if falls else check

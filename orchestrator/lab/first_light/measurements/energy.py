@@ -8,14 +8,14 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.contender import GenerationTask, PipelineContender
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Cell, Findings, Table, Value
-from orchestrator.lab.first_light.asked import Asked, OnNotice
 from orchestrator.lab.first_light.measurements.texts import plan, prompts
-from orchestrator.lab.first_light.power.power_meter import (
+from orchestrator.lab.first_light.power_meter import (
     SETTLING_SECONDS,
     PowerMeter,
     Powermetrics,
     ProcessorCounter,
 )
+from orchestrator.lab.first_light.stages import Asked, OnNotice
 from protocol.errors import PipelineError
 
 _STRATEGIES = ("ar", "adaptive")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from orchestrator.lab.findings import Cell, Check, Findings, Table, Value
-from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.measurements.texts import plan
+from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import place_of
 from orchestrator.machine.finding import Finding

@@ -8,9 +8,9 @@ from statistics import median
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.lab.findings import Cell, Findings, Table, Value
-from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.measurements.texts import plan
 from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine
+from orchestrator.lab.first_light.stages import Asked
 from protocol.contracts.engines import NO_DRAFT, PrefillEngineName
 from protocol.errors import PipelineError
 

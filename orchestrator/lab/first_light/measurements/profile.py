@@ -6,8 +6,8 @@ import msgspec
 
 from orchestrator.lab.calibration.calibrate import calibrate, findings, to_toml
 from orchestrator.lab.findings import Attachment, Findings
-from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.needs import has_neural_engine
+from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.contracts.engines import DraftEngineName
 from protocol.errors import PipelineError

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 
 from orchestrator.lab.findings import Cell, Check, Findings, Table
-from orchestrator.lab.first_light.asked import Asked
-from orchestrator.lab.first_light.forward_messages import (
+from orchestrator.lab.first_light.forwards import (
     Compared,
     ForwardOrder,
     ForwardReport,
     Loaded,
     Precision,
     Timed,
+    examined,
 )
-from orchestrator.lab.first_light.forwards import examined
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
 from orchestrator.lab.first_light.needs import computes_on_gpu
+from orchestrator.lab.first_light.stages import Asked
 
 _PROMPT = 32
 _EVERY_WIDTH = (*range(1, 18), 32)

@@ -5,10 +5,19 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from orchestrator.lab.profile.analysis.figures import grown_by
-from orchestrator.lab.profile.analysis.intervals import Interval, Intervals, difference, intersection
-from orchestrator.lab.profile.analysis.overlap import TARGET_WORK, work
-from orchestrator.lab.profile.analysis.rounds import Step, VerificationRound, rounds
-from orchestrator.lab.profile.analysis.traced_request import TracedRequest, edges
+from orchestrator.lab.profile.analysis.overlap import (
+    TARGET_WORK,
+    Interval,
+    Intervals,
+    Step,
+    TracedRequest,
+    VerificationRound,
+    difference,
+    edges,
+    intersection,
+    rounds,
+    work,
+)
 from orchestrator.lab.profile.run import TracedRun, TracedSpan
 from protocol.worker.spans import SpanKind
 

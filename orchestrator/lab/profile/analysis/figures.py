@@ -6,19 +6,29 @@ from itertools import pairwise
 
 import msgspec
 
-from orchestrator.lab.profile.analysis.intervals import Interval, Intervals, difference, intersection, total, union
 from orchestrator.lab.profile.analysis.overlap import (
     DRAFT_WORK,
     TARGET_WORK,
     DraftTime,
+    Interval,
+    Intervals,
+    Step,
+    TracedRequest,
+    VerificationRound,
+    acceptance_by_depth,
+    difference,
     draft_time,
+    edges,
     efficiency,
+    intersection,
     overlapped_share,
+    rounds,
     time_alone,
+    total,
+    traced_requests,
+    union,
     work,
 )
-from orchestrator.lab.profile.analysis.rounds import Step, VerificationRound, acceptance_by_depth, rounds
-from orchestrator.lab.profile.analysis.traced_request import TracedRequest, edges, traced_requests
 from orchestrator.lab.profile.run import TracedRun, WorkerLife
 from protocol.messages.base import Role
 from protocol.messages.client import Statistics

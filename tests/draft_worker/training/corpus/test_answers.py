@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from draft_worker.training.corpus.answers import Text, packed, texts, without_loop
+from draft_worker.training.corpus.answers import AnswerText, packed, texts, without_loop
 from draft_worker.training.corpus.rows import Answers, Shards, save_answers, save_states, state_outputs, stored
 from draft_worker.training.corpus.states import tap_of
 from draft_worker.training.preparation import claim, divided, record_states
@@ -21,8 +21,8 @@ from tests.support.models.tiny_models import stock_logits
 from tests.support.models.training_work import write_target
 
 
-def _text(length: int, temperature: float = 0.0) -> Text:
-    text = Text([list(range(length))], temperature)
+def _text(length: int, temperature: float = 0.0) -> AnswerText:
+    text = AnswerText([list(range(length))], temperature)
     text.own = [False] * 2 + [True] * (length - 2)
     return text
 
@@ -48,7 +48,7 @@ def test_an_answer_ends_where_a_run_of_five_tokens_comes_for_the_fourth_time():
 
 
 def test_a_turn_follows_an_answer_that_ended_and_repeats_no_end():
-    text = Text([[1, 2], [7, 8, 9]], 0.0)
+    text = AnswerText([[1, 2], [7, 8, 9]], 0.0)
 
     assert text.answered([5, 7], ended=True)
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from orchestrator.core.model_table import ModelName
+from orchestrator.http.app import application
 from orchestrator.http.models.host import ModelHost
 from tests.orchestrator.http.models.test_models_server import ASKED, CHAT, HI
 from tests.orchestrator.http.test_rules import SCOPE, receiving
@@ -27,7 +28,7 @@ def test_a_client_that_does_not_read_its_answer_does_not_keep_its_model(path: st
     async def ask() -> str:
         host, server = models.serve(key=None)
         scope, receive = {**SCOPE, "path": path}, receiving({**ASKED[path], "stream": stream}, asyncio.Event())
-        asking = asyncio.create_task(server.application()(scope, receive, send))
+        asking = asyncio.create_task(application(server)(scope, receive, send))
         while not sent:
             await asyncio.sleep(0.01)
         with host.lease(ModelName("other")) as lease:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from orchestrator.core.model_table import ModelEntry, ModelName
+from orchestrator.http.app import application
 from orchestrator.http.models.host import ModelHost
 from tests.orchestrator.http.test_rules import SCOPE, receiving
 from tests.support.fake_models import FakeModels
@@ -321,7 +322,7 @@ def test_a_client_that_disconnects_while_its_model_is_loaded_waits_no_more(strea
         models.held["big"], gone = asyncio.Event(), asyncio.Event()
         host, server = models.serve(key=None)
         receive = receiving({**HI, "stream": stream}, gone)
-        asking = asyncio.create_task(server.application()(dict(SCOPE), receive, send))
+        asking = asyncio.create_task(application(server)(dict(SCOPE), receive, send))
         while not host.waiting or (stream and len(sent) < 2):
             await asyncio.sleep(0.01)
         gone.set()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import Reading
+from orchestrator.http.generation import PromptProgress
 from orchestrator.http.ollama.answer import OllamaAnswer
 from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
 from orchestrator.text.answer.answer_format import MarkedParser
@@ -260,7 +260,7 @@ def test_think_turns_thinking_off(thinker: ChatTemplate):
 def test_a_prompt_that_is_read_for_long_is_told_in_lines_without_text():
     answer = OllamaAnswer("demo", AnswerContent(MarkedParser(), calls=False), chat=True)
 
-    told = json.loads(answer.reading(Reading(0, 512, 2048)))
+    told = json.loads(answer.reading(PromptProgress(0, 512, 2048)))
 
     assert (told["prompt_progress"], text(told)) == ({"processed": 512, "total": 2048}, "")
     assert json.loads(answer.idle())["done"] is False

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.lab.bench.acceptance import ExaminedDrafter, examined, written_texts
+from orchestrator.lab.bench.acceptance import ExaminedDrafter, TargetText, examined, written_texts
 from orchestrator.lab.bench.contender import TimedGeneration
-from orchestrator.lab.bench.guessing.messages import TargetText
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, Setting
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.plan import BenchPlan

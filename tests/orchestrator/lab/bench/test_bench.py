@@ -18,11 +18,11 @@ from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.cli.app import cli
 from orchestrator.lab.bench import residents
-from orchestrator.lab.bench.baseline.contender import rounds_of
-from orchestrator.lab.bench.baseline.paced_network import PacedDevice
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.figures import best_speculative, rows
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, Setting, deviating, schedule, settings
+from orchestrator.lab.bench.mlx_lm import rounds_of
+from orchestrator.lab.bench.mlx_lm_process import PacedDevice
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
 from orchestrator.lab.bench.residents import baseline_cores

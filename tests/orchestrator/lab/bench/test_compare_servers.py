@@ -1,5 +1,6 @@
 """The comparisons of servers: they end every server that they start, also when they are interrupted."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -37,10 +38,12 @@ def test_an_interrupted_comparison_leaves_no_server(options: tuple[str, ...], nu
 
 @pytest.mark.timeout(600)
 def test_a_table_by_length_has_every_server():
-    arguments = ["--random", "--lengths", "64,200", "--max-tokens", "12", "--repeats", "1"]
+    arguments = ["--random", "--lengths", "64,200", "--max-tokens", "12", "--repeats", "1", "--json"]
 
     done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if line.startswith(("| 64 |", "| 200 |"))]
-    assert [row.count("/s, ") for row in rows] == [4, 4], done.stdout
+    trials = json.loads(done.stdout)["trials"]
+    assert [trial["length"] for trial in trials] == [64] * 4 + [200] * 4
+    assert len({trial["server"] for trial in trials}) == 4
+    assert all(trial["speed"] and trial["memory"] for trial in trials)

@@ -13,8 +13,7 @@ from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options, StrategyName
-from orchestrator.lab.bench.baseline.contender import MlxLm, running
-from orchestrator.lab.bench.baseline.messages import Job
+from orchestrator.lab.bench.mlx_lm import Job, MlxLm, running
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker
 from orchestrator.lab.simulate.workers import VirtualWorker

@@ -7,9 +7,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from orchestrator.lab.bench.servers.answer_probes import thinking, tool_calls
-from orchestrator.lab.bench.servers.client_probes import clients
-from orchestrator.lab.bench.servers.contenders import Contenders
+from orchestrator.lab.bench.servers.comparison import Contenders
 from orchestrator.lab.bench.servers.scripted_pair import (
     AFTER,
     ANSWER,
@@ -20,7 +18,10 @@ from orchestrator.lab.bench.servers.scripted_pair import (
     THINK,
     THOUGHT,
     TWO_CALLS,
+    clients,
     scripted_pair,
+    thinking,
+    tool_calls,
 )
 from orchestrator.lab.bench.servers.server_process import running
 from orchestrator.text.chat_template import ChatTemplate

@@ -10,11 +10,9 @@ from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.residents import IN_TURNS
 from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings
-from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile
 from orchestrator.lab.first_light.measurements.texts import plan
-from orchestrator.lab.first_light.settings import LightSettings
-from orchestrator.lab.first_light.stages import stage_names
+from orchestrator.lab.first_light.stages import Asked, LightSettings, stage_names
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem
@@ -202,9 +200,9 @@ def test_a_conversion_that_can_not_be_read_is_a_note(known: list[EngineVerdict],
 
 def test_a_sentence_about_how_the_bench_measured_is_in_its_findings(monkeypatch: pytest.MonkeyPatch):
     def run(*arguments: Any) -> tuple[list[Any], list[str]]:
-        arguments[-1](IN_TURNS)
+        arguments[-2](IN_TURNS)
         return [], []
 
-    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.setattr(bench.strategies, "run", run)
 
     assert IN_TURNS in bench.measure(ASKED).notes

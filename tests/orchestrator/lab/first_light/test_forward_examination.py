@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.lab.first_light.forward_examination import In32Bits, compare, examine
-from orchestrator.lab.first_light.forward_messages import Compared, ForwardOrder, Loaded, Timed
+from orchestrator.lab.first_light.forwards import Compared, ForwardOrder, Loaded, Timed
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Level
 from target_worker.float32_copy import copy_in_32_bits

@@ -15,9 +15,8 @@ from orchestrator.lab.first_light.folder import Identity, LightFolder
 from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import StageReport
 from orchestrator.lab.first_light.run import Choice, run
-from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_runner import Observer, run_stage
-from orchestrator.lab.first_light.stages import Stage
+from orchestrator.lab.first_light.stages import LightSettings, Stage
 from orchestrator.machine.profiles.device_profiles import load_profile, parse_profile
 
 FAKE = (sys.executable, "-m", "tests.support.fake_stage")
@@ -82,7 +81,11 @@ def test_nothing_that_was_planted_is_in_any_byte_of_the_folder_or_the_archive(
     secrets = tmp_path / "secrets"
     secrets.write_text("\n".join(PLANTED))
     monkeypatch.setenv("FAKE_SECRETS", str(secrets))
-    stages = [Stage("tells", f"Models in {HOME}/x", 1, 1), Stage("fails telling", "b", 1, 1), Stage("other", "c", 1, 1)]
+    stages = [
+        Stage("tells", "", f"Models in {HOME}/x", 1, 1),
+        Stage("fails telling", "", "b", 1, 1),
+        Stage("other", "", "c", 1, 1),
+    ]
     identity = Identity(program="p 1", code="c", machine=(f"chip of {HOST}",), options=(f"draft: {HOME}/y",))
     folder = LightFolder.of(tmp_path / "light", identity, "2026-01-02 03:04 UTC", REDACTOR, [])
 

@@ -15,13 +15,12 @@ from orchestrator.lab.first_light.needs import has_neural_engine, lacking
 from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import LightReport, StageReport
 from orchestrator.lab.first_light.run import Choice, run, will_run
-from orchestrator.lab.first_light.settings import LightSettings
-from orchestrator.lab.first_light.stage_process import measurements
+from orchestrator.lab.first_light.stage_process import measurement
 from orchestrator.lab.first_light.stage_runner import Observer, RanStage
-from orchestrator.lab.first_light.stages import STAGES, Stage
+from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
 from protocol.errors import InputError
 
-THREE = [Stage(name, name.upper(), 10, 20) for name in ("one", "two", "three")]
+THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
 NAMES = [stage.name for stage in THREE]
 HOUR = Choice(60)
 IDENTITY = Identity(program="p 1", code="c1", machine=("chip",), options=("short: False",))
@@ -283,7 +282,7 @@ def test_a_wrong_thing_that_was_found_is_not_good():
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_every_stage_has_its_measurements_and_time_for_them(stage: Stage):
-    assert callable(measurements(stage.name).measure)
+    assert callable(measurement(stage.name))
     assert 0 < stage.short_minutes <= stage.minutes + 1 < stage.limit
 
 

@@ -12,15 +12,14 @@ import pytest
 
 from orchestrator.lab.findings import Value
 from orchestrator.lab.first_light import stage_runner
-from orchestrator.lab.first_light.settings import LightSettings
 from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
-from orchestrator.lab.first_light.stages import Stage
+from orchestrator.lab.first_light.stages import LightSettings, Stage
 
 FAKE = (sys.executable, "-m", "tests.support.fake_stage")
 
 
 def ran(name: str, seconds: float = 30.0, observer: Observer | None = None) -> RanStage:
-    return run_stage(Stage(name, name, 1, 1), LightSettings(), seconds, observer or Observer(), program=FAKE)
+    return run_stage(Stage(name, "", name, 1, 1), LightSettings(), seconds, observer or Observer(), program=FAKE)
 
 
 def running() -> str:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from orchestrator.lab.profile.analysis.intervals import Interval, Intervals, difference, intersection, total, union
+from orchestrator.lab.profile.analysis.overlap import Interval, Intervals, difference, intersection, total, union
 
 DAY = 40
 

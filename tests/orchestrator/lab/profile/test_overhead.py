@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.lab.profile import overhead
+from orchestrator.lab.profile import measure as overhead
 from orchestrator.lab.profile.measure import ProfileTask
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 

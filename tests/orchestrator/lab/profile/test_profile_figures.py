@@ -6,19 +6,22 @@ import pytest
 
 from orchestrator.lab.profile.analysis.excerpt import excerpt
 from orchestrator.lab.profile.analysis.figures import grown_by, idle_by_cause, target_time
-from orchestrator.lab.profile.analysis.intervals import total
 from orchestrator.lab.profile.analysis.overlap import (
     DRAFT_WORK,
     TARGET_WORK,
     DraftTime,
+    Step,
+    TracedRequest,
+    acceptance_by_depth,
     draft_time,
     efficiency,
     overlapped_share,
+    rounds,
     time_alone,
+    total,
+    traced_requests,
     work,
 )
-from orchestrator.lab.profile.analysis.rounds import Step, acceptance_by_depth, rounds
-from orchestrator.lab.profile.analysis.traced_request import TracedRequest, traced_requests
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
 from orchestrator.runtime.recording import Seen, Traced
 from protocol.messages.base import NodeId, SequenceId

@@ -10,9 +10,8 @@ from hypothesis import given
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.fit import fit
 from orchestrator.lab.simulate.language import uniform
-from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, read_trace
+from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, fit, read_trace
 from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.runtime.recording import Journal
 from protocol.errors import InputError

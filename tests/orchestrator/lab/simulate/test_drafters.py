@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from orchestrator.cli.app import cli
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.drafters import DRAFTERS, with_drafter
 from orchestrator.lab.simulate.prediction.plan import Scenario, simulated
+from orchestrator.lab.simulate.prediction.sweep import DRAFTERS, with_drafter
 from orchestrator.lab.simulate.workers import ModelledDraft
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.contracts.drafters.description import NAMES, DrafterKind

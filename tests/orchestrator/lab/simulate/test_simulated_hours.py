@@ -10,7 +10,7 @@ from orchestrator.core.policy.decision import WaitUntil
 from orchestrator.core.scheduler import ResponseTimeouts
 from orchestrator.core.sequence import Sequence
 from orchestrator.lab.drill.registry import simulate
-from orchestrator.lab.simulate.faults.schedule import simulate_hours
+from orchestrator.lab.simulate.faults.simulation import simulate_hours
 
 
 def outcomes(seeds, hours=0.17):

@@ -8,7 +8,10 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires, stretched
 from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock, WireDirection
-from orchestrator.lab.simulate.workers import modelled_pipeline
+from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget, modelled_pipeline
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Start
 from protocol.worker.pacing import DevicePace
 
 STRATEGIES = ["ar", "sd", "ssd", "adaptive"]
@@ -241,3 +244,13 @@ def test_a_wire_without_resending_loses_its_share():
     arrived = carried(Wire(delay=0.5, loss=0.25, resend=None))
 
     assert len(arrived) / 400 == pytest.approx(0.75, abs=0.06)
+
+
+def test_each_chunk_of_a_prompt_takes_the_device_s_time():
+    language = ModelledLanguage(AcceptanceModel(accept=0.9), seed=3)
+    start = Start(SequenceId(1), 0, (7,) * 1025, NodeId(1), Sampling())
+    for worker, pace in ((ModelledTarget(language, TARGET), TARGET), (ModelledDraft(language, DRAFT), DRAFT)):
+        worker.handle(start)
+        chunks = [worker.work(), worker.work()]
+
+        assert [work and work.seconds for work in chunks] == pytest.approx([512 / pace.prefill_rate] * 2)

@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.lab.bench.costs.micro import ForwardCost, findings, least_squares, measured_forwards
 from orchestrator.lab.bench.costs.micro_bandwidth import figures
-from orchestrator.lab.bench.weights_read import weights_read
-from orchestrator.lab.calibration.measure import WIDTHS
+from orchestrator.lab.bench.models import weights_read
+from orchestrator.lab.calibration.calibrate import WIDTHS
 from orchestrator.machine.hardware import partition_cores
 from orchestrator.machine.models.checkpoints import demo_model
 from protocol.contracts.head_tokens import HEAD_TOKENS

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.engines.eagle3 import load
-from orchestrator.lab.bench.guessing.guesses import STRIDE, hits, rates, seconds_per_guess
-from orchestrator.lab.bench.guessing.messages import TargetText
+from orchestrator.lab.bench.acceptance import TargetText
+from orchestrator.lab.bench.guessing import STRIDE, hits, rates, seconds_per_guess
 from protocol.contracts.training import DEPTHS
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lab.bench.guessing.messages import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
+from orchestrator.lab.bench.acceptance import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
 from orchestrator.machine.reporting_process import reports
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET

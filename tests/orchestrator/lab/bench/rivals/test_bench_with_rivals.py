@@ -14,7 +14,7 @@ from orchestrator.lab.bench.figures import BenchRow, rows
 from orchestrator.lab.bench.measurement import Measurement, Setting
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.rivals import contenders
-from orchestrator.lab.bench.rivals.catalogue import RIVALS
+from orchestrator.lab.bench.rivals.contenders import RIVALS
 from orchestrator.lab.bench.strategies import findings
 from orchestrator.lab.findings import Findings
 from protocol.errors import InputError

@@ -12,8 +12,7 @@ import pytest
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.names import line_and_draft_tokens
 from orchestrator.lab.bench.rivals import contenders as module
-from orchestrator.lab.bench.rivals.catalogue import RIVALS, parse_rivals
-from orchestrator.lab.bench.rivals.contenders import RivalContender, open_rivals
+from orchestrator.lab.bench.rivals.contenders import RIVALS, RivalContender, open_rivals, parse_rivals
 from orchestrator.machine.downloads.environment import PYTHON, environment_folder
 from orchestrator.machine.downloads.package_index import Unavailable
 from orchestrator.machine.models.checkpoints import demo_model

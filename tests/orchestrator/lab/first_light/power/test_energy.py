@@ -12,10 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.lab.first_light.asked import Asked
 from orchestrator.lab.first_light.measurements import energy
 from orchestrator.lab.first_light.needs import RAPL
-from orchestrator.lab.first_light.power.power_meter import (
+from orchestrator.lab.first_light.power_meter import (
     COMMAND,
     PlistStream,
     Powermetrics,
@@ -25,7 +24,7 @@ from orchestrator.lab.first_light.power.power_meter import (
     energy_between,
     parsed,
 )
-from orchestrator.lab.first_light.settings import LightSettings
+from orchestrator.lab.first_light.stages import Asked, LightSettings
 from protocol.errors import PipelineError
 
 ENERGY = {"cpu_energy": 1500, "gpu_energy": 4000, "ane_energy": 250, "clusters": [], "package_energy": 5750}

@@ -1,12 +1,15 @@
-"""Memory, tokenizers and predicted speed of the recommended pairs on this machine. Prints nothing."""
+"""What a recommended pair takes of this machine's memory, and how fast it would be. Prints nothing."""
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.prediction.plan import Scenario, plain, simulated
-from orchestrator.lab.simulate.prediction.sweep import with_draft_step, with_target_step
+import msgspec
+
 from orchestrator.machine.memory import budget
 from orchestrator.machine.models.checkpoints import cached, weight_bytes
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Pair
@@ -16,18 +19,45 @@ from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 
 _FP16_BYTES = 2
 _TOKENS = 128
+"""Of the prompt, and of the answer."""
 _MAX_RATIO = 20.0
 """Of the weights to those of the calibrated model: beyond it the time of a forward is not proportional to them."""
 _MAX_MILLISECONDS = 2000.0
 """Of a forward: much slower targets count as dead."""
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Tokens a second at temperature 0."""
 
     plain: float
     adaptive: float
+
+
+class Gains(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many times as fast as plain decoding `adaptive` is, with the demo draft's acceptance at temperature 0.
+
+    `orchestrator.lab.simulate.prediction.gains` simulates and writes it. Each axis rises.
+    """
+
+    draft: tuple[float, ...]
+    """Time of the draft's step, in forwards of the target over one token."""
+    wide: tuple[float, ...]
+    """Time of the target's forward over 8 tokens, in those over one."""
+    slow_down: tuple[float, ...]
+    """Of a forward while the other device computes."""
+    times: tuple[tuple[tuple[float, ...], ...], ...]
+    """By draft, wide and slow_down."""
+
+    def at(self, draft: float, wide: float, slow_down: float) -> float:
+        """Linear between the points (in the logarithm of `draft`); the nearest value outside."""
+        axes = ([math.log(share) for share in self.draft], self.wide, self.slow_down)
+        return _between(self.times, axes, (math.log(draft), wide, slow_down))
+
+
+@cache
+def gains() -> Gains:
+    """The shipped table."""
+    return msgspec.json.decode((resources.files("orchestrator.machine.pairs") / "gains.json").read_bytes(), type=Gains)
 
 
 def memory(pair: Pair, on_processor: bool, core_ml: bool = False) -> float:
@@ -65,27 +95,26 @@ def tokenizers(pair: Pair) -> tuple[bool, bool]:
 
 
 def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast | None:
-    """The prediction of `plan` for forward times in proportion to the weights, with the demo draft's acceptance.
+    """The speed for forward times in proportion to the weights: plain decoding's, and that times the shipped gain.
 
     None if the profile does not state the weights it was measured with, or if they are too different, and for a trained
     drafter, whose guesses are not like the demo draft's: `plan --drafter` predicts one.
     """
-    if pair.draft.kind is not None:
+    if pair.draft.kind is not None or profile.target.weights is None or profile.draft.weights is None:
         return None
-    measured = profile.target.weights, profile.draft.weights
-    if measured[0] is None or measured[1] is None:
+    target, draft = profile.target.pace(), profile.draft.pace()
+    factors = (
+        pair.target.read(on_processor) / profile.target.weights,
+        pair.draft.read(on_processor) / profile.draft.weights,
+    )
+    steps = (factors[0] * target.forward(1), factors[1] * draft.forward(1))
+    if any(not 1 / _MAX_RATIO <= factor <= _MAX_RATIO for factor in factors):
         return None
-    scenario = Scenario(devices=Devices.of(profile), requests=1, tokens=_TOKENS)
-    for change, pace, model, known in (
-        (with_target_step, scenario.devices.target, pair.target, measured[0]),
-        (with_draft_step, scenario.devices.draft, pair.draft, measured[1]),
-    ):
-        factor = model.read(on_processor) / known
-        milliseconds = 1000 * pace.forward(1) * factor
-        if not 1 / _MAX_RATIO <= factor <= _MAX_RATIO or milliseconds > _MAX_MILLISECONDS:
-            return None
-        scenario = change(scenario, milliseconds)
-    return Forecast(plain(scenario).tokens_per_second, simulated(scenario, "adaptive").tokens_per_second)
+    if any(1000 * seconds > _MAX_MILLISECONDS for seconds in steps):
+        return None
+    seconds = factors[0] * sum(target.forward(1, _TOKENS - 1 + done) for done in range(_TOKENS))
+    plain, wide = _TOKENS / seconds, target.forward(8) / target.forward(1)
+    return Forecast(plain, plain * gains().at(steps[1] / steps[0], wide, profile.both_busy.factor))
 
 
 def weights_in(folder: Path, on_processor: bool) -> int:
@@ -101,3 +130,14 @@ def weights_in(folder: Path, on_processor: bool) -> int:
     else:
         bits = 32 if config.get("torch_dtype", config.get("dtype")) == "float32" else 16
     return round(size * PROCESSOR_BITS / bits)
+
+
+def _between(values: Any, axes: Sequence[Sequence[float]], point: Sequence[float]) -> float:
+    """Linear interpolation in nested sequences, one axis a level."""
+    if not axes:
+        return values
+    axis, at = axes[0], min(max(point[0], axes[0][0]), axes[0][-1])
+    above = next(index for index in range(1, len(axis)) if at <= axis[index])
+    share = (at - axis[above - 1]) / (axis[above] - axis[above - 1])
+    low, high = (_between(values[index], axes[1:], point[1:]) for index in (above - 1, above))
+    return low + share * (high - low)

@@ -7,14 +7,77 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.core.request_stats import pace_of
-from orchestrator.lab.bench.baseline.messages import BatchJob, BatchJobResult, Job, JobResult, Setup
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.names import PLAIN, contender_name
 from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.errors import PipelineError
+from protocol.messages.worker import Paced
 from protocol.own_modules import module_command
+from protocol.worker.pacing import DevicePace
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of the process: its one argument, as JSON."""
+
+    target: str
+    """Folder of the model."""
+    draft: str
+    """Folder of the draft model; empty for none."""
+    texts: str = ""
+    """File of recorded texts that stand in for the target; empty to load the target."""
+    cores: tuple[int, ...] = ()
+    """Processor cores to run on, where the OS allows it; empty for all."""
+    target_pace: DevicePace | None = None
+    """The times of the paced device, on which both models run in turns; None for no pace."""
+    draft_pace: DevicePace | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="one"):
+    """Continue these tokens until `max_tokens` or one of the end tokens `ends`."""
+
+    tokens: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+    ends: tuple[int, ...]
+    draft_tokens: int
+    """0 for `generate_step`, else the `num_draft_tokens` of `speculative_generate_step`."""
+
+
+class BatchJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="batch"):
+    """Continue all these prompts together, without a draft."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+    ends: tuple[int, ...]
+
+
+class BatchJobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of a batch job."""
+
+    generated: int
+    """Tokens of all prompts in the time in which all of them were decoded."""
+    seconds: float
+    """Length of that time."""
+    paced: Paced | None = None
+
+
+class JobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of a job. The first one is empty: the models are loaded."""
+
+    tokens: tuple[int, ...] = ()
+    drafted: tuple[bool, ...] = ()
+    """For each token, whether it is an accepted draft token."""
+    seconds: float = 0.0
+    """From the end of the prefill of all but the prompt's last token to the last token."""
+    paced: Paced | None = None
+    arrivals: tuple[float, ...] = ()
+    """Seconds from the job's begin, prefill included, to each token."""
+
 
 _TERMINATION_SECONDS = 5.0
 
@@ -40,7 +103,7 @@ def running(
         target_pace=profile and profile.target.pace(),
         draft_pace=profile and profile.draft_on_target_device.pace(),
     )
-    command = [*module_command("orchestrator.lab.bench.baseline.process"), msgspec.json.encode(setup).decode()]
+    command = [*module_command("orchestrator.lab.bench.mlx_lm_process"), msgspec.json.encode(setup).decode()]
     with ChildProcess(command, variables=worker_environment("target", setup.cores), asked=True) as process:
         try:
             yield MlxLm(process, profile.name if profile else "")

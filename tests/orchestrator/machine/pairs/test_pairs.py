@@ -18,7 +18,11 @@ from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
 from orchestrator.cli.options import draft_engine_option, pair_option
 from orchestrator.lab.calibration.calibrate import to_toml
-from orchestrator.lab.pairs import fits, forecast, memory, tokenizers, weights_in
+from orchestrator.lab.simulate.devices import Devices
+from orchestrator.lab.simulate.prediction import gains as simulated
+from orchestrator.lab.simulate.prediction.plan import Scenario, plain
+from orchestrator.lab.simulate.prediction.plan import simulated as predicted
+from orchestrator.machine.pairs.expectations import fits, forecast, gains, memory, tokenizers, weights_in
 from orchestrator.machine.pairs.recommended_pairs import draft_beside, pairs
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
 from tests.conftest import Reference
@@ -99,6 +103,25 @@ def test_a_forecast_grows_with_the_weights():
     assert half.plain == pytest.approx(2 * same.plain, rel=0.01)
     assert same.adaptive > 1.2 * same.plain
     assert forecast(PAIR, load_profile("m4-16gb-qwen2.5-3b"), False) is None
+
+
+@pytest.mark.parametrize(("draft", "wide", "slow_down"), [(0, 2, 1), (3, 0, 0), (5, 4, 2)])
+def test_the_shipped_gains_are_those_that_the_simulator_gives(draft: int, wide: int, slow_down: int):
+    axes = gains().draft[draft], gains().wide[wide], gains().slow_down[slow_down]
+
+    assert (gains().draft, gains().wide, gains().slow_down) == (simulated.DRAFT, simulated.WIDE, simulated.SLOW_DOWN)
+    assert gains().times[draft][wide][slow_down] == pytest.approx(simulated.gain(*axes), rel=0.03)
+    assert gains().at(*axes) == pytest.approx(gains().times[draft][wide][slow_down])
+
+
+def test_a_forecast_is_about_what_plan_predicts():
+    profile = measured(1, 1)
+    scenario = Scenario(devices=Devices.of(profile), requests=1, tokens=128)
+    expected = forecast(PAIR, profile, False)
+
+    assert expected is not None
+    assert expected.plain == pytest.approx(plain(scenario).tokens_per_second, rel=0.001)
+    assert expected.adaptive == pytest.approx(predicted(scenario, "adaptive").tokens_per_second, rel=0.1)
 
 
 def test_a_mixture_of_experts_reads_its_active_parameters_and_needs_memory_for_all():

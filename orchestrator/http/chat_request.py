@@ -1,0 +1,243 @@
+"""What clients may ask in a chat, checked and turned into sampling parameters. Pure.
+
+The form of OpenAI's API. Other APIs translate their requests to it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.sampling.sampling_fields import number_fields
+from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.request_bodies import decoded
+from orchestrator.http.structured_output import allowed, call_grammar, response_grammar
+from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
+from protocol.errors import InputError
+from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS
+from protocol.messages.grammar import Grammar
+
+NOT_IN_BODIES = {
+    "repetition_context": "no API that clients speak has such a field",
+    "logprobs": "each API asks for log-probabilities in its own way",
+    "verification": "the user who starts the server chooses the acceptance rule",
+}
+"""Fields of `SamplingFields` that no request body has, and why."""
+ONLY_OF_COMPLETIONS = {
+    "frequency_penalty": "neither the Responses API nor Anthropic's has it",
+    "presence_penalty": "neither the Responses API nor Anthropic's has it",
+}
+"""Fields that only chat completions and completions have, and why."""
+_OWN_RANGES = {"top_k": Annotated[int, Meta(ge=-1)]}
+"""Some clients send a top_k of -1 for "all"."""
+
+_FIELDS = number_fields(NOT_IN_BODIES)
+BODY_NAMES = tuple(field.name for field in _FIELDS)
+SHARED_NAMES = tuple(name for name in BODY_NAMES if name not in ONLY_OF_COMPLETIONS)
+"""Fields that every API has. All but completions pass them on to the chat request unchecked."""
+
+if TYPE_CHECKING:
+
+    class CheckedSamplingFields(msgspec.Struct, kw_only=True):
+        """BODY_NAMES with their ranges; None is "not given"."""
+
+    class UncheckedSamplingFields(msgspec.Struct, kw_only=True):
+        """SHARED_NAMES of any type; None is "not given"."""
+
+        temperature: Any = None
+        top_p: Any = None
+
+else:
+    CheckedSamplingFields = msgspec.defstruct(
+        "CheckedSamplingFields",
+        [(field.name, _OWN_RANGES.get(field.name, field.annotation) | None, None) for field in _FIELDS],
+        kw_only=True,
+    )
+    UncheckedSamplingFields = msgspec.defstruct(
+        "UncheckedSamplingFields", [(name, Any, None) for name in SHARED_NAMES], kw_only=True
+    )
+
+
+MOST_CHOICES = 16
+MOST_MESSAGES = 10_000
+"""Of a chat; a template may compare each with those before it."""
+_IGNORED: tuple[object, ...] = (None, False, 0, [], {})
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class GenerationRequest(CheckedSamplingFields, kw_only=True):
+    """What both kinds of completion have in common; None is what clients send for "not given"."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    user: Any = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def prompt_count(self) -> int:
+        return 1
+
+    @property
+    def with_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that the client wants at most."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many of the most probable tokens are told beside each chosen one; None if nothing is."""
+        return None
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are told too."""
+        return False
+
+    def refuse_unsupported(self) -> None:
+        """Raises ApiError for what would change the answer, if this server could do it."""
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None
+    response_format: Any = None
+    tools: Annotated[tuple[dict[str, Any], ...], Meta(max_length=MAX_FUNCTIONS)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+    @property
+    def offered(self) -> tuple[dict[str, Any], ...]:
+        """Tools that the model is to know of. Raises ApiError."""
+        if self.tool_choice == "none":
+            return ()
+        tools, _ = allowed(self.tools or (), self.tool_choice)
+        return tuple(map(dict, tools))
+
+    @property
+    def most_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    def grammar(self, write: CallWriter = JSON_CALLS) -> Grammar | None:
+        """What the answer is held to, calls in the syntax of `write`. Raises ApiError."""
+        form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
+        _, choice = allowed(self.tools or (), self.tool_choice)
+        return call_grammar(self.offered, choice, self.most_calls, form, write) or form
+
+    def refuse_unsupported(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs to be true.", code="invalid_value", param="top_logprobs")
+        self.grammar()
+        for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
+            raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
+        for name in ("functions", "function_call", "audio"):
+            if getattr(self, name) not in (*_IGNORED, "none", "auto"):
+                raise unsupported(name, f"{name} is not supported: leave it out.")
+        if self.modalities not in (*_IGNORED, ["text"]):
+            raise unsupported("modalities", "Only text is supported.")
+        for kind in _kinds_without_text(self.messages):
+            raise unsupported(
+                "messages", f"A message has a part of type {kind!r}, and these models read only text: leave it out."
+            )
+
+
+RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering"))
+"""Variables of chat templates that requests may not choose."""
+
+
+def _kinds_without_text(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Types of the parts of messages that are images, audio or files."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind not in _TEXT_PARTS and not isinstance(part.get("text"), str):
+                yield kind
+
+
+_TEXT_PARTS = ("text", "refusal")
+
+Q = TypeVar("Q", bound=GenerationRequest)
+
+
+def read(body: bytes, kind: type[Q]) -> Q:
+    """The question in a request's body. Raises ApiError naming what is wrong with it."""
+    question = decoded(body, kind)
+    question.refuse_unsupported()
+    return question
+
+
+def sampling(
+    question: GenerationRequest,
+    room: int,
+    default_tokens: int | None,
+    defaults: Mapping[str, float],
+    grammar: Grammar | None = None,
+) -> SamplingParams:
+    """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open;
+    `grammar`: what the answer is held to."""
+    given = {name: value for name in BODY_NAMES if (value := getattr(question, name)) is not None}
+    if given.get("top_k") == -1:
+        # What some clients send for "all".
+        given["top_k"] = 0
+    params = SamplingParams(
+        **{**defaults, **given},
+        seed=None if question.seed is None else question.seed % (1 << 32),
+        stop=_stops(question.stop),
+        max_tokens=max(1, min(question.limit or default_tokens or room, room)),
+        logit_bias=_bias(question.logit_bias or {}),
+        grammar=grammar,
+        logprobs=question.alternatives,
+        prompt_logprobs=question.prompt_logprobs,
+    )
+    try:
+        params.submit("", "check")
+    except InputError as error:
+        raise ApiError(400, str(error), code="invalid_value") from error
+    return params
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(each for each in ((stop,) if isinstance(stop, str) else stop or ()) if each)
+
+
+def _bias(bias: Mapping[str, float]) -> dict[int, float]:
+    if not all(token.isascii() and token.isdigit() and len(token) < 10 for token in bias):
+        raise ApiError(400, 'logit_bias maps token ids to numbers, for instance {"50": -100}.', param="logit_bias")
+    return {int(token): value for token, value in bias.items()}

@@ -1,0 +1,73 @@
+"""/v1/completions and /v1/chat/completions: the routes of OpenAI's older APIs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orchestrator.http.chat_request import ChatRequest, read
+from orchestrator.http.model_server import ModelServer
+from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
+from orchestrator.http.openai.request import CompletionRequest
+from orchestrator.http.prompts import PreparedRequest, RenderedChat
+from orchestrator.http.request_bodies import read_body
+
+
+class CompletionRoutes:
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+        ]
+
+    async def complete(self, request: Request) -> Response:
+        question = await read_body(request, lambda content: read(content, CompletionRequest))
+        answer = ChoiceAnswer(
+            "text",
+            self._server.model_name(question.model),
+            question.prompt_count,
+            with_usage=question.with_usage,
+            codec=None if question.told is None else self._server.codec,
+            silent=question.silent,
+            returned=question.returned if question.choices > question.returned else None,
+        )
+
+        def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
+            echoed = self._echoed(question, prompts)
+            return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
+
+        return await self._server.answer(request, question, lambda: PreparedRequest(question.prompts, renderer))
+
+    async def chat(self, request: Request) -> Response:
+        question = await read_body(request, lambda content: read(content, ChatRequest))
+        name, codec = self._server.model_name(question.model), self._server.codec
+
+        def renderer(prompt: RenderedChat, _: int) -> Chunks:
+            answer = ChoiceAnswer(
+                "chat",
+                name,
+                1,
+                with_usage=question.with_usage,
+                codec=None if question.alternatives is None else codec,
+                new_parser=prompt.new_parser,
+                shown=prompt.shown,
+                marked=prompt.marked,
+                reasoning_tokens=codec.count,
+                warnings=prompt.warnings,
+            )
+            return Chunks(answer, question.choices)
+
+        return await self._server.converse(request, question, renderer)
+
+    def _echoed(self, question: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
+        """The prompt of each choice that is returned, if the client wants it back."""
+        if not question.echo:
+            return []
+        texts = [each if isinstance(each, str) else self._server.codec.decode(each) for each in question.prompts]
+        return [Echo(*each) for each in zip(texts, prompts, strict=True) for _ in range(question.returned)]

@@ -1,1 +1,0 @@
-"""Power meters, and the energy that their samples add up to."""

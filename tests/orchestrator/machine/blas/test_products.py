@@ -1,0 +1,98 @@
+"""Laws of the bridge's own products of a few rows: right, and equal to the last bit however many rows there are."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator.machine.blas.library import blas_environment
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"), reason="bridges are for these"
+)
+_SETTING = """
+import ctypes, os, threading
+import numpy as np
+library, real = ctypes.CDLL(None), ctypes.c_float
+def product(a, b, alpha=1.0, beta=0.0, c=None):
+    rows, columns, sums = len(a), len(b), a.shape[1]
+    c = np.zeros((rows, columns), np.float32) if c is None else c.copy()
+    data = [ctypes.c_void_p(each.ctypes.data) for each in (a, b, c)]
+    library.cblas_sgemm(
+        101, 111, 112, rows, columns, sums, real(alpha), data[0], sums, data[1], sums, real(beta), data[2], columns
+    )
+    return c
+def numbers(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+def near(found, a, b):
+    return np.abs(found - a.astype(np.float64) @ b.T.astype(np.float64)).max() < 1e-4 * a.shape[1] ** 0.5
+SHAPES = (1, 1), (3, 17), (5, 15), (64, 16), (130, 64), (257, 333), (1536, 576), (577, 1530)
+"""
+"""Each shape: columns and summands. The last three are shared by the threads."""
+
+
+def run(program: str, threads: int) -> None:
+    environment = blas_environment() | {"OPENBLAS_NUM_THREADS": str(threads)}
+    subprocess.run([sys.executable, "-c", _SETTING + program], env=environment, check=True, timeout=100)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_row_does_not_depend_on_the_rows_beside_it(threads: int):
+    run(
+        """
+for columns, sums in SHAPES:
+    a, b = numbers(1, 32, sums), numbers(2, columns, sums)
+    alone = np.concatenate([product(a[i : i + 1], b) for i in range(32)])
+    for rows in range(2, 33):
+        assert np.array_equal(product(a[:rows], b), alone[:rows]), (columns, sums, rows)
+""",
+        threads,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_are_right(threads: int):
+    run(
+        """
+for columns, sums in SHAPES:
+    for rows in (1, 2, 3, 4, 5, 8, 31, 32, 33, 70):
+        a, b, c = numbers(rows, rows, sums), numbers(2, columns, sums), numbers(3, rows, columns)
+        assert near(product(a, b), a, b)
+        assert near((product(a, b, 0.5, 2.0, c) - 2 * c) * 2, a, b)
+        assert near(product(a, b, c=np.full_like(c, np.nan)), a, b)
+""",
+        threads,
+    )
+
+
+def test_products_of_several_threads_at_once_are_right():
+    run(
+        """
+a, b = numbers(1, 8, 576), numbers(2, 1536, 576)
+right, wrong = product(a, b), []
+def repeat():
+    for _ in range(200):
+        if not np.array_equal(product(a, b), right):
+            wrong.append(True)
+threads = [threading.Thread(target=repeat) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not wrong
+""",
+        3,
+    )
+
+
+def test_a_forked_process_computes_without_its_parents_threads():
+    run(
+        """
+a, b = numbers(1, 8, 576), numbers(2, 1536, 576)
+right = product(a, b)
+child = os.fork()
+if not child:
+    os._exit(0 if np.array_equal(product(a, b), right) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+""",
+        2,
+    )
