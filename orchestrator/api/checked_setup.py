@@ -13,9 +13,9 @@ from orchestrator.api.caller import caller_level
 from orchestrator.api.memory_check import fitted
 from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
 from orchestrator.api.validation import out_of_range
-from orchestrator.core.admission import foreign_tokenizer
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.workers import foreign_tokenizer
 from orchestrator.machine.blas.library import HOW_TO_GET_ONE
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice

@@ -5,22 +5,19 @@ guarantees that a request's tokens are the target's own, whatever workers do.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import assert_never
+from typing import Literal, assert_never
 
-from orchestrator.core.commands import Command, Dismiss, Emit, Place, SendMessage, TellReading
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Place, Reject, SendMessage, TellReading
 from orchestrator.core.drafts.election import MAX_DRAFTS
-from orchestrator.core.drafts.feature_relay import FeatureRelay
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
-from orchestrator.core.kv.prefill_router import PrefillRouter
 from orchestrator.core.options import Options
-from orchestrator.core.phases import AWAITING_TARGET, Phase
+from orchestrator.core.phases import AWAITING_TARGET, Phase, Trigger
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.request_lifecycle import RequestLifecycle
-from orchestrator.core.response_timeouts import Remedy, ResponseTimeouts
-from orchestrator.core.scheduler import Scheduler
+from orchestrator.core.prefills import PrefillRouter
+from orchestrator.core.scheduler import Remedy, ResponseTimeouts, Scheduler
 from orchestrator.core.sequence import Sequence
-from orchestrator.core.worker_registry import WorkerRegistry
+from orchestrator.core.workers import FeatureRelay, WorkerRegistry, refusal
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.features import Features
 from protocol.messages.kv import KvOffer
@@ -32,8 +29,8 @@ from protocol.messages.worker import (
     Prefilled,
     Prefilling,
     PromptLikelihoods,
+    Stop,
     Verdict,
-    Verify,
 )
 
 
@@ -54,9 +51,7 @@ class Machine:
         self._shared: bool | None = None
         """Whether the workers compute on one device; None until a draft is active."""
         self._features = FeatureRelay(self.sequences, self._workers)
-        self._requests = RequestLifecycle(
-            self.strategy, self.sequences, self._workers, self.scheduler, self.drafts, self.prefills, profile
-        )
+        self._profile = profile
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Fold one event into the state; return what the runtime must now do, in this order."""
@@ -70,7 +65,7 @@ class Machine:
         """
         match event:
             case Submitted():
-                return self._requests.submit(event, now)
+                return self._submit(event, now)
             case Ended():
                 return self._on_ended(event, now)
             case WorkerUp():
@@ -100,12 +95,57 @@ class Machine:
 
     # Requests ---------------------------------------------------------------------------------
 
+    def _submit(self, event: Submitted, now: float) -> list[Command]:
+        estimates = self.drafts.estimates(event.request)
+        sequence = Sequence(event.sequence, event.request, estimates, self.strategy.drafts, now)
+        self.sequences[sequence.id] = sequence
+        return self._admit(sequence.id, now) if self.scheduler.add(sequence.id) else []
+
     def _on_ended(self, event: Ended, now: float) -> list[Command]:
         sequence = self.sequences.get(event.sequence)
         if sequence is None:
             return []
         sequence.stats.generated -= event.surplus
-        return [*self._requests.finish(sequence, event.reason, now), *self._schedule(now)]
+        return [*self._finish(sequence, event.reason, now), *self._schedule(now)]
+
+    def _admit(self, id: SequenceId, now: float) -> list[Command]:
+        """Start a request that got a place."""
+        self.sequences[id].enter(Trigger.ADMIT)
+        return self._start(self.sequences[id], now)
+
+    def _start(self, sequence: Sequence, now: float) -> list[Command]:
+        """Start a sequence on the target, if one is up, and on the drafts that are in use."""
+        target = self._workers.target
+        if target is None:
+            return []
+        reason = refusal(sequence.request, target)
+        if reason is not None:
+            return self._reject(sequence, reason, now)
+        sequence.limit_to(target)
+        sequence.outstanding = None
+        return [self.prefills.begin(sequence, now), *self.drafts.begin(sequence, now)]
+
+    def _stop(self, sequence: Sequence) -> list[Command]:
+        """End a sequence on all workers."""
+        releases = self.prefills.sequence_ended(sequence)
+        stops: list[Command] = [
+            SendMessage(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers
+        ]
+        return [*stops, *releases, *self.drafts.sequence_ended(sequence.id)]
+
+    def _finish(self, sequence: Sequence, reason: Literal["stop", "length", "cancelled"], now: float) -> list[Command]:
+        strategy, plain = self.strategy, sequence.plain_tokens_per_second()
+        statistics = sequence.stats.statistics(now, strategy.drafts, strategy.caches, self._profile, plain)
+        return [*self._forget(sequence, now), Finish(sequence.id, reason, statistics)]
+
+    def _reject(self, sequence: Sequence, reason: str, now: float) -> list[Command]:
+        """The target can't serve the request."""
+        return [*self._forget(sequence, now), Reject(sequence.id, reason)]
+
+    def _forget(self, sequence: Sequence, now: float) -> list[Command]:
+        del self.sequences[sequence.id]
+        successor = self.scheduler.remove(sequence.id)
+        return [*self._stop(sequence), *([] if successor is None else self._admit(successor, now))]
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -128,7 +168,7 @@ class Machine:
                 self._features.target_changed()
                 commands += self._features.tap()
                 for sequence in self._running():
-                    commands += self._requests.start(sequence, now)
+                    commands += self._start(sequence, now)
                 return [*commands, *self.drafts.follow_target(now)]
 
     def _on_draft_up(self, event: WorkerUp, now: float) -> list[Command]:
@@ -230,45 +270,38 @@ class Machine:
         if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.is_answered_by(verdict):
             return self._drop()
         width = self.scheduler.verdict_arrived(sequence.id, now)
-        chosen = sequence.observe(verdict)
+        chosen = sequence.chosen(verdict)
         if width is not None:
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.
             sequence.observe_round(verdict, now, undisturbed=not self.drafts.comparing)
         tokens, reason = sequence.truncated(chosen)
-        sequence.stats.add_tokens(len(tokens), now)
-        verified = sequence.outstanding
-        assert verified is not None
         if reason is None:
-            return self._commit(sequence, verified, verdict, tokens, now)
-        sequence.settle(verified, verdict, chosen)
-        sequence.tokens += tokens
+            return self._commit(sequence, verdict, tokens, now)
+        sequence.end(verdict, chosen, tokens, now)
         emit = Emit(sequence.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
-        return [emit, *self._requests.finish(sequence, reason, now), *self._schedule(now)]
+        return [emit, *self._finish(sequence, reason, now), *self._schedule(now)]
 
-    def _commit(
-        self, sequence: Sequence, verified: Verify, verdict: Verdict, tokens: list[int], now: float
-    ) -> Iterator[Command]:
+    def _commit(self, sequence: Sequence, verdict: Verdict, tokens: list[int], now: float) -> Iterator[Command]:
         """Commit `tokens` and go on: the target first, then the drafts, then the client."""
-        waited = sequence.waited
         # Other requests could use the time that this one waits, and a draft on trial would be compared unfairly.
         refreshes = self.strategy.refreshes and len(self.sequences) == 1 and not self.drafts.comparing
-        hit = sequence.commit(tokens, now, refreshes)
+        round = sequence.commit(verdict, tokens, now, refreshes)
         successor = self.scheduler.preempt(sequence.id, len(tokens))
         if successor is not None:
             sequence.preempt()
-            yield from self._requests.stop(sequence)
-            yield from self._requests.admit(successor, now)
+            yield from self._stop(sequence)
+            yield from self._admit(successor, now)
         elif self.drafts.in_turns:
             # The target lets a draft that begins read the prompt alone.
             yield from self.drafts.begin(sequence, now)
         yield from self._schedule(now)
-        sequence.settle(verified, verdict, tokens)
+        round.settle()
         if sequence.phase is not Phase.WAITING:
-            yield from self.drafts.follow(sequence, tokens, len(verified.tokens), waited, hit, now)
+            yield from self.drafts.follow(sequence, round, now)
         yield from self._place()
-        told = hit if self.strategy.caches and sequence.level != "plain" else None
+        told = round.hit if self.strategy.caches and sequence.level != "plain" else None
         yield Emit(sequence.id, tuple(tokens), told, verdict.likelihoods)
 
     def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:
@@ -289,8 +322,8 @@ class Machine:
             commands = self.drafts.tree_refused(sequence, now) if sequence.refuse_tree(now) else []
             return [*commands, *self._schedule(now)]
         if fault.kind == "refused":
-            return [*self._requests.reject(sequence, fault.text, now), *self._schedule(now)]
-        return [*self._requests.start(sequence, now), *self._schedule(now)]
+            return [*self._reject(sequence, fault.text, now), *self._schedule(now)]
+        return [*self._start(sequence, now), *self._schedule(now)]
 
     def _place(self) -> list[Command]:
         """Let the workers' places follow the active draft's mode."""
@@ -318,7 +351,7 @@ class Machine:
                     commands.append(self.prefills.resend(sequence))
                 case Remedy.RESTART:
                     self.scheduler.expect_no_verdict(sequence.id)
-                    commands += self._requests.start(sequence, now)
+                    commands += self._start(sequence, now)
         return [*commands, *self.prefills.tick(now), *self._schedule(now), *self._features.tap()]
 
     def _running(self) -> list[Sequence]:

@@ -20,7 +20,7 @@ class Phase(Enum):
     ADMITTED = auto()
     """The sequence has a place, and the target that is up, if one is, was sent no Start."""
     DELEGATED = auto()
-    """A prefill worker evaluates the prompt, or the disk is asked for its KV; the target was sent no Start."""
+    """A prefill worker evaluates the prompt; the target was sent no Start."""
     PREFILLING = auto()
     """The target was sent a Start and has not answered."""
     READY = auto()

@@ -1,13 +1,16 @@
-"""Which requests run, which wait for a place, and whose trees share the target's next forward. Pure."""
+"""Which requests run, whose trees share the target's next forward, and which of its answers are overdue. Pure."""
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
-from orchestrator.core.phases import Phase
+from orchestrator.core.commands import Replace
+from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
 from orchestrator.core.sequence import Sequence
+from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import MAX_TREES, SequenceId
 from protocol.messages.worker import Verify
 
@@ -16,6 +19,12 @@ _PREFILL_PRIORITY_SECONDS = 1.0
 its own prefill and one round, and the running requests pause no longer than that."""
 _STRAGGLER_SECONDS = 0.1
 """The verdicts of one forward arrive together. A later verdict counts as lost: its tree is sent again alone."""
+_ANSWER_SECONDS = 5.0
+"""After this long without an answer the message is sent again; the target's answers are idempotent."""
+_MAX_RESENDS = 2
+"""After so many resends of a tree the sequence is restarted: the target may be at another round."""
+_SILENCE_SECONDS = 60.0
+"""A target whose answer is overdue and that sends no message at all for this long is replaced."""
 
 
 @dataclass(slots=True)
@@ -192,3 +201,48 @@ class Scheduler:
             return False
         self.wake_at = until
         return True
+
+
+class Remedy(Enum):
+    """What to do about an answer that is overdue."""
+
+    SEND_AGAIN = auto()
+    RESTART = auto()
+
+
+class ResponseTimeouts:
+    """Timeouts of the target's answers; none while no target is up."""
+
+    def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
+        self._sequences = sequences
+        self._workers = workers
+
+    def deadline(self) -> float | None:
+        """When the first answer is overdue."""
+        return min((sequence.sent_at + _ANSWER_SECONDS for sequence in self._awaiting()), default=None)
+
+    def overdue(self, now: float) -> list[tuple[Sequence, Remedy]]:
+        """Sequences whose answer is overdue, each with the remedy. Their timeouts begin again."""
+        late = [sequence for sequence in self._awaiting() if now >= sequence.sent_at + _ANSWER_SECONDS]
+        return [(sequence, _remedy(sequence, now)) for sequence in late]
+
+    def silent_target(self, now: float) -> Replace | None:
+        """The command that replaces the target, if the target was silent for too long."""
+        silence = self._workers.silence("target", now) if "target" in self._workers else 0.0
+        if silence <= _SILENCE_SECONDS:
+            return None
+        return Replace(
+            "target", self._workers.incarnation("target"), f"The target has been silent for {silence:.0f} s."
+        )
+
+    def _awaiting(self) -> list[Sequence]:
+        if "target" not in self._workers:
+            return []
+        return [sequence for sequence in self._sequences.values() if sequence.phase in AWAITING_TARGET]
+
+
+def _remedy(sequence: Sequence, now: float) -> Remedy:
+    sequence.sent_at = now
+    sequence.resends += 1
+    restart = sequence.resends > _MAX_RESENDS and sequence.phase is Phase.VERIFYING
+    return Remedy.RESTART if restart else Remedy.SEND_AGAIN

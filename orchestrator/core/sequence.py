@@ -1,20 +1,22 @@
 """One request in progress: its committed tokens, its speculation, and its phase with the target. Pure."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
+
+from msgspec.structs import replace
 
 from orchestrator.core.events import Request
 from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
-from orchestrator.core.plain_decoding import plain_tokens_per_second
 from orchestrator.core.policy.decision import SequenceView
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.turn_taking import MeasuredRound
-from orchestrator.core.request_stats import RequestStats
-from orchestrator.core.speculation import Speculation
-from protocol.messages.base import Level, NodeId, SequenceId
+from orchestrator.core.policy.estimates import Estimates, MeasuredRound
+from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
+from orchestrator.core.speculation import Settlement, Speculation
+from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
 from protocol.messages.kv import KvReference
-from protocol.messages.sampling import Likelihood
-from protocol.messages.worker import Hello, Verdict, Verify
+from protocol.messages.plans import GrowthPlan
+from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
 
@@ -45,12 +47,6 @@ class Sequence:
         """When the target was last sent a message that it has to answer."""
         self.resends = 0
         """How often the outstanding tree was sent again."""
-        self.prefill_deadline = now
-        """When a prefill worker that evaluates the prompt, or the disk, should be done."""
-        self.prefilled_arena = ""
-        """Name of the arena that a prefill worker last offered for this sequence."""
-        self.adopting: KvReference | None = None
-        """The arena that the last Start to the target named for adoption."""
         self.ready_since = now
         """When the present root became known."""
         self.waited = 0.0
@@ -73,6 +69,9 @@ class Sequence:
         """Expected of the round under verification."""
         self.ended_round = 1.0, 0.0
         """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
+        self._alone: tuple[float, bool] | None = None
+        """Of the present round, if no other request shared its forward: seconds beyond the forward and the wait, and
+        whether the forward stands for the request's conditions."""
         self._verified = self.speculation
         """The speculation whose tree is under verification, or was last."""
 
@@ -92,7 +91,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that may still be generated."""
-        return self._max_tokens - self.stats.generated
+        return self._max_tokens + len(self.request.tokens) - len(self.tokens)
 
     @property
     def verifying_tree(self) -> bool:
@@ -117,17 +116,41 @@ class Sequence:
         self.enter(Trigger.TARGET_LOST)
         self.outstanding = None
 
-    def delegate_prefill(self, now: float, deadline: float) -> None:
-        """A prefill worker, or the disk cache, was sent the tokens before the root."""
+    def delegate_prefill(self, now: float) -> None:
+        """A prefill worker was sent the tokens before the root."""
         self.enter(Trigger.DELEGATE_PREFILL)
         self.sent_at = now
-        self.prefill_deadline = deadline
 
-    def start_on_target(self, now: float, adopting: KvReference | None) -> None:
-        """The target was sent a Start that names `adopting`."""
+    def start_on_target(self, now: float) -> None:
+        """The target was sent a Start."""
         self.enter(Trigger.SEND_START)
         self.sent_at = now
-        self.adopting = adopting
+
+    def start_message(
+        self,
+        plan: GrowthPlan | None = None,
+        vocabulary: int | None = None,
+        adopt: KvReference | None = None,
+        sampling: Sampling | None = None,
+    ) -> Start:
+        """The Start that serves the sequence from its committed tokens.
+
+        The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth
+        plan, the target's vocabulary and perhaps a `sampling` of its own. Both may name an arena to adopt.
+        """
+        chosen, wanted = sampling or self.request.sampling, plan is None and self.untold
+        return Start(
+            sequence=self.id,
+            round=self.round,
+            tokens=tuple(self.tokens),
+            root=self.tree.root.id,
+            sampling=chosen if wanted else replace(chosen, prompt_logprobs=False),
+            vocabulary=vocabulary,
+            plan=plan,
+            adopt=adopt,
+            prompt_tokens=len(self.request.tokens),
+            eos_tokens=tuple(sorted(self.request.eos_tokens))[:MAX_EOS_TOKENS],
+        )
 
     def tell_prompt(self, first: int, likelihoods: tuple[Likelihood, ...]) -> tuple[Likelihood, ...] | None:
         """What is new of the likelihoods of the prompt's tokens from `first` on: a target that was started again tells
@@ -239,11 +262,9 @@ class Sequence:
             parent = id
         return True
 
-    def observe(self, verdict: Verdict) -> list[int]:
-        """Compare what was believed with what the target chose. Returns the accepted tokens and the bonus token."""
-        nodes = self._verified_nodes
-        chosen = [*(nodes[id].token for id in verdict.path), verdict.bonus]
-        self.speculation.observe(chosen)
+    def chosen(self, verdict: Verdict) -> list[int]:
+        """The accepted tokens and the bonus token."""
+        chosen = [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
         # Prompt lookup is calibrated by its first guess, whether or not that was verified.
         for token, claimed in self._lookup.continuations(self.tokens[-_SUFFIX:], 1):
             self.estimates.lookup.observe(claimed, 0, token == chosen[0])
@@ -255,7 +276,6 @@ class Sequence:
         `undisturbed`: no draft but the active one grows.
         """
         width = 1 + len(self._verified_nodes)
-        self.stats.add_forward(width, verdict.seconds, self.waited, counts=not self.speculation.prefilling)
         if undisturbed and self.speculation.drafting and self.speculation.takes_turns:
             estimates = self.estimates
             measured = MeasuredRound(
@@ -266,7 +286,7 @@ class Sequence:
             tokens, seconds = len(verdict.path) + 1, self.waited + verdict.seconds
             self.estimates.freshness.observe(self.anew, tokens, seconds)
         seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
-        self.stats.add_overhead(seconds)
+        self._alone = seconds, not self.speculation.prefilling
         self.estimates.hop.observe(seconds)
 
     def plain_tokens_per_second(self) -> float | None:
@@ -278,17 +298,6 @@ class Sequence:
         if not cost.known:
             return None
         return plain_tokens_per_second(self.stats.forwards, cost, estimates.slowdown, estimates.hop.get(0.0))
-
-    def settle(self, verified: Verify, verdict: Verdict, chosen: list[int]) -> None:
-        """Count a round: what was verified, its verdict, and the tokens that `observe` gave.
-
-        No decision about the next round needs these counts, so that `settle` may follow after it.
-        """
-        # One more token could have been accepted where the end of the path had a child under verification.
-        tried = len(verdict.path) + (end_of_path(verified.tokens, verified.parents, chosen[:-1]) in verified.parents)
-        self.stats.add_round(len(verdict.path), tried, verdict.seconds)
-        self.stats.add_paced(verdict.paced)
-        self.speculation.settle()
 
     def truncated(self, tokens: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
         """`tokens` up to the first end-of-sequence token, and no more than may still be generated.
@@ -302,18 +311,17 @@ class Sequence:
                 return tokens[: index + 1], "stop"
         return tokens, "length" if len(tokens) >= remaining else None
 
-    def commit(self, tokens: list[int], now: float, refreshes: bool = False) -> bool:
-        """Move the root to the last of `tokens`. Returns whether that is a hit. `refreshes`: a hit may be given up for
-        fresh guesses."""
+    def commit(self, verdict: Verdict, tokens: list[int], now: float, refreshes: bool = False) -> "CommittedRound":
+        """Move the root to the last of `tokens`, which are those of the verdict. `refreshes`: a hit may be given up
+        for fresh guesses."""
         self.enter(Trigger.COMMIT)
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
-        self.outstanding = None
-        self._verified_nodes = {}
         self.ended_round = self._expected_tokens, now - self.ready_since
         self.ready_since = now
-        hit = self._began_with_hit = self.speculation.advance(tokens, self.round, now)
+        settlement = self.speculation.commit(tokens, self.round, now)
+        hit = self._began_with_hit = settlement.hit
         freshness = self.estimates.freshness
         self.anew = hit and refreshes and freshness is not None and freshness.choose()
         if self.anew:
@@ -322,7 +330,22 @@ class Sequence:
         if self.level != "plain":
             self.stats.hit_chances += 1
             self.stats.hits += hit
-        return hit
+        return self._ended_round(verdict, tokens, len(tokens), now, hit, settlement)
+
+    def end(self, verdict: Verdict, chosen: list[int], tokens: list[int], now: float) -> None:
+        """Count the last round. Of what the target chose, `tokens` are emitted."""
+        settlement = self.speculation.observe(chosen)
+        self._ended_round(verdict, chosen, len(tokens), now, False, settlement).settle()
+        self.tokens += tokens
+
+    def _ended_round(
+        self, verdict: Verdict, tokens: list[int], emitted: int, now: float, hit: bool, settlement: Settlement
+    ) -> "CommittedRound":
+        verified, self.outstanding = self.outstanding, None
+        assert verified is not None
+        alone, self._alone = self._alone, None
+        self._verified_nodes = {}
+        return CommittedRound(self.stats, verified, verdict, tokens, emitted, now, hit, self.waited, alone, settlement)
 
     def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:
         """At most `limit` guesses (token, believed probability) by prompt lookup, one after the other behind `leaf`."""
@@ -333,3 +356,37 @@ class Sequence:
             node = node.parent
         chain = self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit)
         return [(token, self.estimates.lookup(claimed, 0)) for token, claimed in chain]
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRound:
+    """A round whose tokens are committed, and whose counts no decision about the next round needs."""
+
+    _stats: RequestStats
+    verified: Verify
+    verdict: Verdict
+    tokens: list[int]
+    """Accepted, and the bonus."""
+    _emitted: int
+    """So many of them are emitted."""
+    _now: float
+    hit: bool
+    waited: float
+    """Seconds that the target waited for growth."""
+    _alone: tuple[float, bool] | None
+    """As in the sequence."""
+    _settlement: Settlement
+
+    def settle(self) -> None:
+        """Count what was verified, and its verdict."""
+        verified, verdict = self.verified, self.verdict
+        self._stats.add_tokens(self._emitted, self._now)
+        if self._alone is not None:
+            overhead, counts = self._alone
+            self._stats.add_forward(len(verified.tokens), verdict.seconds, self.waited, counts)
+            self._stats.add_overhead(overhead)
+        # One more token could have been accepted where the end of the path had a child under verification.
+        end = end_of_path(verified.tokens, verified.parents, self.tokens[:-1])
+        self._stats.add_round(len(verdict.path), len(verdict.path) + (end in verified.parents), verdict.seconds)
+        self._stats.add_paced(verdict.paced)
+        self._settlement.apply()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from msgspec import structs
@@ -61,11 +62,6 @@ class Speculation:
         self._missed_at: dict[int, float] = {}
         """When a round began with a miss, for rounds below whose root the draft has not grown yet."""
         self._distributions: dict[NodeId, Distribution] = {}
-        self._chosen: list[tuple[Node, int, int]] = []
-        """Of the last round: the nodes on the chosen path, each with its number of children then and the token that
-        the target chose behind it."""
-        self._outcome: tuple[int, bool] | None = None
-        """Of the last commit: the number of guesses for the bonus token, and whether one was right."""
 
     def start(self, tokens: int, now: float) -> None:
         """The draft was sent a Start and has to prefill `tokens` tokens."""
@@ -166,56 +162,45 @@ class Speculation:
         parents = (node.parent.id for node in nodes if node.parent is not None)
         return tuple(self._distributions[parent] for parent in parents if parent in self._distributions)
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        """Compare what was believed with the `tokens` that the target chose below the root. `settle` must follow."""
+    def observe(self, tokens: Sequence[int]) -> "Settlement":
+        """Compare what was believed with the `tokens` that the target chose below the root."""
         node: Node | None = self.tree.root
         self.estimates.usefulness.observe(tokens[0] in node.children if node.children else None)
-        self._chosen = []
+        settlement = Settlement(self)
         for token in tokens:
             if node is None:
-                return
+                break
             children = node.children
-            self._chosen.append((node, len(children), token))
+            settlement.chosen.append((node, len(children), token))
             if children:
                 rank = next((rank for rank, guess in enumerate(children) if guess == token), None)
                 self.estimates.acceptance.observe(float(rank == 0))
                 self.estimates.ranks.observe(len(children), rank)
             node = children.get(token)
+        return settlement
 
-    def advance(self, tokens: Sequence[int], round: int, now: float) -> bool:
-        """Commit `tokens`; the last one, the bonus, becomes the root of `round`. Returns whether that is a hit.
-
-        `settle` must follow.
-        """
+    def commit(self, tokens: Sequence[int], round: int, now: float) -> "Settlement":
+        """Observe `tokens` and commit them; the last one, the bonus, becomes the root of `round`."""
+        settlement = self.observe(tokens)
         end = self.tree.root
         for token in tokens[:-1]:
             end = end.children.get(token) or self.tree.add(end, token, 1.0)
-        self._outcome = len(end.children), tokens[-1] in end.children
+        settlement.outcome = len(end.children), tokens[-1] in end.children
         self.tree.move_root(tokens)
         self._round, self.steps, self._asked, self.asked_at = round, 0, 0, now
         self.estimates.unasked += self.in_turns and self.drafting
-        hit = bool(self.tree.root.children)
-        if not hit and len(self._missed_at) < _MAX_MISSES:
+        settlement.hit = bool(self.tree.root.children)
+        if not settlement.hit and len(self._missed_at) < _MAX_MISSES:
             self._missed_at[round] = now
-        return hit
+        return settlement
 
     def begin_anew(self, round: int, now: float) -> None:
         """Drop the guesses below the root of `round`, which is a hit: the draft grows other ones."""
         self.tree.root.children.clear()
         self._missed_at[round] = now
 
-    def settle(self) -> None:
-        """The part of `observe` and `advance` that only growth and growth plans need, and no decision about a round.
-
-        It must precede the next growth.
-        """
-        for node, guesses, token in self._chosen:
-            # The commit may have added a child behind the guesses.
-            for rank, child in enumerate(islice(node.children.values(), guesses)):
-                self.estimates.calibration.observe(child.probability, rank, child.token == token)
-        if self._outcome is not None:
-            self.estimates.hits.observe(*self._outcome)
-        self._chosen, self._outcome = [], None
+    def prune(self) -> None:
+        """Forget what is no longer below the root."""
         self.tree.prune()
         if self._distributions:
             self._distributions = {node: q for node, q in self._distributions.items() if node in self.tree}
@@ -249,3 +234,28 @@ class Speculation:
         if round in self._missed_at:
             self.estimates.recovery.observe(now - self._missed_at[round])
         self._missed_at = {later: began for later, began in self._missed_at.items() if later > round}
+
+
+@dataclass(slots=True)
+class Settlement:
+    """The part of a round's bookkeeping that growth and growth plans need, and no decision about the next round."""
+
+    speculation: Speculation
+    chosen: list[tuple[Node, int, int]] = field(default_factory=list)
+    """The nodes on the chosen path, each with its number of children then and the token that the target chose behind
+    it."""
+    outcome: tuple[int, bool] | None = None
+    """The number of guesses for the bonus token, and whether one was right; None if nothing was committed."""
+    hit: bool = False
+    """The new root has children."""
+
+    def apply(self) -> None:
+        """Calibrate the draft's claims, and prune its tree."""
+        estimates = self.speculation.estimates
+        for node, guesses, token in self.chosen:
+            # The commit may have added a child behind the guesses.
+            for rank, child in enumerate(islice(node.children.values(), guesses)):
+                estimates.calibration.observe(child.probability, rank, child.token == token)
+        if self.outcome is not None:
+            estimates.hits.observe(*self.outcome)
+        self.speculation.prune()

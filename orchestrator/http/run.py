@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 import uvicorn
 
-from orchestrator.core.models.events import ModelEntry, Seconds
-from orchestrator.core.models.table import ModelTable
+from orchestrator.core.model_table import ModelEntry, ModelTable, Seconds
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.access.connections import connection_class
 from orchestrator.http.app import application

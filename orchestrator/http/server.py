@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.api.owner import attach_command
-from orchestrator.core.models.events import ModelName, Seconds
+from orchestrator.core.model_table import ModelName, Seconds
 from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.embeddings.routes import EmbeddingRoutes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from orchestrator.core.models.events import Seconds
+from orchestrator.core.model_table import Seconds
 from orchestrator.machine.sampling_defaults import model_sampling
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from orchestrator.core.commands import Emit, Finish, TellReading
 from orchestrator.core.events import Ended, Submitted
-from orchestrator.core.telemetry.subscribers import Subscribers
+from orchestrator.core.telemetry import Subscribers
 from orchestrator.runtime.request_state import RequestState, to_request
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup

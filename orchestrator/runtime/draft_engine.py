@@ -1,7 +1,10 @@
 """Carries out the choice of the draft's engine: prepares it, starts and ends local drafts, records the verdict."""
 
+import socket
 from contextlib import suppress
+from pathlib import Path
 
+import msgspec
 import structlog
 import zmq
 
@@ -15,24 +18,61 @@ from orchestrator.core.drafts.engine_selection import (
     StartDraft,
     Tell,
 )
+from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.drafts.auto_draft import AutoDraft
-from orchestrator.machine.drafts.preparation import Declined, Prepared, Preparing
+from orchestrator.machine.drafts.preparation import Declined, PreparationOrder, PreparationReport, Prepared, Preparing
 from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.notices import Notice, NoticeSender
-from orchestrator.runtime.preparing import PreparingProcess
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.local import LocalWorkers
+from orchestrator.runtime.workers.pool import LocalWorkers
 from orchestrator.runtime.workers.supervisor import Seat
 from protocol.contracts.coreml.neural_engine import EngineChoice
 from protocol.errors import InputError
 from protocol.messages.base import Level
 from protocol.messages.worker import Hello
+from protocol.own_modules import module_command
 
+_GRACE = 7.0
+"""Seconds for the process to end its own processes and to remove an unfinished conversion: it gives the latter 5 s."""
 log = structlog.get_logger()
 
 
 class DraftEngine:
+    """The engine that the user chose: nothing is prepared or tried. The interface of `ChosenDraftEngine`."""
+
+    def pipeline_ready(self, level: Level) -> None:
+        """`level`: of the target."""
+
+    def draft_up(self, incarnation: int, hello: Hello) -> None:
+        """A draft is up; it may be one of another machine."""
+
+    def draft_lost(self, seat: Seat, reason: str) -> None:
+        """A local draft has ended and is not started again."""
+
+    def trial_decided(self, decided: TrialDecided) -> None:
+        """Two drafts were compared; they may be others."""
+
+    def submitted(self, tokens: int) -> None:
+        """A request with a prompt of so many tokens begins."""
+
+    def receive(self, ready: set[int]) -> None:
+        """Read what the preparation reports; `ready`: the file descriptors that the poller reports."""
+
+    def deadline(self) -> float | None:
+        """When `handle_due` must be called at the latest."""
+
+    def handle_due(self, now: float) -> None:
+        """Time has passed."""
+
+    def begin_stop(self) -> None:
+        """Ask the preparation to end; `stop` follows."""
+
+    def stop(self) -> None:
+        """End the preparation."""
+
+
+class ChosenDraftEngine(DraftEngine):
     """The thin shell of `EngineSelection`: it passes facts in and performs what comes out."""
 
     def __init__(
@@ -54,11 +94,9 @@ class DraftEngine:
     # Facts ------------------------------------------------------------------------------------
 
     def pipeline_ready(self, level: Level) -> None:
-        """`level`: of the target."""
         self._perform(self._selection.pipeline_ready(level))
 
     def draft_up(self, incarnation: int, hello: Hello) -> None:
-        """A draft is up; it may be one of another machine."""
         engine = self._engine_in(self._local.seat_of(incarnation))
         if engine is not None:
             self._perform(self._selection.draft_up(engine, incarnation, hello.context))
@@ -75,7 +113,6 @@ class DraftEngine:
         self._perform(self._selection.submitted(tokens))
 
     def receive(self, ready: set[int]) -> None:
-        """Read what the preparation reports; `ready`: the file descriptors that the poller reports."""
         process = self._preparing
         if process is None or process.fileno() not in ready:
             return
@@ -100,7 +137,6 @@ class DraftEngine:
         self._perform(self._selection.tick(now))
 
     def begin_stop(self) -> None:
-        """Ask the preparation to end; `stop` follows."""
         if self._preparing is not None:
             self._preparing.terminate()
 
@@ -145,3 +181,48 @@ class DraftEngine:
 
     def _engine_in(self, seat: Seat | None) -> EngineChoice | None:
         return next((engine for engine, place in self._seats.items() if place == seat), None)
+
+
+class PreparingProcess:
+    """The process that prepares the draft for the Neural Engine, as the orchestrator holds it.
+
+    Runs from its construction on. Both processes read end of file from a socket pair when the other one ends."""
+
+    def __init__(self, auto: AutoDraft, needed: int, log: Path) -> None:
+        """`needed`: bytes that the pipeline needs without Core ML."""
+        self._life, theirs = socket.socketpair()
+        self._concluded = False
+        order = PreparationOrder(auto=auto, needed=needed, life=theirs.fileno())
+        command = [*module_command("orchestrator.machine.drafts.preparation"), msgspec.json.encode(order).decode()]
+        with theirs:
+            self._process = ChildProcess(command, inherited=[theirs.fileno()], words=log.open("w+b"))
+
+    def fileno(self) -> int:
+        """Readable when `read` has something to read."""
+        return self._process.fileno()
+
+    def read(self) -> tuple[list[PreparationReport], bool]:
+        """The next reports, and whether they were the last ones."""
+        lines = self._process.read()
+        reports = [report for line in lines or () if (report := _report(line)) is not None]
+        self._concluded = self._concluded or any(not isinstance(report, Preparing) for report in reports)
+        if lines is None and not self._concluded:
+            words = self._process.last_words
+            reports.append(Declined(f"its preparation ended unexpectedly; its last words: {words}"))
+        return reports, lines is None
+
+    def terminate(self) -> None:
+        """Ask the process to end. `close` follows."""
+        self._process.terminate()
+
+    def close(self) -> None:
+        """End the process and all that it has started."""
+        with self._life, self._process as process:
+            process.end(_GRACE)
+
+
+def _report(line: bytes) -> PreparationReport | None:
+    """None for a line that a library printed."""
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(line, type=PreparationReport)
+    return None

@@ -1,4 +1,4 @@
-"""Emulates a TCP link to another machine: messages arrive later, in order. Pure.
+"""Emulates a TCP link to another machine: messages arrive later, in order.
 
 TCP retransmits lost packets. The receiver acknowledges later packets, and after the third one the sender retransmits
 the lost packet at once (fast retransmit, RFC 5681); otherwise it waits for its timer, which on Linux is the round trip
@@ -6,18 +6,26 @@ and 200 ms. All packets after the lost one wait for it, because TCP keeps order.
 """
 
 import random
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+import zmq
 from msgspec import Meta
+
+from protocol.messages.base import Message
+from protocol.transport.codec import Stamp
+from protocol.transport.hub import Arrival, Hub
 
 TIMEOUT = 0.2
 """Seconds beyond a round trip until a sender without an acknowledgement retransmits; doubled each time."""
 _LATER_PACKETS = 3
 """Packets after a lost one that cause a fast retransmit."""
+_MILLISECOND = 1e-3
+_SLEEP_SECONDS = 1e-4
 
 T = TypeVar("T")
 Out = TypeVar("Out")
@@ -118,3 +126,55 @@ class EmulatedLinks(Generic[Out, Back]):
             source = random.Random(f"{self._link.seed} {incarnation} {direction}")  # noqa: S311 - nothing secret
             wires[incarnation] = EmulatedWire(self._link, source.random)
         return wires[incarnation]
+
+
+class DelayedHub(Hub):
+    """Delays messages to and from the peers behind the link."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        expected: Any,
+        link: EmulatedLink,
+        is_remote: Callable[[Stamp], bool],
+    ) -> None:
+        """`is_remote`: whether this life of a worker is behind the link."""
+        super().__init__(context, address, expected)
+        self._is_remote = is_remote
+        self._links = EmulatedLinks[tuple[bytes, Message, Stamp], Arrival](link)
+
+    def send(self, peer: bytes, message: Message, stamp: Stamp) -> bool:
+        """As `Hub.send`. A delayed message is lost if its peer leaves meanwhile."""
+        if not self._is_remote(stamp):
+            return super().send(peer, message, stamp)
+        self._links.send(stamp.incarnation, (peer, message, stamp), time.monotonic())
+        return True
+
+    def receive(self) -> Iterator[Arrival]:
+        """As `Hub.receive`. Also delivers delayed messages that are due, so call it as often as `timeout` says."""
+        for arrival in super().receive():
+            if self._is_remote(arrival.stamp):
+                self._links.receive(arrival.stamp.incarnation, arrival, time.monotonic())
+            else:
+                yield arrival
+        now = time.monotonic()
+        for peer, message, stamp in self._links.due_at_workers(now):
+            super().send(peer, message, stamp)
+        yield from self._links.due_here(now)
+
+    def timeout(self, wait: float) -> float:
+        """Seconds to poll before the next `receive`, at most `wait`, less the millisecond by which a poll rounds up.
+
+        Sleeps briefly itself in the last millisecond before a message is due, which a poll would miss."""
+        due = self._links.due()
+        left = wait if due is None else due - time.monotonic()
+        if left >= wait:
+            return wait
+        if left < _MILLISECOND:
+            time.sleep(min(max(0.0, left), _SLEEP_SECONDS))
+        return left - _MILLISECOND
+
+    def cut(self, incarnation: int) -> None:
+        """Drop the delayed messages of an ended life."""
+        self._links.cut(incarnation)

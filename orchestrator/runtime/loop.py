@@ -27,16 +27,14 @@ from orchestrator.core.commands import (
 )
 from orchestrator.core.events import Arrived, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
-from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.subscribers import Subscribers
+from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
-from orchestrator.runtime.draft_engine import DraftEngine
-from orchestrator.runtime.journal import Journal
+from orchestrator.runtime.draft_engine import ChosenDraftEngine, DraftEngine
 from orchestrator.runtime.notices import Notice, NoticeSender
+from orchestrator.runtime.recording import Journal
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.local import DraftLost, WorkerEventOrError, WorkerRetired
-from orchestrator.runtime.workers.pool import WorkerPool
+from orchestrator.runtime.workers.pool import DraftLost, WorkerEventOrError, WorkerPool, WorkerRetired
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
@@ -71,7 +69,9 @@ class Orchestrator:
         self._poller = zmq.Poller()
         drafting = setup.auto is not None and "draft" in self._workers.roles
         self._draft_engine = (
-            DraftEngine(setup, self._session, self._workers.local, self._poller, time.monotonic()) if drafting else None
+            ChosenDraftEngine(setup, self._session, self._workers.local, self._poller, time.monotonic())
+            if drafting
+            else DraftEngine()
         )
         self._notices = NoticeSender(setup.life)
         self._cache_warnings = 0
@@ -109,10 +109,9 @@ class Orchestrator:
         ready = {source for source, _ in self._poller.poll(self._timeout())}
         self._trace.woke()
         self._handle_all(self._workers.receive(ready))
-        if self._draft_engine is not None:
-            self._draft_engine.receive(ready)
+        self._draft_engine.receive(ready)
         for event in self._clients.receive():
-            if self._draft_engine is not None and isinstance(event, Submitted):
+            if isinstance(event, Submitted):
                 self._draft_engine.submitted(len(event.request.tokens))
             self._step(event)
         if self._setup.life in ready:
@@ -122,7 +121,7 @@ class Orchestrator:
     def _timeout(self) -> int:
         """Milliseconds until something is due."""
         due = [self._machine.deadline(), self._workers.deadline(), self._subscribers.deadline(), self._next_ping]
-        due += [] if self._draft_engine is None else [self._draft_engine.deadline()]
+        due.append(self._draft_engine.deadline())
         wait = self._workers.timeout(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a poll never ends just before the deadline.
         return max(0, int(wait * 1000) + 1)
@@ -133,8 +132,7 @@ class Orchestrator:
         if deadline is not None and now >= deadline:
             self._step(Tick())
         self._handle_all(self._workers.handle_due(now))
-        if self._draft_engine is not None:
-            self._draft_engine.handle_due(now)
+        self._draft_engine.handle_due(now)
         if self._subscribers.active:
             self._clients.send_telemetry(now)
         if now >= self._next_ping:
@@ -180,8 +178,7 @@ class Orchestrator:
             case Place(shared):
                 self._workers.local.place(shared)
             case TrialDecided() as decided:
-                if self._draft_engine is not None:
-                    self._draft_engine.trial_decided(decided)
+                self._draft_engine.trial_decided(decided)
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -198,8 +195,7 @@ class Orchestrator:
                 self._up[incarnation] = hello.role
                 self._serving[hello.role] = incarnation
                 self._step(event)
-                if self._draft_engine is not None:
-                    self._draft_engine.draft_up(incarnation, hello)
+                self._draft_engine.draft_up(incarnation, hello)
                 self._became_ready()
             case Arrived(message=CacheOff(reason)):
                 self._cache_warnings += 1
@@ -210,8 +206,7 @@ class Orchestrator:
                 # It was ended on purpose, so it does not count as lost.
                 self._up.pop(incarnation, None)
             case DraftLost(seat, reason):
-                if self._draft_engine is not None:
-                    self._draft_engine.draft_lost(seat, reason)
+                self._draft_engine.draft_lost(seat, reason)
             case WorkerDown(role, incarnation):
                 self._lost += self._up.pop(incarnation, None) is not None
                 if self._serving.get(role) == incarnation:
@@ -252,8 +247,7 @@ class Orchestrator:
             self._was_ready = True
             self._workers.settled()
             self._clients.notify_inquirers()
-            if self._draft_engine is not None:
-                self._draft_engine.pipeline_ready(state.level)
+            self._draft_engine.pipeline_ready(state.level)
 
     def _fail(self, error: PipelineError) -> None:
         """The pipeline has failed: refuse all requests, and report the reason."""
@@ -266,11 +260,9 @@ class Orchestrator:
     def _close(self) -> None:
         stopped = PipelineError("The pipeline was stopped during this request: start it, then send the request again.")
         self._clients.refuse_all(stopped)
-        if self._draft_engine is not None:
-            self._draft_engine.begin_stop()
+        self._draft_engine.begin_stop()
         self._workers.stop()
-        if self._draft_engine is not None:
-            self._draft_engine.stop()
+        self._draft_engine.stop()
         self._notices.close()
         unlink_owned()
         self._clients.close()

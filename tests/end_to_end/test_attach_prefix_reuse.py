@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
-from orchestrator.runtime.journal import replay
+from orchestrator.runtime.recording import replay
 from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
 from tests.end_to_end.test_attach import machine, named

@@ -21,7 +21,7 @@ from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
 from orchestrator import Pipeline, PipelineError, SamplingParams
 from orchestrator.core.events import Arrived
-from orchestrator.runtime.journal import replay
+from orchestrator.runtime.recording import replay
 from orchestrator.text.tokenizer import TextCodec
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError

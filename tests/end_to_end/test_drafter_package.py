@@ -14,7 +14,7 @@ from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
-from orchestrator.runtime.journal import replay
+from orchestrator.runtime.recording import replay
 from protocol.contracts.coreml.conversion import Choices
 from protocol.messages.worker import Grow, Verdict
 from tests.conftest import Reference

@@ -8,8 +8,7 @@ import pytest
 import zmq
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.runtime.delayed_hub import DelayedHub
-from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.runtime.link_emulation import DelayedHub, EmulatedLink
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
 from protocol.transport.codec import Stamp
 from protocol.transport.link import Link

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
-from orchestrator.runtime.journal import replay
+from orchestrator.runtime.recording import replay
 from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
 from tests.support.paths import DEMO_TARGET

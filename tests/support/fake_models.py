@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from orchestrator.core.models.events import ModelEntry, ModelName
-from orchestrator.core.models.table import ModelTable
+from orchestrator.core.model_table import ModelEntry, ModelName, ModelTable
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import answering, application, generation_routes
 from orchestrator.http.model_server import ModelServer

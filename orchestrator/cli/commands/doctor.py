@@ -36,8 +36,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     launch-pipeline doctor --draft MODEL --target MODEL
     """
     from orchestrator.runtime.doctor.doctor import examine, to_json
-    from orchestrator.runtime.doctor.draft_model import draft_finding
-    from orchestrator.runtime.doctor.target_model import target_finding
+    from orchestrator.runtime.doctor.models import draft_finding, target_finding
 
     print_notes(without_effect({}))
     named = _named(target, "target"), _named(draft, "draft")
@@ -67,7 +66,7 @@ def _named(model: str | None, option: str) -> str | None:
 
 def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:
     """The findings of an examination that takes minutes; its stages are shown on stderr."""
-    from orchestrator.runtime.doctor.neural_engine import examined
+    from orchestrator.runtime.doctor.models import examined
 
     def say(words: str) -> None:
         if not quiet:

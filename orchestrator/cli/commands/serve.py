@@ -25,7 +25,7 @@ from orchestrator.cli.serving.http_listener import http_listener
 from orchestrator.cli.serving.model_table import ConfiguredModel, configured_models
 from orchestrator.cli.serving.remote_workers import announcement, invited, listening_options
 from orchestrator.cli.serving.server_key import server_key
-from orchestrator.core.models.events import ModelEntry, ModelName
+from orchestrator.core.model_table import ModelEntry, ModelName
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import GIB, usable

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from orchestrator.api.client import STAMP
-from orchestrator.core.restarts import RestartPolicy
+from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import usable_cores, worker_environment
 from orchestrator.machine.known_servers import KnownServer, remember
 from orchestrator.runtime.session import Session

@@ -1,29 +1,75 @@
 """What each draft is sent about the sequences that it serves: starts, reroots, requests for growth, stops. Pure."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from orchestrator.core.admission import shares_first_layers
 from orchestrator.core.commands import Command, SendMessage
-from orchestrator.core.drafts.draft import Draft
 from orchestrator.core.drafts.election import Election
+from orchestrator.core.drafts.history import DraftHistory
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.decision import Strategy
+from orchestrator.core.policy.decision import Strategy, growth_timeout
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.worker_messages import reroot_message, start_message
-from orchestrator.core.worker_registry import WorkerRegistry
+from orchestrator.core.workers import WorkerRegistry, shares_first_layers
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import BestFirst, GrowthPlan
-from protocol.messages.worker import Extend, Stop
+from protocol.messages.worker import Extend, Hello, Reroot, Stop
+from protocol.speculation.rolling_context import RollingContext
 
 _GAIN_OF_TURNS = 0.15
 """Of the time of plain decoding, what drafting in turns saves at least where it helps at all."""
 _SAVED_AT_ONCE = 128
 """Tokens whose KV a target saves between two rounds (target_worker.kv.checkpoint)."""
+_PREFILL_SECONDS = 10.0
+"""After so long without growth, a draft that prefills counts as silent too."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """`hello` is its own; `history` outlives it."""
+
+    hello: Hello
+    history: DraftHistory
+    started: dict[SequenceId, int] = field(default_factory=dict)
+    """Sequences that the draft serves, each with the round of its Start."""
+    prefilling: set[SequenceId] = field(default_factory=set)
+    """Those of them for which no growth has arrived yet."""
+    _late_since: float | None = None
+    """Since when the draft owes growth; None if it owes none."""
+
+    def reads(self, tokens: int) -> int:
+        """How many of so many tokens of a conversation it sees."""
+        return tokens - RollingContext(self.hello.context).skipped(tokens)
+
+    def start(self, sequence: SequenceId, round: int) -> None:
+        self.started[sequence] = round
+        self.prefilling.add(sequence)
+
+    def stop(self, sequence: SequenceId) -> bool:
+        """Returns whether the draft served the sequence."""
+        self.prefilling.discard(sequence)
+        self._late_since = None
+        return self.started.pop(sequence, None) is not None
+
+    def owes_growth(self, now: float) -> None:
+        """A round missed, or the draft rested and was asked for a step."""
+        if self._late_since is None:
+            self._late_since = now
+
+    def has_grown(self, sequence: SequenceId) -> None:
+        self._late_since = None
+        self.prefilling.discard(sequence)
+
+    def silent(self, estimates: Estimates, now: float) -> bool:
+        """The draft has owed growth for too long."""
+        if self._late_since is None:
+            return False
+        limit = _PREFILL_SECONDS if self.prefilling else growth_timeout(estimates)
+        return now - self._late_since > limit
 
 
 class DraftDispatch:
@@ -46,14 +92,14 @@ class DraftDispatch:
         self._election = election
 
     def start(self, id: int, speculation: Speculation, sequence: Sequence, now: float) -> list[Command]:
-        """Start the sequence on a draft, unless the draft serves it or guesses for it are not wanted.
+        """Start the sequence on a draft that does not serve it, unless guesses for it are not wanted.
 
         A draft that is the target's first layers starts once the target has saved their KV of the prompt.
         """
         draft, vocabulary = self.drafts[id], self._workers.vocabulary
         estimates = speculation.estimates
         unwanted = not speculation.wanted or estimates.usefulness.paused or _too_short(sequence, draft, estimates)
-        if not vocabulary or unwanted or sequence.id in draft.started:
+        if not vocabulary or unwanted:
             return []
         adopt = draft.history.arenas.adopt(sequence.id)
         if adopt is None and self._shares(draft):
@@ -65,7 +111,7 @@ class DraftDispatch:
         adopted = adopt.tokens if adopt else 0
         speculation.start(max(0, draft.reads(len(sequence.tokens)) - adopted), now)
         plan = self._plan(speculation, sequence)
-        start = start_message(sequence, plan, vocabulary, adopt, sequence.request.draft_sampling)
+        start = sequence.start_message(plan, vocabulary, adopt, sequence.request.draft_sampling)
         return [SendMessage("draft", start, id)]
 
     def extend(self, id: int, sequence: Sequence, steps: int, now: float) -> list[Command]:
@@ -92,7 +138,17 @@ class DraftDispatch:
             draft.owes_growth(now)
         # Guesses were given up of the active draft alone.
         anew = sequence.anew and speculation is sequence.speculation
-        return [SendMessage("draft", reroot_message(sequence, tokens, not hit, plan, anew), id)]
+        reroot = Reroot(
+            sequence=sequence.id,
+            round=sequence.round,
+            position=sequence.position - len(tokens),
+            tokens=tuple(tokens),
+            root=sequence.tree.root.id,
+            missed=not hit,
+            plan=plan,
+            anew=anew,
+        )
+        return [SendMessage("draft", reroot, id)]
 
     def stop(self, id: int, sequence: SequenceId) -> list[Command]:
         return [SendMessage("draft", Stop(sequence), id)] if self.drafts[id].stop(sequence) else []

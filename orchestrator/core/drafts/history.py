@@ -2,9 +2,7 @@
 
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.freshness import Freshness
-from orchestrator.core.policy.turn_taking import TurnTaking
+from orchestrator.core.policy.estimates import Estimates, Freshness, TurnTaking
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Hello, Prefilled

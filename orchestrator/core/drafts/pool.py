@@ -5,21 +5,18 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from orchestrator.core.commands import Command
-from orchestrator.core.drafts.comparison import Comparison
-from orchestrator.core.drafts.dispatch import DraftDispatch
-from orchestrator.core.drafts.draft import Draft
+from orchestrator.core.drafts.comparison import Comparison, Trial, TrialSequence
+from orchestrator.core.drafts.dispatch import Draft, DraftDispatch
 from orchestrator.core.drafts.election import DraftStatus, Election
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
-from orchestrator.core.drafts.trial import Trial, TrialSequence
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.options import PlacementChoice
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.decision import Strategy
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.turn_taking import TurnTaking
-from orchestrator.core.sequence import Sequence
+from orchestrator.core.policy.estimates import Estimates, TurnTaking
+from orchestrator.core.sequence import CommittedRound, Sequence
 from orchestrator.core.speculation import Speculation
-from orchestrator.core.worker_registry import WorkerRegistry
+from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Fault, Grow, Hello, Prefilled
@@ -127,6 +124,7 @@ class DraftPool:
         return [
             command
             for id in self._in_use()
+            if sequence.id not in self._drafts[id].started
             for command in self._dispatch.start(id, self._speculation(id, sequence, now), sequence, now)
         ]
 
@@ -139,17 +137,16 @@ class DraftPool:
         """Ask the active draft, which rests, to grow up to `steps` steps below the root."""
         return [] if self._active is None else self._dispatch.extend(self._active, sequence, steps, now)
 
-    def follow(
-        self, sequence: Sequence, tokens: list[int], width: int, waited: float, hit: bool, now: float
-    ) -> list[Command]:
-        """The drafts follow a round that committed `tokens`, verified `width` tokens and waited for growth."""
+    def follow(self, sequence: Sequence, round: CommittedRound, now: float) -> list[Command]:
+        """The drafts follow a round of the sequence."""
         if self._active is None or not self._guessing:
             return []
-        commands = self._dispatch.reroot(self._active, sequence.speculation, sequence, tokens, hit, now)
+        tokens = round.tokens
+        commands = self._dispatch.reroot(self._active, sequence.speculation, sequence, tokens, round.hit, now)
         if self._trial is not None:
             speculation = self._trial.sequences[sequence.id].speculation
-            estimates = sequence.estimates
-            seconds = estimates.target(width) + estimates.hop.get(0.0) + (waited if self._single else 0.0)
+            estimates, waited = sequence.estimates, round.waited if self._single else 0.0
+            seconds = estimates.target(len(round.verified.tokens)) + estimates.hop.get(0.0) + waited
             trial_hit = self._trial.follow(sequence, tokens, seconds, now, self._single)
             commands += self._dispatch.reroot(self._trial.incarnation, speculation, sequence, tokens, trial_hit, now)
         return [*commands, *self._reconsider(sequence, now)]

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from orchestrator.core.models.events import ModelName, Seconds
+from orchestrator.core.model_table import ModelName, Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import frame

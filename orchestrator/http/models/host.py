@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import structlog
 from starlette.types import ASGIApp
 
-from orchestrator.core.models.events import (
+from orchestrator.core.model_table import (
     Admit,
     Command,
     Event,
@@ -21,6 +21,9 @@ from orchestrator.core.models.events import (
     ModelEnded,
     ModelLoaded,
     ModelName,
+    ModelPhase,
+    ModelStatus,
+    ModelTable,
     ModelTick,
     ModelUnloaded,
     RefusalCause,
@@ -32,7 +35,6 @@ from orchestrator.core.models.events import (
     Ticket,
     Unload,
 )
-from orchestrator.core.models.table import ModelPhase, ModelStatus, ModelTable
 from orchestrator.http.errors import ApiError
 from orchestrator.http.model_server import ModelServer
 from protocol.errors import PipelineError

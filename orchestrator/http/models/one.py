@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.routing import Route
 
-from orchestrator.core.models.events import ModelName, Seconds
+from orchestrator.core.model_table import ModelName, Seconds
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import generation_routes
 from orchestrator.http.model_server import Backend, ModelServer

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.core.models.events import ModelName
+from orchestrator.core.model_table import ModelName
 from orchestrator.http.app import answering, generation_routes
 from orchestrator.http.backend import PipelineBackend, PipelineThread
 from orchestrator.http.model_server import ModelServer

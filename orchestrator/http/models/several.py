@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.core.models.events import ModelName, Seconds
-from orchestrator.core.models.table import ModelPhase
+from orchestrator.core.model_table import ModelName, ModelPhase, Seconds
 from orchestrator.http.model_server import ModelServer
 from orchestrator.http.models.dispatch import (
     ChunkForm,

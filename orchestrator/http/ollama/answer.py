@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.result import Result
-from orchestrator.core.models.events import Seconds
+from orchestrator.core.model_table import Seconds
 from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from orchestrator.core.models.events import Seconds
+from orchestrator.core.model_table import Seconds
 from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.request import CompletionRequest

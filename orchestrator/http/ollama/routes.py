@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.core.models.events import Seconds
+from orchestrator.core.model_table import Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.chat_request import ChatRequest

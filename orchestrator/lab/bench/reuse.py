@@ -22,7 +22,7 @@ from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import joined_tokens
 from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
 from orchestrator.lab.report import machine_lines
-from orchestrator.runtime.journal import replay
+from orchestrator.runtime.recording import replay
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Pace

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.runtime.tracing import Record, Seen, Traced, load_record
+from orchestrator.runtime.recording import Record, Seen, Traced, load_record
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
 from protocol.worker.spans import SpanKind, load_spans

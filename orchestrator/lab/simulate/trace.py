@@ -11,7 +11,7 @@ from statistics import mean, pstdev
 from orchestrator.core.events import Arrived, Request, Submitted
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, from_log_odds, to_log_odds
 from orchestrator.lab.simulate.language import random_token, uniform
-from orchestrator.runtime.journal import replay
+from orchestrator.runtime.recording import replay
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Grow, Verdict

@@ -1,20 +1,52 @@
 """All workers of a pipeline: its own and remote ones. Yields events of the state machine."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import structlog
 import zmq
 
-from orchestrator.core.events import WorkerUp
+from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
+from orchestrator.runtime.link_emulation import DelayedHub, EmulatedLink
+from orchestrator.runtime.recording import Recording, Trace
+from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.local import LocalWorkers, WorkerEventOrError
 from orchestrator.runtime.workers.remote import RemoteWorkers
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
+from orchestrator.runtime.workers.supervisor import Child, Death, Seat, Supervisor
 from protocol.contracts.engines import NO_DRAFT
-from protocol.messages.base import Role
-from protocol.messages.remote import WorkerStatus
-from protocol.messages.worker import ToWorker
+from protocol.errors import InputError, PipelineError
+from protocol.messages.base import Message, Role
+from protocol.messages.remote import WorkerEntry, WorkerStatus
+from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
+from protocol.transport.codec import Stamp
+from protocol.transport.hub import Arrival, Hub
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRetired:
+    """A local worker that was no longer needed has ended."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLost:
+    """A local draft has ended and is not started again; the engine of the draft is chosen while the pipeline runs."""
+
+    seat: Seat
+    reason: str
+
+
+WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
+WorkerEventOrError: TypeAlias = WorkerEvent | WorkerRetired | DraftLost | PipelineError
+"""An event, or the reason why the pipeline has failed."""
 
 
 class WorkerPool:
@@ -55,7 +87,7 @@ class WorkerPool:
         return chain(self._admitting_prefill(self._remote, self._local.receive(ready)), self._remote.receive())
 
     @property
-    def local(self) -> LocalWorkers:
+    def local(self) -> "LocalWorkers":
         """The pipeline's own workers."""
         return self._local
 
@@ -132,3 +164,216 @@ class WorkerPool:
         if not self._drafts:
             refusals["draft"] = f"This pipeline runs the strategy {self._setup.options.strategy}, which uses no draft."
         return refusals
+
+
+class LocalWorkers:
+    """Starts one worker for each role, exchanges messages with it, and restarts it when it dies."""
+
+    def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int) -> None:
+        session = Session(Path(setup.session))
+        self._setup = setup
+        self.supervisor = Supervisor(setup, session, epoch)
+        self.trace = Recording(Path(setup.trace)) if setup.trace else Trace()
+        self.settled = False
+        """The pipeline has been ready once: from now on a failing worker is not the user's mistake."""
+        self.stale = 0
+        """Messages with the stamp of an ended life."""
+        self._epoch = epoch
+        self._hub = self._open_hub(context, session.worker_address, setup.draft_link)
+        self._poller: zmq.Poller | None = None
+        self._peers: dict[int, bytes] = {}
+        """Routing ids of workers by incarnation."""
+        self._hellos: dict[int, Hello] = {}
+        self._faults: dict[int, str] = {}
+        """The fatal fault that a worker reported before it ended, by incarnation."""
+
+    def start(self, roles: Iterable[Role], poller: zmq.Poller) -> None:
+        """Start a worker for each role, and register all sockets in `poller`."""
+        self._poller = poller
+        poller.register(self._hub.socket, zmq.POLLIN)
+        for role in roles:
+            self.start_worker(role)
+
+    def start_worker(self, seat: Seat) -> None:
+        """Start the worker of a seat; if a retired one still ends there, after that one. No other one may be there."""
+        child = self.supervisor.children.get(seat)
+        if child is not None:
+            assert child.retired, f"the {seat} runs already"
+            child.succeeded = True
+        else:
+            self._watch(self.supervisor.start(seat))
+
+    def retire(self, seat: Seat) -> None:
+        """End a worker that is no longer needed: no other one is started in its seat."""
+        self.supervisor.retire(seat)
+
+    def seat_of(self, incarnation: int) -> Seat | None:
+        """The seat of a worker that runs and was not told to end."""
+        children = [child for child in self.supervisor.children.values() if not child.retired]
+        return next((child.seat for child in children if child.incarnation == incarnation), None)
+
+    def receive(self, ready: Iterable[Any]) -> Iterator[WorkerEventOrError]:
+        """Events from messages and from the ends of workers; `ready` are the sockets that the poller reports."""
+        for arrival in self._hub.receive():
+            yield from self._on_message(arrival)
+        for child in list(self.supervisor.children.values()):
+            if child.life.fileno() in ready:
+                yield from self._on_death(child)
+
+    def send(self, incarnation: int, message: ToWorker) -> None:
+        """Send to a worker, if it is up."""
+        if incarnation not in self._peers:
+            return
+        began = self.trace.now()
+        self._send(incarnation, message)
+        self.trace.sent(self._hellos[incarnation].role, incarnation, message, began)
+
+    def dismiss(self, incarnation: int, text: str) -> Iterator[WorkerEventOrError]:
+        """End a worker that can't serve this pipeline. The pipeline fails without it, unless MLX can draft instead."""
+        seat = self.seat_of(incarnation)
+        if seat is not None and self._replaceable(seat):
+            self.supervisor.retire(seat)
+            yield DraftLost(seat, f"was dismissed: {text}")
+        else:
+            if seat is not None:
+                self.supervisor.forget(seat)
+            yield InputError(text)
+
+    def place(self, shared: bool) -> None:
+        """Draft and target compute on one device or apart from now on."""
+        for incarnation, cores in self.supervisor.place(shared).items():
+            self._send(incarnation, Cores(cores))
+
+    def ping(self) -> None:
+        """Send a Ping to all workers."""
+        for incarnation in self._peers:
+            self._send(incarnation, Ping(time.perf_counter()))
+
+    def restart_due(self, now: float) -> None:
+        """Restart the workers whose restart is due."""
+        for child in self.supervisor.restart_due(now):
+            self._watch(child)
+
+    def deadline(self) -> float | None:
+        """When the next restart is due."""
+        return self.supervisor.deadline()
+
+    def timeout(self, wait: float) -> float:
+        """Seconds to poll, at most `wait`: an emulated link may be due before."""
+        return self._hub.timeout(wait) if isinstance(self._hub, DelayedHub) else wait
+
+    def entries(self) -> list[WorkerEntry]:
+        """The workers that are up, without round trips."""
+        return [
+            WorkerEntry(
+                name="local",
+                role=hello.role,
+                engine=hello.engine,
+                model=hello.model,
+                device=hello.device,
+                status="ready",
+            )
+            for hello in (self._hellos[incarnation] for incarnation in self._peers)
+        ]
+
+    def stop(self) -> None:
+        """End all workers, with a Shutdown to those that are up."""
+        for incarnation in list(self._peers):
+            self.send(incarnation, Shutdown())
+        self.supervisor.stop(self._peers)
+        self._hub.close()
+
+    def _open_hub(self, context: zmq.Context[Any], address: str, link: EmulatedLink | None) -> Hub:
+        """The hub that workers connect to; with `link`, the draft's messages are delayed."""
+        if link is None:
+            return Hub(context, address, FromWorker)
+        return DelayedHub(context, address, FromWorker, link, self._is_draft)
+
+    def _replaceable(self, seat: Seat) -> bool:
+        """The worker is a Core ML draft that nobody asked for: MLX can draft in its place."""
+        first = seat == "draft" and self._setup.draft_engine == "coreml"
+        return self._setup.auto is not None and (first or seat == "second draft")
+
+    def _is_draft(self, stamp: Stamp) -> bool:
+        draft = self.supervisor.children.get("draft")
+        return draft is not None and draft.incarnation == stamp.incarnation
+
+    def _watch(self, child: Child) -> None:
+        assert self._poller is not None
+        self._poller.register(child.life.fileno(), zmq.POLLIN)
+
+    def _send(self, incarnation: int, message: Message) -> None:
+        if incarnation in self._peers:
+            self._hub.send(self._peers[incarnation], message, Stamp(self._epoch, incarnation))
+
+    def _probe(self, incarnation: int) -> None:
+        """Send the next clock probe of a profile, if any."""
+        ping = self.trace.probe(incarnation)
+        if ping is not None:
+            self._send(incarnation, ping)
+
+    def _on_message(self, arrival: Arrival) -> Iterator[WorkerEventOrError]:
+        epoch, incarnation = arrival.stamp
+        child = next((c for c in self.supervisor.children.values() if c.incarnation == incarnation), None)
+        if epoch != self._epoch or child is None:
+            self.stale += 1
+            return
+        self.trace.arrived(child.role, incarnation, arrival.message)
+        match arrival.message:
+            case Hello(role=role) if role != child.role:
+                yield InputError(f"A {role} worker was started as the {child.role}: check the command that starts it.")
+            case Hello() as hello:
+                self._peers[incarnation] = arrival.peer
+                self._hellos[incarnation] = hello
+                log.info("worker up", role=hello.role, model=hello.model, device=hello.device)
+                yield WorkerUp(incarnation, hello, shares_device=self.supervisor.begins_shared(child.seat))
+                self._probe(incarnation)
+            case Pong() as pong:
+                yield Arrived(child.role, incarnation, pong)
+                self._probe(incarnation)
+            case Fault(kind="fatal", text=text):
+                self._faults[incarnation] = text
+            case message:
+                if isinstance(message, Fault) and child.role == "prefill":
+                    log.warning("the target prefills a prompt itself", reason=message.text)
+                if isinstance(message, Prefilled) and message.warning:
+                    log.warning("KV was not adopted", reason=message.warning)
+                yield Arrived(child.role, incarnation, message)
+
+    def _on_death(self, child: Child) -> Iterator[WorkerEventOrError]:
+        assert self._poller is not None
+        self._poller.unregister(child.life.fileno())
+        # Its last messages may still be in the queue.
+        for arrival in self._hub.receive():
+            yield from self._on_message(arrival)
+        death = self.supervisor.reap(child.seat, time.monotonic())
+        self._peers.pop(child.incarnation, None)
+        was_up = self._hellos.pop(child.incarnation, None) is not None
+        if isinstance(self._hub, DelayedHub):
+            self._hub.cut(child.incarnation)
+        if death.retired:
+            yield WorkerRetired(child.incarnation)
+        else:
+            log.warning("worker died", role=child.role, cause=death.text)
+        yield WorkerDown(child.role, child.incarnation)
+        yield from () if death.retired else self._after_death(death, was_up)
+
+    def _after_death(self, death: Death, was_up: bool) -> Iterator[WorkerEventOrError]:
+        """A fault at the start ends the pipeline; a worker that died at work is restarted, unless it died too often."""
+        reason = self._faults.pop(death.incarnation, None)
+        if self._replaceable(death.seat):
+            if not was_up or not self.supervisor.restarting(death.seat):
+                # Its model can't be loaded, or it died too often: the other engine drafts.
+                self.supervisor.forget(death.seat)
+                yield DraftLost(death.seat, f"ended ({reason})" if reason else death.text)
+        elif reason is not None and not self.settled:
+            self.supervisor.forget(death.seat)
+            yield InputError(reason)
+        elif not self.supervisor.restarting(death.seat):
+            text = f"The {death.seat} worker {death.text} It died three times within a minute and is not started again."
+            if death.seat == "target" or not self.settled:
+                yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
+            else:
+                log.error("continuing without this worker", reason=text)
+                if death.seat == "draft":
+                    yield DraftLost(death.seat, death.text)

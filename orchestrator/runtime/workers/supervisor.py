@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from orchestrator.core.restarts import RestartPolicy
+from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.weights import loaded_drafter
 from orchestrator.machine.models.checkpoints import weight_bytes
@@ -63,6 +63,7 @@ class Child:
     """A running worker. `life` is our end of a socket pair: it reads end of file when the worker ends."""
 
     seat: Seat
+    role: Role
     incarnation: int
     process: subprocess.Popen[bytes]
     life: socket.socket
@@ -71,10 +72,6 @@ class Child:
     """It was told to end, since it is no longer needed."""
     succeeded: bool = False
     """Another worker takes its seat as soon as it has ended."""
-
-    @property
-    def role(self) -> Role:
-        return _role(self.seat)
 
 
 @dataclass(slots=True)
@@ -125,7 +122,7 @@ class Supervisor:
         process, life = launch(
             self._command(seat), self._worker_setup(seat), self._session.log(log), self._environment(role)
         )
-        self.children[seat] = Child(seat, incarnation, process, life, log)
+        self.children[seat] = Child(seat, role, incarnation, process, life, log)
         return self.children[seat]
 
     def begins_shared(self, seat: Seat) -> bool:

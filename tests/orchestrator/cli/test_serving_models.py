@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.cli.commands.serve import serve_models
 from orchestrator.cli.serving.model_table import ConfiguredModel
-from orchestrator.core.models.events import ModelEntry
+from orchestrator.core.model_table import ModelEntry
 from orchestrator.http import run
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.memory.budget import GIB

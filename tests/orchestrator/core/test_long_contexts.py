@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.core.commands import Command
 from orchestrator.core.events import Arrived, Event
-from orchestrator.core.telemetry.recorder import TelemetryRecorder
+from orchestrator.core.telemetry import TelemetryRecorder
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from orchestrator.text.tokenizer import TextCodec

@@ -5,8 +5,7 @@ import pytest
 from orchestrator.core.commands import Emit
 from orchestrator.core.options import Options
 from orchestrator.core.policy.expected_rate import best_count, best_counts
-from orchestrator.core.policy.in_turns import Autoregressive
-from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.policy.strategies import STRATEGIES, Autoregressive
 from orchestrator.core.scheduler import Scheduler
 from orchestrator.lab.simulate.devices import Wire
 from protocol.messages.base import SequenceId

@@ -13,13 +13,13 @@ from orchestrator.core.events import Tick
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.freshness import Freshness
+from orchestrator.core.policy.estimates import Freshness
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work, WorkerHost
 from orchestrator.lab.simulate.workers import ModelledDraft
-from orchestrator.runtime.journal import Journal, replay
+from orchestrator.runtime.recording import Journal, replay
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import FeatureForm
 from protocol.messages.worker import ToWorker

@@ -33,9 +33,10 @@ def test_guesses_that_are_given_up_leave_an_empty_tree_and_a_miss():
     speculation.merge(grown(5, 0.9), vocabulary=100, now=1.0)
     below = speculation.tree.root.children[5].id
     speculation.merge(Grow(SequenceId(1), 0, (below,), (6,), (0.5,), 1, 0.01), vocabulary=100, now=1.0)
-    assert speculation.advance([5], round=1, now=2.0)
+    settlement = speculation.commit([5], round=1, now=2.0)
     speculation.begin_anew(1, now=2.0)
-    speculation.settle()
+    settlement.apply()
 
+    assert settlement.hit
     assert list(speculation.tree) == [speculation.tree.root]
     assert speculation.lag(since=2.5) == 0.5

@@ -11,8 +11,7 @@ import zmq
 from orchestrator.api.client import STAMP
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.subscribers import Subscribers
+from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup

@@ -15,8 +15,7 @@ from orchestrator.core.commands import Command
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.subscribers import FRAME_INTERVAL
+from orchestrator.core.telemetry import FRAME_INTERVAL, TelemetryRecorder
 from orchestrator.lab.findings import Value
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices

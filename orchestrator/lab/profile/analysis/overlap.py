@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
-from orchestrator.runtime.tracing import Seen
+from orchestrator.runtime.recording import Seen
 from protocol.messages.base import NodeId
 from protocol.messages.worker import Grow, Reroot, Start, Verdict, Verify
 from protocol.speculation.token_tree import node_id

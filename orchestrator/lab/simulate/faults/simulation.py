@@ -14,7 +14,7 @@ from orchestrator.core.events import Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.restarts import RestartPolicy
+from orchestrator.core.workers import RestartPolicy
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.faults.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.options import Options
-from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.candidates import PathCandidates
+from orchestrator.core.policy.adaptive import Adaptive, PathCandidates
 from orchestrator.core.policy.decision import SequenceView, VerifyNodes
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_counts

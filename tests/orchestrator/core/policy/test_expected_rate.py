@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from orchestrator.core.policy.estimates import HitModel
 from orchestrator.core.policy.expected_rate import best_count, with_growth
-from orchestrator.core.policy.mean import Mean
-from orchestrator.core.policy.ssd import apportion, geometric_fan_out
-from orchestrator.core.policy.width_cost import WidthCost
-from orchestrator.core.restarts import RestartPolicy
+from orchestrator.core.policy.running_means import Mean, WidthCost
+from orchestrator.core.policy.strategies import apportion, geometric_fan_out
+from orchestrator.core.workers import RestartPolicy
 from protocol.speculation.calibration import Calibration
 
 

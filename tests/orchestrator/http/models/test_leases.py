@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.core.models.events import ModelName
+from orchestrator.core.model_table import ModelName
 from orchestrator.http.app import application
 from orchestrator.http.models.host import ModelHost
 from tests.orchestrator.http.models.test_models_server import ASKED, CHAT, HI

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.core.models.events import ModelEntry, ModelName
+from orchestrator.core.model_table import ModelEntry, ModelName
 from orchestrator.http.app import application
 from orchestrator.http.models.host import ModelHost
 from tests.orchestrator.http.test_rules import SCOPE, receiving

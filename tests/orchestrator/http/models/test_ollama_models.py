@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.core.models.events import ModelName
+from orchestrator.core.model_table import ModelName
 from orchestrator.http.models.host import ModelHost
 from tests.support.fake_models import FakeModels
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.core.models.events import ModelName
+from orchestrator.core.model_table import ModelName
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
 from orchestrator.http.monitoring.metrics import Metrics

@@ -23,7 +23,7 @@ from orchestrator.lab.bench.reuse import (
     transcript_shape,
 )
 from orchestrator.lab.report import json_text
-from orchestrator.runtime.journal import Journal
+from orchestrator.runtime.recording import Journal
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Pace

@@ -23,7 +23,7 @@ from orchestrator.lab.profile.analysis.overlap import (
     work,
 )
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
-from orchestrator.runtime.tracing import Seen, Traced
+from orchestrator.runtime.recording import Seen, Traced
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Reroot, Start, Verdict, Verify

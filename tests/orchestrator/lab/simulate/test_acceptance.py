@@ -13,7 +13,7 @@ from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.language import uniform
 from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, fit, read_trace
 from orchestrator.lab.simulate.workers import modelled_pipeline
-from orchestrator.runtime.journal import Journal
+from orchestrator.runtime.recording import Journal
 from protocol.errors import InputError
 from protocol.messages.base import NodeId
 from protocol.worker.pacing import DevicePace

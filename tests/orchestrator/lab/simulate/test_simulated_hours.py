@@ -7,7 +7,7 @@ import pytest
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import WaitUntil
-from orchestrator.core.response_timeouts import ResponseTimeouts
+from orchestrator.core.scheduler import ResponseTimeouts
 from orchestrator.core.sequence import Sequence
 from orchestrator.lab.drill.registry import simulate
 from orchestrator.lab.simulate.faults.simulation import simulate_hours

@@ -10,7 +10,7 @@ from draft_worker.coreml.examine import carry_out
 from draft_worker.engines import coreml
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.draft_choice import draft_choice
-from orchestrator.runtime.doctor.draft_model import draft_finding
+from orchestrator.runtime.doctor.models import draft_finding
 from protocol.contracts.coreml.examination import ExaminationOrder
 from protocol.contracts.engines import AUTO
 from protocol.errors import InputError

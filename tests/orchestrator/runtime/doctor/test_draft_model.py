@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.runtime.doctor.draft_model import draft_finding
+from orchestrator.runtime.doctor.models import draft_finding
 from protocol.contracts.drafters.detection import has_own_head
 from tests.support.models.drafter_files import FORMATS, VOCABULARY, WIDTH, layer, write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

@@ -25,7 +25,7 @@ from orchestrator.machine.finding import Finding
 from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.neural_engine.examination import Limits, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
-from orchestrator.runtime.doctor.neural_engine import examined
+from orchestrator.runtime.doctor.models import examined
 from protocol.contracts.coreml.examination import (
     Agreed,
     ExaminationOrder,

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
 from orchestrator.machine.models.levels import MEANINGS, level_note
-from orchestrator.runtime.doctor import target_model
-from orchestrator.runtime.doctor.target_model import described, target_finding
+from orchestrator.runtime.doctor import models
+from orchestrator.runtime.doctor.models import described, target_finding
 from protocol.contracts.model_report import ModelRefusal, ModelReport
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Level
@@ -96,7 +96,7 @@ def test_a_process_that_crashes_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch
         raise subprocess.TimeoutExpired([], 1.0)
 
     for end in (crash, hang):
-        monkeypatch.setattr(target_model.subprocess, "run", end)
+        monkeypatch.setattr(models.subprocess, "run", end)
         finding = target_finding(str(DEMO_TARGET))
         assert (finding.status, finding.next_step is None) == ("fail", False)
         assert "crashed or hung" in finding.text

@@ -9,8 +9,7 @@ from orchestrator.core.commands import Command
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.telemetry.recorder import TelemetryRecorder
-from orchestrator.core.telemetry.subscribers import FRAME_INTERVAL, MAX_SUBSCRIBERS, Subscribers
+from orchestrator.core.telemetry import FRAME_INTERVAL, MAX_SUBSCRIBERS, Subscribers, TelemetryRecorder
 from protocol.messages.base import SequenceId
 from protocol.messages.telemetry import (
     MAX_NODES,

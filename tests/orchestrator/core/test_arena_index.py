@@ -5,8 +5,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orchestrator.core.kv.arena_index import ArenaIndex
-from orchestrator.core.kv.prefill_router import PrefillCosts
+from orchestrator.core.prefills import ArenaIndex, PrefillCosts
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference

@@ -1,16 +1,19 @@
-"""Records what the orchestrator does while it is profiled: spans, messages with their times, clock offsets.
+"""What an orchestrator records: its events, for a replay, and spans and messages with their times, for a profile.
 
-Decides nothing. Nothing is written before the end.
+Decides nothing.
 """
 
 import time
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
+from protocol.errors import InputError
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
 from protocol.worker.clock import ClockProbes
@@ -20,6 +23,42 @@ _MAX_MESSAGES = 1 << 17
 _PROBES = 200
 """Clock probes, sent to each worker one after the other as soon as it is up, while it is idle."""
 _FILE = "trace.json"
+_EVENTS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Submitted, Ended, WorkerUp, WorkerDown, Arrived, Tick)
+}
+
+
+class Journal:
+    """Appends each event with its time to a file at once, as one JSON array a line, so that the record of a killed
+    orchestrator is whole; without a file it does nothing."""
+
+    def __init__(self, file: IO[bytes] | None) -> None:
+        self._file = file
+
+    @classmethod
+    def to(cls, path: str) -> "Journal":
+        """Raises InputError for a file that can't be written."""
+        try:
+            return cls(Path(path).open("wb", buffering=0) if path else None)
+        except OSError as error:
+            raise InputError(f"The record {path} can't be written ({error.strerror}): choose another file.") from error
+
+    def write(self, event: Event, now: float) -> None:
+        if self._file is not None:
+            self._file.write(msgspec.json.encode([now, type(event).__name__, event]) + b"\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def replay(path: Path) -> Iterator[tuple[Event, float]]:
+    """The events of a journal and their times, in order."""
+    with path.open("rb") as lines:
+        for line in lines:
+            now, kind, body = msgspec.json.decode(line)
+            yield msgspec.convert(body, _EVENTS[kind], strict=False), now
+
 
 ProfiledMessage: TypeAlias = Start | Verify | Reroot | Prefilled | Verdict | Grow
 """Messages that a profile needs."""
@@ -115,7 +154,8 @@ class Trace:
 
 
 class Recording(Trace):
-    """Holds the newest spans and messages, and writes them to `folder`."""
+    """Holds the newest spans, messages and clock offsets, and writes them to `folder`. Nothing is written before the
+    end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

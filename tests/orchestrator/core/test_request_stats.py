@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from orchestrator.core.plain_decoding import ForwardSums, plain_tokens_per_second
+from orchestrator.core.request_stats import ForwardSums, plain_tokens_per_second
 
 
 def cost(width: int) -> float:

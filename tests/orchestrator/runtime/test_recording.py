@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from orchestrator.lab.profile.measure import cost
-from orchestrator.runtime.tracing import Recording, load_record
+from orchestrator.runtime.recording import Recording, load_record
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Grow, Hello, Pong, Prefilled, Verdict, Verify
 from protocol.worker.spans import SpanKind, load_spans

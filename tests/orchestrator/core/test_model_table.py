@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.models.events import (
+from orchestrator.core.model_table import (
     Admit,
     Command,
     Event,
@@ -16,6 +16,8 @@ from orchestrator.core.models.events import (
     ModelEntry,
     ModelLoaded,
     ModelName,
+    ModelPhase,
+    ModelTable,
     ModelTick,
     ModelUnloaded,
     Refuse,
@@ -25,7 +27,6 @@ from orchestrator.core.models.events import (
     Ticket,
     Unload,
 )
-from orchestrator.core.models.table import ModelPhase, ModelTable
 
 A, B, C = map(ModelName, "ABC")
 PAUSE = 30.0

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator.machine.drafts.preparation import Declined, Preparing
-from orchestrator.runtime import preparing
-from orchestrator.runtime.preparing import PreparingProcess
+from orchestrator.runtime import draft_engine
+from orchestrator.runtime.draft_engine import PreparingProcess
 
 PRINTS = """
 print('a library says something', flush=True)
@@ -29,9 +29,9 @@ time.sleep(60)
 
 
 def started(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> PreparingProcess:
-    monkeypatch.setattr(preparing, "module_command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr(draft_engine, "module_command", lambda _: [sys.executable, "-c", program])
     auto: Any = None
-    monkeypatch.setattr(preparing, "PreparationOrder", lambda **_: {})
+    monkeypatch.setattr(draft_engine, "PreparationOrder", lambda **_: {})
     return PreparingProcess(auto, 0, folder / "log")
 
 

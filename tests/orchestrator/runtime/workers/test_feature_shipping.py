@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from orchestrator.runtime.workers.feature_outlet import FeatureOutlet
+from orchestrator.runtime.workers.feature_shipping import FeatureOutlet
 from protocol.features.blocks import received
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType

@@ -1,9 +1,26 @@
-"""The cost of a forward by its width: what a worker measured when it loaded, corrected by what is observed. Pure."""
+"""Running means of what is measured: of a figure, and of a forward's seconds by its width. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from orchestrator.core.policy.mean import Mean
+
+@dataclass(slots=True)
+class Mean:
+    """An exponential running mean whose first observations count in full."""
+
+    window: int = 32
+    value: float | None = None
+    count: int = 0
+
+    def observe(self, value: float) -> None:
+        self.count += 1
+        share = 1.0 / min(self.count, self.window)
+        self.value = value if self.value is None else self.value + share * (value - self.value)
+
+    def get(self, default: float) -> float:
+        return default if self.value is None else self.value
+
 
 MeasuredCost = tuple[int, float]
 """Width and seconds of a forward."""

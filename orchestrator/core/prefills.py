@@ -1,0 +1,360 @@
+"""Where the KV of a prompt comes from: an arena, a prefill worker, or the target's own prefill. Pure.
+
+A shortcut only: any failure here costs a prefill, and no token. Opens no shared memory.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from orchestrator.core.commands import Command, Release, SendMessage
+from orchestrator.core.options import Options, PrefillMode
+from orchestrator.core.phases import Phase
+from orchestrator.core.policy.running_means import Mean
+from orchestrator.core.sequence import Sequence
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
+from protocol.messages.base import Role, SequenceId
+from protocol.messages.kv import KvOffer, KvReference, KvRelease
+from protocol.messages.worker import Prefill, Prefilled, Stop
+
+_TRIALS = 2
+"""Prompts that a prefill worker gets before its speed counts as measured."""
+_UNKNOWN_TIMEOUT = 30.0
+"""Seconds, while no speed was measured."""
+_MIN_TIMEOUT = 1.0
+_REMEMBERED_NAMES = 1024
+"""Names of unlinked arenas that are remembered, since an offer of one of them may still be on its way."""
+
+
+class _Delegated(NamedTuple):
+    """A sequence whose prompt a prefill worker was sent, and when the worker should be done."""
+
+    sequence: Sequence
+    deadline: float
+
+
+class PrefillRouter:
+    """Finds KV that the target can adopt. A shortcut only: any failure here costs a prefill, and no token."""
+
+    def __init__(self, options: Options) -> None:
+        self.warnings = 0
+        """Arenas that a target could not adopt, or did not survive adopting twice, and prompts that a prefill worker
+        gave up."""
+        self._arenas = ArenaIndex(options.arena_memory << 20)
+        self._suspected: set[str] = set()
+        """Arenas whose adoption a target did not survive."""
+        self._costs = PrefillCosts(options.prefill)
+        self._worker_up = False
+        self._delegated: dict[SequenceId, _Delegated] = {}
+        self._prefilled: dict[SequenceId, str] = {}
+        """Name of the arena that a prefill worker last offered for a sequence."""
+
+    def begin(self, sequence: Sequence, now: float) -> Command:
+        """Start the sequence on the target, or first delegate its prompt to the prefill worker if that is faster."""
+        if sequence.untold:
+            # The target evaluates the whole prompt anyway.
+            return self._start(sequence, now)
+        reference = self._arenas.find(sequence.tokens)
+        adoptable = 0 if reference is None else reference.tokens
+        if self._worker_up and self._costs.worker_pays(sequence.position, adoptable):
+            self._delegated[sequence.id] = _Delegated(sequence, now + self._costs.timeout(sequence.position))
+            sequence.delegate_prefill(now)
+            return SendMessage("prefill", Prefill(sequence.id, tuple(sequence.tokens[:-1])))
+        return self._start(sequence, now)
+
+    def resend(self, sequence: Sequence) -> Command:
+        """Send the target again the message that it has not answered."""
+        return SendMessage("target", sequence.outstanding or sequence.start_message(adopt=self._adoptable(sequence)))
+
+    def add_arena(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
+        """Add an offered arena. If a prefill worker offers the KV that the sequence waits for, start the sequence."""
+        if sequence is None:
+            # The sequence ended while the offer was on its way, so the tokens are not known any more.
+            return [] if offer.name in self._arenas else _release([offer.name])
+        awaited = role == "prefill" and self._awaits(sequence.id)
+        if awaited:
+            del self._delegated[sequence.id]
+            self._prefilled[sequence.id] = offer.name
+            self._costs.observe_worker(offer.tokens, now - sequence.sent_at)
+        commands = _release(self._arenas.offer(offer, sequence.tokens))
+        return [*commands, self._start(sequence, now)] if awaited else commands
+
+    def written(self, sequence: Sequence) -> KvReference | None:
+        """The arena that has most of the sequence's first tokens, for a draft that shares the target's KV."""
+        return self._arenas.find(sequence.tokens)
+
+    def prefilled(self, sequence: Sequence, message: Prefilled) -> list[Command]:
+        """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
+        self._costs.observe_target(message.tokens, message.adopted, message.seconds)
+        sequence.stats.adopted += message.adopted
+        adopted = self._arenas.pinned(sequence.id)
+        commands = _release(self._arenas.unpin(sequence.id))
+        if adopted is not None:
+            self._suspected.discard(adopted)
+        if not message.warning:
+            return commands
+        self.warnings += 1
+        if adopted is None:
+            return commands
+        if adopted == self._prefilled.get(sequence.id):
+            self._costs.worker_usable = False
+        return [*commands, *_release(self._arenas.drop(adopted))]
+
+    def target_down(self) -> list[Command]:
+        """The target is gone. An arena that two targets did not survive adopting is adopted by no third one: after
+        three deaths the pipeline would end."""
+        adopting = self._arenas.being_adopted()
+        names = sorted(adopting & self._suspected)
+        self._suspected = (self._suspected | adopting) - set(names)
+        self.warnings += len(names)
+        return [Release(released) for name in names for released in self._arenas.drop(name)]
+
+    def worker_up(self) -> None:
+        self._worker_up = self._costs.worker_usable = True
+
+    def worker_down(self, now: float) -> list[Command]:
+        """The prefill worker is gone: the target prefills the delegated prompts."""
+        self._worker_up = self._costs.worker_usable = False
+        return [command for id in list(self._delegated) for command in self.worker_failed(id, now)]
+
+    def worker_refused(self, id: SequenceId, now: float) -> list[Command]:
+        """The prefill worker gives this sequence up, for instance because its memory does not suffice."""
+        self.warnings += id in self._delegated
+        return self.worker_failed(id, now)
+
+    def worker_failed(self, id: SequenceId, now: float) -> list[Command]:
+        """The prefill worker can't serve this sequence: the target prefills the prompt."""
+        awaited = self._awaits(id)
+        delegated = self._delegated.pop(id, None)
+        stop: list[Command] = [SendMessage("prefill", Stop(id))] if self._worker_up else []
+        return [*stop, self._start(delegated.sequence, now)] if delegated is not None and awaited else []
+
+    def deadline(self) -> float | None:
+        """When the first answer of the prefill worker is overdue."""
+        awaited = [self._delegated[id] for id in self._delegated if self._awaits(id)]
+        return min((delegated.deadline for delegated in awaited), default=None)
+
+    def tick(self, now: float) -> list[Command]:
+        """Let the target prefill overdue prompts; an overdue prefill worker gets no further prompt."""
+        overdue = [id for id, sent in self._delegated.items() if self._awaits(id) and now >= sent.deadline]
+        self._costs.worker_usable = self._costs.worker_usable and not overdue
+        return [command for id in overdue for command in self.worker_failed(id, now)]
+
+    def sequence_ended(self, sequence: Sequence) -> list[Command]:
+        self._delegated.pop(sequence.id, None)
+        self._prefilled.pop(sequence.id, None)
+        return _release(self._arenas.sequence_ended(sequence.id))
+
+    def _awaits(self, id: SequenceId) -> bool:
+        """Whether a sequence still waits for the prefill worker. It does not after the loss of the target."""
+        return id in self._delegated and self._delegated[id].sequence.phase is Phase.DELEGATED
+
+    def _start(self, sequence: Sequence, now: float) -> Command:
+        reference = self._adoptable(sequence)
+        sequence.start_on_target(now)
+        return SendMessage("target", sequence.start_message(adopt=reference))
+
+    def _adoptable(self, sequence: Sequence) -> KvReference | None:
+        """The arena that the target is to adopt, pinned until the target has answered."""
+        reference = None if sequence.untold else self._arenas.find(sequence.tokens)
+        self._arenas.pin(sequence.id, reference)
+        return reference
+
+
+class PrefillCosts:
+    """Whether a prefill worker pays: running means of seconds per token, over prompts long enough to measure."""
+
+    def __init__(self, mode: PrefillMode) -> None:
+        self._mode = mode
+        self._target = Mean()
+        self._worker = Mean()
+        self._adoption = Mean()
+        self.worker_usable = True
+        """The prefill worker is up and has not failed."""
+
+    def observe_target(self, evaluated: int, adopted: int, seconds: float) -> None:
+        """The target was ready after evaluating and adopting so many tokens."""
+        if evaluated >= MIN_SHARED_TOKENS and not adopted:
+            self._target.observe(seconds / evaluated)
+        elif adopted >= MIN_SHARED_TOKENS and not evaluated:
+            self._adoption.observe(seconds / adopted)
+
+    def observe_worker(self, tokens: int, seconds: float) -> None:
+        """The prefill worker's offer arrived so many seconds after the prompt was sent."""
+        if tokens >= MIN_SHARED_TOKENS:
+            self._worker.observe(seconds / tokens)
+
+    def worker_pays(self, tokens: int, adoptable: int) -> bool:
+        """Whether to send the prefill worker `tokens` tokens, of which an arena holds the first `adoptable`.
+
+        The worker begins at the first token, and the target has to adopt the offered arena. The target alone adopts
+        `adoptable` tokens and evaluates the others. Until the target was measured it prefills prompts itself.
+        """
+        rest = tokens - adoptable
+        if not self.worker_usable or rest < MIN_SHARED_TOKENS or (self._mode == "auto" and not self._target.count):
+            return False
+        if self._mode == "always" or self._worker.count < _TRIALS:
+            return True
+        by_worker = (self._worker.get(0.0) + self._adoption.get(0.0)) * tokens
+        return by_worker < self._target.get(0.0) * rest + self._adoption.get(0.0) * adoptable
+
+    def timeout(self, tokens: int) -> float:
+        """Seconds after which the target prefills the prompt: twice the slower one's time, at least one second."""
+        measured = [mean.get(0.0) for mean in (self._target, self._worker) if mean.count]
+        return max(_MIN_TIMEOUT, 2 * max(measured) * tokens) if measured else _UNKNOWN_TIMEOUT
+
+
+def _release(names: list[str]) -> list[Command]:
+    """Unlink arenas. The target closes them first; otherwise their memory would stay in use until the target ends."""
+    return [command for name in names for command in (SendMessage("target", KvRelease(name)), Release(name))]
+
+
+@dataclass(slots=True)
+class _Arena:
+    """An offered arena, which holds the KV of the first `count` tokens of its sequence."""
+
+    name: str
+    count: int
+    size: int
+    writer: SequenceId | None
+    """The live sequence whose KV it holds; None once that sequence has ended."""
+    last_use: int = 0
+    """The index's count of uses when this arena was last offered or found."""
+
+
+class ArenaIndex:
+    """Which arena holds the KV of which tokens: names in, and the names to unlink out.
+
+    At most `limit` bytes of arenas; those that are being adopted are never evicted.
+
+    An arena is evicted as soon as another one holds all of its tokens, unless a live sequence writes it: of a
+    conversation, the last turn's arena stays. Beyond the limit the least recently used arenas are evicted. A name that
+    was returned for unlinking is never referred to again.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._arenas: dict[str, _Arena] = {}
+        self._index: PrefixIndex[str] = PrefixIndex()
+        self._uses = 0
+        self._removed_names: OrderedDict[str, None] = OrderedDict()
+        self._pinned: dict[SequenceId, str] = {}
+        """By starting sequence: the arena that the target was told to adopt and has not answered for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all arenas."""
+        return sum(arena.size for arena in self._arenas.values())
+
+    @property
+    def indexed(self) -> int:
+        """Tokens that the index stores."""
+        return self._index.stored
+
+    def offer(self, offer: KvOffer, tokens: Items[int]) -> list[str]:
+        """Add an arena of a live sequence, whose committed tokens are `tokens`. Returns names to unlink.
+
+        A sequence has one arena, the one that holds more tokens. A sequence that begins with all tokens of an ended
+        sequence's arena takes that arena over: the target continues an earlier turn of the conversation.
+        """
+        if offer.name in self._removed_names:
+            return [offer.name]
+        earlier = self._arenas.get(offer.name)
+        if earlier is not None and not self._continues(earlier, tokens, offer.sequence):
+            return []
+        count = min(offer.tokens, len(tokens))
+        others = [arena for arena in self._of(offer.sequence) if arena.name != offer.name]
+        if any(other.count >= count for other in others):
+            return self._remove(offer.name)
+        self._store(offer, tokens, max(count, earlier.count if earlier else 0))
+        return [*(name for other in others for name in self._remove(other.name)), *self._evict()]
+
+    def find(self, tokens: Items[int]) -> KvReference | None:
+        """The arena that shares the longest prefix with `tokens`, if it is worth adopting.
+
+        Of several, the most recently used one, so that the others can be evicted. The last token is never part of the
+        prefix: a Start evaluates its root itself.
+        """
+        shared = self._index.longest(tokens[:-1])
+        if shared.tokens < MIN_SHARED_TOKENS:
+            return None
+        best = max(shared.names, key=lambda name: self._arenas[name].last_use)
+        self._touch(best)
+        return KvReference(best, shared.tokens)
+
+    def pin(self, sequence: SequenceId, reference: KvReference | None) -> None:
+        """The Start of this sequence names that arena: keep it until the target has answered."""
+        self._pinned.pop(sequence, None)
+        if reference is not None:
+            self._pinned[sequence] = reference.name
+
+    def pinned(self, sequence: SequenceId) -> str | None:
+        """The arena that the unanswered Start of this sequence names."""
+        return self._pinned.get(sequence)
+
+    def unpin(self, sequence: SequenceId) -> list[str]:
+        """The target has answered the Start of this sequence. Returns names to unlink."""
+        self._pinned.pop(sequence, None)
+        return self._evict()
+
+    def being_adopted(self) -> set[str]:
+        """Names of the arenas in Starts that the target has not answered."""
+        return set(self._pinned.values())
+
+    def sequence_ended(self, sequence: SequenceId) -> list[str]:
+        """Other sequences may take over the sequence's arena. Returns names to unlink."""
+        for arena in self._of(sequence):
+            arena.writer = None
+        return self.unpin(sequence)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arenas
+
+    def drop(self, name: str) -> list[str]:
+        """Remove an arena that the target could not adopt. Returns names to unlink."""
+        return self._remove(name) if name in self._arenas else []
+
+    def _continues(self, arena: _Arena, tokens: Items[int], writer: SequenceId) -> bool:
+        """Whether a sequence may continue an arena; never one that another live sequence writes."""
+        if arena.writer is not None:
+            return arena.writer == writer
+        return self._index.begins(arena.name, tokens)
+
+    def _store(self, offer: KvOffer, tokens: Items[int], count: int) -> None:
+        earlier = self._arenas.get(offer.name)
+        self._index.extend(offer.name, tokens[earlier.count if earlier else 0 : count])
+        self._arenas[offer.name] = _Arena(offer.name, count, offer.size, offer.sequence)
+        self._touch(offer.name)
+
+    def _of(self, sequence: SequenceId) -> list[_Arena]:
+        return [arena for arena in self._arenas.values() if arena.writer == sequence]
+
+    def _touch(self, name: str) -> None:
+        self._uses += 1
+        self._arenas[name].last_use = self._uses
+
+    def _evict(self) -> list[str]:
+        """Evict arenas whose tokens another arena holds, and beyond the limit the least recently used ones."""
+        removed: list[str] = []
+        pinned = self.being_adopted()
+        by_age = sorted(
+            (arena for arena in self._arenas.values() if arena.name not in pinned), key=lambda arena: arena.last_use
+        )
+        for arena in by_age:
+            if arena.writer is None and self._index.covered(arena.name):
+                removed += self._remove(arena.name)
+        excess = self.size - self._limit
+        for arena in by_age:
+            if excess > 0 and arena.name in self._arenas:
+                excess -= arena.size
+                removed += self._remove(arena.name)
+        return removed
+
+    def _remove(self, name: str) -> list[str]:
+        if self._arenas.pop(name, None) is not None:
+            self._index.remove(name)
+        self._removed_names[name] = None
+        if len(self._removed_names) > _REMEMBERED_NAMES:
+            self._removed_names.popitem(last=False)
+        return [name]

@@ -1,0 +1,217 @@
+"""Which workers fit together, which are up, what they are to record, and when one that died is restarted. Pure."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.events import Arrived, Request, WorkerDown, WorkerUp
+from orchestrator.core.sequence import Sequence
+from protocol.contracts.engines import DraftModel, offered_engines
+from protocol.messages.base import Role, SequenceId
+from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Output, Tap
+from protocol.messages.worker import Hello
+from protocol.shown_names import model_name
+
+_WINDOW = 60.0
+_DEATHS = 3
+_BACKOFF = (0.0, 0.5, 2.0)
+"""Seconds before the next start after the first, second and third death within a minute."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    incarnation: int
+    hello: Hello
+    remote: bool
+    last_message_at: float
+
+
+class WorkerRegistry:
+    """At most one target and one prefill worker, and any number of drafts."""
+
+    def __init__(self, context: int = 0) -> None:
+        """`context`: most tokens of a request; 0: what the target allows."""
+        self._context = context
+        self.target: Hello | None = None
+        """Hello of the target that is up."""
+        self.vocabulary = 0
+        """Size of the target's vocabulary; 0 without a target."""
+        self._workers: dict[tuple[Role, int], _Worker] = {}
+
+    def __contains__(self, role: Role) -> bool:
+        return self.target is not None if role == "target" else bool(self._of(role))
+
+    def workers(self) -> list[tuple[int, Hello, bool]]:
+        """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
+        return [(worker.incarnation, worker.hello, worker.remote) for worker in self._workers.values()]
+
+    def draft_mismatch(self, draft: Hello) -> str | None:
+        """Why this draft can't work with the target that is up, as a sentence, or None."""
+        return None if self.target is None else mismatch(draft, self.target)
+
+    def target_mismatches(self, target: Hello) -> dict[int, str]:
+        """The drafts that can't work with this target, by incarnation, each with a sentence that says why."""
+        reasons = {draft.incarnation: mismatch(draft.hello, target) for draft in self._of("draft")}
+        return {incarnation: reason for incarnation, reason in reasons.items() if reason is not None}
+
+    def outputs_read(self) -> tuple[Output, ...]:
+        """The outputs of the target's layers that the drafts read, ascending. Later drafts get no features where all
+        together read more than a target records."""
+        read: set[Output] = set()
+        for draft in self._of("draft"):
+            form = draft.hello.features
+            if form is not None and len(read | set(form.outputs)) <= MAX_OUTPUTS:
+                read |= set(form.outputs)
+        return tuple(sorted(read))
+
+    def add(self, event: WorkerUp, now: float) -> None:
+        role = event.hello.role
+        if role != "draft":
+            self._workers = {key: worker for key, worker in self._workers.items() if key[0] != role}
+        hello = self._limited(event.hello) if role == "target" else event.hello
+        self._workers[role, event.incarnation] = _Worker(event.incarnation, hello, event.remote, now)
+        self._note_target()
+
+    def remove(self, event: WorkerDown) -> bool:
+        """Remove a worker. Returns whether it was up."""
+        removed = self._workers.pop((event.role, event.incarnation), None)
+        self._note_target()
+        return removed is not None
+
+    def note_message(self, event: Arrived, now: float) -> bool:
+        """Note the time of a message. Returns whether it comes from a worker that is up."""
+        worker = self._workers.get((event.role, event.incarnation))
+        if worker is not None:
+            worker.last_message_at = now
+        return worker is not None
+
+    def silence(self, role: Role, now: float) -> float:
+        """Seconds since the last message of the worker of a role."""
+        return now - self._of(role)[0].last_message_at
+
+    def incarnation(self, role: Role) -> int:
+        return self._of(role)[0].incarnation
+
+    def _limited(self, target: Hello) -> Hello:
+        return replace(target, context=min(target.context, self._context or target.context))
+
+    def _note_target(self) -> None:
+        self.target = next((worker.hello for worker in self._of("target")), None)
+        self.vocabulary = 0 if self.target is None else self.target.vocabulary
+
+    def _of(self, role: Role) -> list[_Worker]:
+        return [worker for key, worker in self._workers.items() if key[0] == role]
+
+
+def mismatch(one: Hello, other: Hello) -> str | None:
+    """Why this draft and this target can't be a pair, or None. Vocabulary sizes and added tokens may differ."""
+    target, draft = (one, other) if one.role == "target" else (other, one)
+    if draft.tokenizer_fingerprint and draft.tokenizer_fingerprint != target.tokenizer_fingerprint:
+        return foreign_tokenizer(model_name(draft.model), model_name(target.model))
+    return None if draft.features is None else _unreadable(draft, draft.features, target)
+
+
+def shares_first_layers(draft: Hello, target: Hello) -> bool:
+    """Whether the draft is the first layers of this target, and can adopt their KV from the target's arenas."""
+    ours, theirs = draft.kv, target.kv
+    if ours is None or theirs is None or ours.layers > theirs.layers:
+        return False
+    alike = (ours.kv_heads, ours.head_size, ours.element) == (theirs.kv_heads, theirs.head_size, theirs.element)
+    return alike and draft.model_fingerprint == target.model_fingerprint
+
+
+def foreign_tokenizer(draft: str, target: str, difference: str = "") -> str:
+    """That these models can't be a pair. `difference`: a clause that says where their tokenizers differ, if known."""
+    where = f" ({difference})" if difference else ""
+    return (
+        f"The draft {draft} has another tokenizer than the target {target}{where}, so its guesses would be gibberish. "
+        f"Choose a draft of the same model family, or the draft engine {_engines('none')}."
+    )
+
+
+def refusal(request: Request, target: Hello) -> str | None:
+    """Why this target can't serve a request, or None. A draft whose context is shorter drafts on the last tokens."""
+    length = len(request.tokens)
+    if length >= target.context:
+        return (
+            f"The prompt has {length:,} tokens, but {model_name(target.model)} has a context of {target.context:,}. "
+            "Shorten the prompt or choose a target with a longer context."
+        )
+    if max(request.tokens) >= target.vocabulary:
+        return (
+            f"The prompt holds token {max(request.tokens)}, but {model_name(target.model)} knows only ids below "
+            f"{target.vocabulary:,}. Encode the prompt with the target's own tokenizer."
+        )
+    return None
+
+
+def _unreadable(draft: Hello, form: FeatureForm, target: Hello) -> str | None:
+    """Why the draft can't read the hidden states of this target, or None."""
+    reason = "it reads hidden states, and this target offers none" if target.taps is None else target.taps.lack(form)
+    if not reason:
+        return None
+    name = model_name(draft.model) or draft.engine
+    return (
+        f"The draft {name} can't draft for the target {model_name(target.model)}: {reason}. "
+        "Choose a draft that was trained for this target."
+    )
+
+
+def _engines(model: DraftModel) -> str:
+    """The offered engines that draft with this."""
+    return " or ".join(name for name, engine in offered_engines().items() if engine.model == model)
+
+
+class RestartPolicy:
+    """The circuit breaker of one role: it opens after three deaths within a minute."""
+
+    def __init__(self) -> None:
+        self._deaths: deque[float] = deque()
+
+    def died(self, now: float) -> float | None:
+        """A worker died: seconds to wait before the restart, or None for no restart."""
+        self._deaths.append(now)
+        while self._deaths[0] < now - _WINDOW:
+            self._deaths.popleft()
+        return None if len(self._deaths) >= _DEATHS else _BACKOFF[len(self._deaths) - 1]
+
+
+class FeatureRelay:
+    """The target records the outputs that at least one of the drafts reads."""
+
+    def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
+        self._sequences = sequences
+        self._workers = workers
+        self._recorded: tuple[Output, ...] = ()
+        """What the target that is up was told to record."""
+
+    def target_changed(self) -> None:
+        """A target that has just come up records nothing."""
+        self._recorded = ()
+
+    def tap(self) -> list[Command]:
+        """Tell the target what to record, if that has changed. A target that verifies no guesses records nothing.
+
+        A change ends all rings. So outputs that no draft reads any more are recorded while requests run: the next life
+        of a draft that died goes on with what its ring holds.
+        """
+        target = self._workers.target
+        if target is None:
+            return []
+        wanted = () if target.level == "plain" else self._workers.outputs_read()
+        if wanted == self._recorded or (self._sequences and set(wanted) < set(self._recorded)):
+            return []
+        self._recorded = wanted
+        return [SendMessage("target", Tap(wanted))]
+
+    def relay(self, features: Features, readers: Iterable[int]) -> list[Command] | None:
+        """Send features on to the drafts `readers`, unchanged; None if they belong to no tokens that are committed."""
+        sequence = self._sequences.get(features.sequence)
+        if sequence is None or features.round > sequence.round:
+            return None
+        if features.first + features.rows > sequence.position:
+            return None
+        return [SendMessage("draft", features, incarnation) for incarnation in readers]

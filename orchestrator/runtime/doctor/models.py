@@ -1,0 +1,196 @@
+"""What `doctor` finds about a target, a draft, and a converted draft on the Neural Engine."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.machine.drafts.converted_draft import converted_draft, holds_drafter, is_converted
+from orchestrator.machine.drafts.draft_choice import draft_choice, place_of
+from orchestrator.machine.drafts.shipped_drafts import default_draft
+from orchestrator.machine.drafts.trained_drafter import is_exit
+from orchestrator.machine.finding import Finding
+from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.machine.models.levels import MEANINGS
+from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
+from orchestrator.machine.neural_engine.judgement import judge
+from orchestrator.machine.progress import OnProgress, silent
+from protocol.contracts.coreml.examination import RuntimeName
+from protocol.contracts.coreml.neural_engine import record
+from protocol.contracts.drafters.description import FINAL, Drafter
+from protocol.contracts.drafters.detection import has_own_head, read_drafter
+from protocol.contracts.drafters.target_shape import TargetShape, target_shape
+from protocol.contracts.engines import AUTO
+from protocol.contracts.model_report import ModelRefusal, ModelReport
+from protocol.errors import InputError
+from protocol.own_modules import module_command
+from protocol.shown_names import model_name
+
+_PATIENCE = 1800.0
+"""Seconds for loading a model of hundreds of GB."""
+_AGAIN = "run launch-pipeline doctor --neural-engine again"
+
+
+def target_finding(name: str, on_progress: OnProgress = silent) -> Finding:
+    """`doctor --target MODEL`: what one forward of it verifies, by a process that loads it. The model may be downloaded
+    or converted for it."""
+    try:
+        folder = resolve(name, "target", on_progress)
+    except InputError as error:
+        return Finding("target", "fail", str(error))
+    command = [*module_command("target_worker.model_examination"), str(folder)]
+    environment = {**os.environ, **worker_environment("target", ())}
+    try:
+        answer = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False, env=environment
+        )
+        report = msgspec.json.decode(answer.stdout, type=ModelReport | ModelRefusal)
+    except (subprocess.TimeoutExpired, msgspec.DecodeError):
+        text = f"{folder} could not be loaded: the process that loads it crashed or hung"
+        return Finding("target", "fail", text, "free memory, download the model again, or choose a smaller one")
+    return described(folder, report)
+
+
+def described(folder: Path, report: ModelReport | ModelRefusal) -> Finding:
+    if isinstance(report, ModelRefusal):
+        return Finding("target", "fail", report.text)
+    higher = f" It is no higher level: {report.reason.rstrip('.')}." if report.reason else ""
+    joint = "share a forward" if report.joins else "are evaluated in turns"
+    text = (
+        f"{model_name(folder)} ({report.architecture}) is a {report.level} model: {MEANINGS[report.level]}.{higher} "
+        f"Several requests {joint}; the context is {report.context:,} tokens. {_recording(report.recorded_layers)}"
+    )
+    return Finding("target", "ok", text)
+
+
+def _recording(layers: int) -> str:
+    if layers:
+        return f"The states of its {layers} layers can be recorded for a trained drafter."
+    return "Its states can't be recorded, so that no trained drafter but an early exit can draft for it."
+
+
+def draft_finding(name: str, target: str | None = None, on_progress: OnProgress = silent) -> Finding:
+    """`doctor --draft MODEL`: what kind of draft it is, what it reads of its target, and whether the two fit.
+
+    `target`: the name of the target, if it is asked for beside one. Both may be downloaded for it.
+    """
+    try:
+        if target is not None:
+            choice = draft_choice(AUTO, name, on_progress, target)
+            assert choice.folder is not None
+            shape = target_shape(choice.target) if choice.target is not None else None
+            return _described(choice.folder, shape, own_head=choice.engine == "mtp")
+        if is_exit(AUTO, name):
+            raise InputError(f"{name} is the target's own first layers: name the target too (--target).")
+        folder = Path(name).expanduser()
+        return _described(folder if is_converted(folder) else resolve(name, "draft", on_progress), None)
+    except InputError as error:
+        return Finding("draft", "fail", str(error))
+
+
+def _described(folder: Path, target: TargetShape | None, *, own_head: bool = False) -> Finding:
+    if is_converted(folder):
+        reads = "a trained drafter, which reads its target's states" if holds_drafter(folder) else "a language model"
+        return Finding(
+            "draft",
+            "ok",
+            f"{model_name(folder)} is a Core ML package of {reads}: it was compared with MLX when it was made.",
+        )
+    drafter = read_drafter(folder, with_own_head=own_head)
+    if drafter is not None:
+        return Finding("draft", "ok", told(folder, drafter, target))
+    name = model_name(folder)
+    text = f"{name} is a language model: it reads tokens alone, and any target with its tokenizer can have it."
+    if has_own_head(folder):
+        text += " It has an MTP head too, which drafts for the model itself."
+    return Finding("draft", "ok", text)
+
+
+def told(folder: Path, drafter: Drafter, target: TargetShape | None) -> str:
+    """What the drafter is, in sentences. `target`: the one that it fits, if it is known."""
+    parts = [
+        f"{model_name(folder)} holds {drafter.name} ({drafter.format} format) for the draft engine {drafter.engine}."
+    ]
+    if drafter.kind == "exit":
+        parts.append(f"It is the target's first {drafter.layers} layers, and reads none of its states.")
+    else:
+        parts.append(
+            f"It reads {_outputs(drafter, target)} of the target, {drafter.feature_bytes:,} bytes a token in 16 bits."
+        )
+    if drafter.drafted is not None and drafter.target_vocabulary is not None:
+        parts.append(f"It drafts {drafter.drafted:,} of {drafter.target_vocabulary:,} tokens.")
+    if drafter.block > 1:
+        parts.append(f"One forward guesses {drafter.block} tokens.")
+    if drafter.kind != "exit":
+        read, head = (drafter.read, "") if target is None else (drafter.read_beside(target), ", head included")
+        held = _millions(drafter.parameters)
+        parts.append(f"A growth step reads {_millions(read)} parameters{head}; its files hold {held}.")
+    parts.append("It fits this target." if target is not None else "With --target it is checked against a target.")
+    return " ".join(parts)
+
+
+def _outputs(drafter: Drafter, target: TargetShape | None) -> str:
+    if drafter.stated_outputs is None and target is None:
+        return f"{drafter.count} outputs (a low, a middle and a high one)"
+    outputs = drafter.outputs(target) if target is not None else drafter.stated_outputs or ()
+    if outputs == (FINAL,):
+        return "the last output behind the final norm"
+    return f"the outputs of layers {', '.join(map(str, outputs))} (from 0)"
+
+
+def _millions(parameters: int) -> str:
+    return f"{parameters / 1e6:,.1f} M"
+
+
+def examined(
+    draft: str | None,
+    runtime: RuntimeName | None,
+    *,
+    on_progress: OnProgress = silent,
+    on_stage: OnStage = lambda _: None,
+    examiner: Sequence[str] = EXAMINER,
+    predicts: int = PREDICTS,
+    limits: Limits = LIMITS,
+) -> list[Finding]:
+    """`doctor --neural-engine`: findings on the draft model `draft` (None: the default draft), and on which engine the
+    pipeline uses for it.
+
+    `runtime`: None for what this machine has; "executor" rehearses it without a device.
+    The verdict of a real examination is stored by system build, chip and package.
+    """
+    if runtime is None and sys.platform != "darwin":
+        return [_none_here()]
+    model, note = (draft, "") if draft is not None else _default(on_progress)
+    folder = converted_draft(model, on_progress)
+    place, chosen = place_of(folder), runtime or "coreml"
+    outcomes = examine(folder, chosen, examiner=examiner, limits=limits, predicts=predicts, on_stage=on_stage)
+    findings, verdict = judge(outcomes, place, rehearsal=chosen == "executor")
+    findings = [*([Finding("draft", "warn", note)] if note else []), *findings]
+    if chosen == "executor":
+        return [*findings, Finding("verdict", "ok", "a rehearsal: nothing was found out about a Neural Engine")]
+    if verdict is None:
+        return [*findings, Finding("verdict", "warn", "none is recorded: the failure may not come again", _AGAIN)]
+    file = record(verdict)
+    if verdict.choice == "coreml":
+        return [*findings, Finding("verdict", "ok", f"--draft-engine coreml uses Core ML here ({file})")]
+    return [*findings, Finding("verdict", "warn", f"--draft-engine coreml drafts in MLX here ({file})")]
+
+
+def _default(on_progress: OnProgress) -> tuple[str, str]:
+    """The default draft, and why it is the demo draft if it is."""
+    folder, note = default_draft(on_progress)
+    return str(folder), note
+
+
+def _none_here() -> Finding:
+    return Finding(
+        "Neural Engine",
+        "ok",
+        "there is none: --draft-engine coreml runs the same package by an executor, which proves it and is no "
+        "Neural Engine",
+        "run this on a Mac, or rehearse it with --runtime executor",
+    )
