@@ -1,16 +1,94 @@
-"""Which nodes of a token tree to evaluate next and which children to publish. Pure: knows no engine."""
+"""Which nodes of a token tree to evaluate next and which children to publish. Pure: knows no engine.
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, assert_never
+The adaptive strategy grows by falling path probability.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias, assert_never
 
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
-from protocol.speculation.best_first import BestFirstGrowth, Forced
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.chains import ChainGrowth, FanOutGrowth
 from protocol.speculation.evaluated_tree import EvaluatedTree, GrowthStep
 from protocol.speculation.token_tree import Node, TokenTree
+
+MAX_TREE_NODES = 2048
+"""Nodes of one sequence, root included. It bounds the memory and the time that a new root takes."""
+MIN_PATH_PROBABILITY = 1e-6
+"""A node with a lower path probability is not worth a forward, whatever the plan says."""
+_MIN_LOG_PATH = math.log(MIN_PATH_PROBABILITY)
+_MAX_FORCED_TOKENS = 8
+"""Longest chain of forced tokens that one step adds at one node."""
+Forced: TypeAlias = Callable[[Node], int | None]
+"""The only token that may follow a node; None if several may."""
+
+
+class BestFirstGrowth:
+    """A step evaluates the `width` most probable open nodes, with `fan` children each. Forced tokens need no step."""
+
+    def __init__(self, evaluated: EvaluatedTree, plan: BestFirst, forced: Forced | None = None) -> None:
+        self._evaluated = evaluated
+        self._plan = plan
+        self._worthwhile = math.log(max(plan.least, MIN_PATH_PROBABILITY))
+        self._forced = forced
+        self._allowed = plan.steps
+        """Steps that may still be taken below the root; None: any number."""
+        self._taken = 0
+        self._heap = [_entry(node) for node in evaluated.tree if evaluated.is_open(node)]
+        heapq.heapify(self._heap)
+
+    def choose(self) -> GrowthStep | None:
+        """Removes the chosen nodes from the open ones: call it once, then evaluate them."""
+        tree = self._evaluated.tree
+        room = (MAX_TREE_NODES - len(tree)) // self._plan.fan
+        if self._allowed is not None and self._taken >= self._allowed:
+            return None
+        if not self._heap or -self._heap[0][0] < tree.root.log_path + self._worthwhile:
+            return None
+        # A step takes hardly longer for more nodes, so the improbable ones fill its width.
+        least = tree.root.log_path + _MIN_LOG_PATH
+        nodes: list[Node] = []
+        while len(nodes) < min(self._plan.width, room) and self._heap and -self._heap[0][0] >= least:
+            nodes.append(heapq.heappop(self._heap)[-1])
+        self._taken += bool(nodes)
+        return GrowthStep(nodes, self._plan.fan) if nodes else None
+
+    def extend(self, steps: int) -> None:
+        """Take up to `steps` steps below the root in all, unless the plan allows any number."""
+        if self._allowed is not None:
+            self._allowed = max(self._allowed, steps)
+
+    def publish(self, evaluated: Sequence[Node]) -> list[Node]:
+        children = [child for node in evaluated for child in self._evaluated.add_children(node, self._plan.fan)]
+        if self._forced is not None:
+            root = self._evaluated.tree.root
+            best = heapq.nlargest(self._plan.width, children, key=lambda child: child.log_path)
+            for node in best if root.children else [root]:
+                children += self._chain(node, self._forced)
+        for child in children:
+            if self._evaluated.is_open(child):
+                heapq.heappush(self._heap, _entry(child))
+        return children
+
+    def _chain(self, node: Node, forced: Forced) -> list[Node]:
+        """New nodes for the forced tokens behind `node`."""
+        chain: list[Node] = []
+        while len(chain) < _MAX_FORCED_TOKENS and self._evaluated.is_open(node):
+            token = forced(node)
+            if token is None or token in node.children:
+                break
+            node = self._evaluated.tree.add(node, token, 1.0)
+            chain.append(node)
+        return chain
+
+
+def _entry(node: Node) -> tuple[float, int, int, Node]:
+    """Sorts parents before their forced children, which have the same path probability."""
+    return (-node.log_path, node.depth, node.id, node)
 
 
 class TreeGrowth:
