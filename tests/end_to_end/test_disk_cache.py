@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.machine.disk_cache import cached_models
+from orchestrator.cli.commands.cache import cached_models
 from orchestrator.runtime.notices import Notice
 from protocol.kv.cache_files import disk_cache_folder
 from tests.conftest import Reference

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.sampling.ineffective import IneffectiveOption
 from orchestrator.cli.commands.cache import cache as cache_command
-from orchestrator.machine.disk_cache import cached_models
+from orchestrator.cli.commands.cache import cached_models
 from orchestrator.runtime.notices import Notice
 from protocol.kv.cache_files import disk_cache_folder
 from tests.support.models.architectures import configuration, tiny

@@ -1,6 +1,10 @@
-"""`launch-pipeline train-draft`: options to a training, its progress and outcome to text."""
+"""`launch-pipeline train-draft`: options to a training, its progress and outcome to text.
+
+The training runs in a process of its own, of which only the reports are known here.
+"""
 
 import os
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,9 @@ from rich.table import Table
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.models.checkpoints import resolve
-from orchestrator.machine.training import training
+from orchestrator.machine.reporting_process import reports
 from orchestrator.text.training_prompts import write_prompts
 from protocol.contracts.training import (
     DEPTHS,
@@ -24,9 +29,32 @@ from protocol.contracts.training import (
     TrainingChoices,
     TrainingFinished,
     TrainingOrder,
+    TrainingPaused,
     TrainingProgress,
+    TrainingReport,
 )
 from protocol.errors import InputError
+
+_GRACE = 120.0
+"""Seconds for the process to save its state, in which it may have to finish a row."""
+
+
+def training(order: TrainingOrder, threads: int) -> Generator[Any, None, None]:
+    """TrainingProgress as it happens, TrainingFinished or TrainingPaused last. Closing it early saves the state.
+
+    Raises InputError or PipelineError with the process's own sentence if the training fails. `threads`: processor
+    threads, where the processor computes.
+    """
+    return reports(
+        "draft_worker.training",
+        order,
+        TrainingReport,
+        (TrainingFinished, TrainingPaused),
+        name="The training",
+        grace=_GRACE,
+        variables=worker_environment("draft", range(threads)),
+    )
+
 
 _PROMPTS = "prompts.jsonl"
 

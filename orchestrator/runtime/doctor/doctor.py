@@ -1,10 +1,13 @@
-"""Examines this machine: what is missing, and the next step. Changes nothing and prints nothing."""
+"""Examines this machine: what is missing, and the next step. Changes nothing and prints nothing. Imports no MLX."""
 
 import importlib.metadata
 import json
+import os
 import platform
+import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +23,6 @@ from orchestrator.machine.blas.speed import ForwardTimes, forward_times
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import MlxDevice
-from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target
 from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.network import own_host
 from orchestrator.machine.placement import usual_cores
@@ -31,6 +33,40 @@ from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
 from protocol.messages.base import Role
 from protocol.paths import segments_folder
+
+_SW_VERS = "/usr/bin/sw_vers"
+
+
+def metal_wheel_target() -> int | None:
+    """The major version of macOS that the installed wheel of mlx-metal was built for; None without such a wheel.
+
+    A wheel's tags are in its WHEEL file: https://packaging.python.org/specifications/binary-distribution-format.
+    """
+    try:
+        text = importlib.metadata.distribution("mlx-metal").read_text("WHEEL") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return newest_target(line.removeprefix("Tag:").strip() for line in text.splitlines() if line.startswith("Tag:"))
+
+
+def newest_target(tags: Iterable[str]) -> int | None:
+    """The highest macOS among wheel tags such as py3-none-macosx_26_0_arm64."""
+    versions = [int(found[1]) for tag in tags if (found := re.search(r"-macosx_(\d+)_\d+_", tag))]
+    return max(versions, default=None)
+
+
+def macos_version(program: str = _SW_VERS) -> str:
+    """The version of macOS, such as 26.1; empty if it can't be asked for.
+
+    Python itself may be told an older one (CPython issue 135675), and so would `sw_vers` with SYSTEM_VERSION_COMPAT=1.
+    """
+    environment = {**os.environ, "SYSTEM_VERSION_COMPAT": "0"}
+    try:
+        out = subprocess.run([program, "-productVersion"], capture_output=True, text=True, env=environment, check=False)
+    except OSError:
+        return ""
+    return out.stdout.strip()
+
 
 _BUILDS = (14, 15, 26)
 """The versions of macOS for which the package index has builds of mlx-metal 0.32. That for 26 alone has the kernels for

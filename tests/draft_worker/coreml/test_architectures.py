@@ -12,8 +12,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from draft_worker.coreml.conversion.architectures import ARCHITECTURES
-from draft_worker.coreml.conversion.build import write
-from draft_worker.coreml.conversion.checkpoint import Checkpoint
+from draft_worker.coreml.conversion.build import Checkpoint, write
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime

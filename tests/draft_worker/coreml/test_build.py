@@ -17,9 +17,8 @@ from mlx.utils import tree_map
 from mlx_lm.models import gemma
 from mlx_lm.models.rope_utils import initialize_rope
 
+from draft_worker.coreml.conversion.build import Checkpoint, describe, write
 from draft_worker.coreml.conversion.build import convert as convert_folder
-from draft_worker.coreml.conversion.build import describe, write
-from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.weights import Palettes, Scaled, compress, head_chunks, restore
 from draft_worker.coreml.converted import Converted, require_functions
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package

@@ -17,7 +17,7 @@ from draft_worker.training.preparation import claim
 from draft_worker.training.saved_state import Progressed, save
 from draft_worker.training.target import Target
 from orchestrator.cli.app import cli
-from orchestrator.machine.training import training
+from orchestrator.cli.commands.train_draft import training
 from protocol.contracts.training import TrainingChoices, TrainingFinished, TrainingOrder, TrainingProgress
 from protocol.errors import InputError
 from tests.support.models.training_work import write_target, write_work

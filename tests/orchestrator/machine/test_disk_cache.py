@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.machine.disk_cache import cached_models, clear_disk_cache
+from orchestrator.cli.commands.cache import cached_models, clear_disk_cache
 from protocol.errors import InputError, PipelineError
 from protocol.kv.cache_files import CacheFiles, disk_cache_folder
 

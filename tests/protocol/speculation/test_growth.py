@@ -8,10 +8,9 @@ from hypothesis import strategies as some
 
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
-from protocol.speculation.best_first import MAX_TREE_NODES, MIN_PATH_PROBABILITY
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
-from protocol.speculation.growth import TreeGrowth
+from protocol.speculation.growth import MAX_TREE_NODES, MIN_PATH_PROBABILITY, TreeGrowth
 from protocol.speculation.token_tree import Node, TokenTree
 from tests.support.fake_draft import oracle
 

@@ -16,10 +16,10 @@ from draft_worker.wrapped_engine import PacedEngine
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import RequestStats
-from orchestrator.machine.profiles.apple_silicon import mac_names
 from orchestrator.machine.profiles.device_profiles import (
     DeviceProfile,
     load_profile,
+    mac_names,
     parse_profile,
     profile_names,
     worker_pace,

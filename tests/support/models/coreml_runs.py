@@ -11,8 +11,7 @@ import pytest
 from mlx.utils import tree_map
 
 from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.conversion.build import write
-from draft_worker.coreml.conversion.checkpoint import Checkpoint
+from draft_worker.coreml.conversion.build import Checkpoint, write
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.executor import Precision
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime

@@ -29,9 +29,8 @@ from target_worker.tensor_parallel.rank_commands import (
     encoded,
     received,
 )
-from target_worker.tensor_parallel.ranks import start_heartbeat
+from target_worker.tensor_parallel.ranks import LeadingModel, follow, start_heartbeat
 from target_worker.tensor_parallel.rendezvous import Challenge, Peer, answer, fresh_nonce, join, meet
-from target_worker.tensor_parallel.sharded_model import LeadingModel, follow
 from tests.support.models.tiny_models import network, tree_model
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.machine.gguf.container import GgufFile
-from orchestrator.machine.gguf.tokenizer import write_tokenizer
+from orchestrator.machine.gguf.folder import write_tokenizer
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError

@@ -6,8 +6,8 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
+from orchestrator.cli.commands.pairs import LocalModel, local_models
 from orchestrator.machine.models.checkpoints import resolve
-from orchestrator.machine.models.local_models import LocalModel, local_models
 from tests.support.models.gguf_files import write_gguf
 
 DIGEST = "sha256:" + "ab" * 32

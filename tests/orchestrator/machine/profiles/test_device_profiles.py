@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.machine.pairs.recommended_pairs import pairs
-from orchestrator.machine.profiles.apple_silicon import mac_names
-from orchestrator.machine.profiles.device_profiles import load_profile, profile_names
+from orchestrator.machine.profiles.device_profiles import load_profile, mac_names, profile_names
 from protocol.errors import InputError
 from protocol.worker.pacing import ForwardPart
 

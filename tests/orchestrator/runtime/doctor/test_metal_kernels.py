@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machine.metal_wheel import macos_version, metal_wheel_target, newest_target
-from orchestrator.runtime.doctor.doctor import metal_kernels
+from orchestrator.runtime.doctor.doctor import macos_version, metal_kernels, metal_wheel_target, newest_target
 
 
 def test_a_build_for_an_older_macos_is_told_with_the_next_step():
