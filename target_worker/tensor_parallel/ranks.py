@@ -1,9 +1,7 @@
-"""The ranks of a sharded target as processes: start, MLX's group, loading, heartbeats, end.
+"""A target divided among ranks by mlx-lm's tensor parallelism: their processes, loading, heartbeats and forwards.
 
 A collective with a peer that was stopped, or whose cable was pulled, blocks for ever. So a thread on each side, which
 no collective blocks, sends a byte a second and reads the other side's bytes.
-
-A target divided among ranks by mlx-lm's tensor parallelism: all of them run the same forwards together.
 
 Rank 0 is the target worker. Before it runs a method of one of its sequences, it commands the other ranks to run the
 same method. Tokens, trees and accepted paths all come from rank 0: no other rank samples, so no rank can choose other

@@ -1,13 +1,12 @@
 """Finds out what kind of drafter a folder holds, from config.json and the tensors' names. Reads no tensor.
 
-EAGLE-3 checkpoints: SafeAILab's (also SpecForge, AngelSlim), speculators' and DeepSpec's.
-
-They number the layers that they read in three ways. SafeAILab's `eagle_config` names outputs, as SGLang reads it
+EAGLE-3 checkpoints are SafeAILab's (also SpecForge, AngelSlim), speculators' or DeepSpec's, which number the layers
+that they read in three ways. SafeAILab's `eagle_config` names outputs, as SGLang reads it
 (python/sglang/srt/models/llama_eagle3.py adds 1 for the next layer's input). `eagle_aux_hidden_state_layer_ids` beside
 the other fields, which speculators writes and vLLM reads, names inputs, one more (speculators/models/utils.py:
 [2, L / 2, L - 3]). DeepSpec's `target_layer_ids` names outputs (deepspec/modeling/dspark/common.py), -1 the embedding.
 
-ReDrafter heads (apple/ml-recurrent-drafter: recurrent_drafting/configuration_drafter.py, modeling_drafter.py).
+ReDrafter heads are Apple's (ml-recurrent-drafter: recurrent_drafting/configuration_drafter.py, modeling_drafter.py).
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""The ordered list of logits processors, and the processors of one sequence. Knows no trees and no models.
+"""The ordered list of logits processors, those that drop no token (penalties, logit bias), and those of one sequence.
 
-Processors that raise or lower logits and drop no token: penalties and the logit bias.
+Knows no trees and no models.
 """
 
 from collections import Counter
