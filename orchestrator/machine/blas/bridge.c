@@ -3,7 +3,7 @@
  *
  * A forward over a few tokens multiplies a few rows with each weight matrix. OpenBLAS copies the matrix into its own
  * order first, which takes as long as reading it two more times. Here each weight is read once, for all rows. Each
- * number is summed in the same order however many rows there are, so logits do not depend on a forward's width.
+ * number is summed in the same order however many rows there are, so a row does not depend on those beside it.
  *
  * For each PROCESSOR, x86_64 and aarch64, with ziglang 0.17.1 from the package index, byte for byte:
  *
