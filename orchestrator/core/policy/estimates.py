@@ -271,7 +271,7 @@ class GuessRanks:
         The best one counts with its standard error: a few wrong guesses must not end the asking that would correct it.
         """
         best, *others = (mean.get(0.0) for mean in self._means[:guesses])
-        error = math.sqrt(best * (1.0 - best) / min(self._means[0].count, self._WINDOW))
+        error = math.sqrt(best * (1.0 - best) / self._means[0].count)
         return list(accumulate((best + error, *others), min))
 
 
