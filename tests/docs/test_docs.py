@@ -22,8 +22,8 @@ PAGES = [
     *sorted((ROOT / ".github").rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-CURRENT = [page for page in PAGES if page.stem != "CHANGELOG"]
-"""Pages about the program's present options. The changelog names former ones."""
+CURRENT = [page for page in PAGES if page.stem not in ("CHANGELOG", "2026")]
+"""Pages about the program's present options. The changelog names former ones, and the log those of its day."""
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 FOREIGN_OPTIONS = {
