@@ -50,7 +50,7 @@ _FIELDS: tuple[Field[Sequence[Trial]], ...] = (
     Field("prompt", lambda trials: trials[0].new.prompt_tokens, ",d", "prompt tokens by the server's count"),
     Field("first text, s", lambda trials: median(trial.new.first for trial in trials), ".2f"),
     Field("again, s", lambda trials: median(trial.again.first for trial in trials), ".2f", "the same prompt again"),
-    Field("cached", lambda trials: trials[0].again.cached_tokens, ",d", "tokens of it that the server read no more"),
+    Field("cached", lambda trials: trials[0].again.cached_tokens, ",d", "tokens of it that the server reused"),
     Field("tokens/s", lambda trials: _middle([trial.new.speed for trial in trials]), ".1f", "after the first text"),
 )
 
