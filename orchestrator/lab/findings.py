@@ -25,12 +25,6 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: Origin = "measured"
     note: str = ""
     """The formula, or who reported it."""
-    limit: float | None = None
-    """The highest acceptable value, if there is one."""
-
-    @property
-    def within_limit(self) -> bool:
-        return self.limit is None or self.value <= self.limit
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

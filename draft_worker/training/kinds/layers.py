@@ -74,7 +74,7 @@ class LayersTraining(ABC):
         places = counted(row, random)
         if not len(places):
             return mx.array(0.0)
-        tokens, offsets = self._guessable.drawn(random)
+        tokens, offsets = self._learnt(row, random)
         head = self._target.head(tokens)
         choices = wanted(mx.array(row.states[places, -1]) @ head.T + offsets, row.temperature)
         return loss(self._states(row, places) @ head.T + offsets, choices).mean()
@@ -93,6 +93,10 @@ class LayersTraining(ABC):
         slots = np.arange(len(row.tokens))
         visible: Any = (slots <= slots[:, None]) & (slots >= row.starts[:, None])
         return self.network(self._entering(row), mx.array(visible))[mx.array(places)]
+
+    def _learnt(self, row: Row, random: np.random.Generator) -> tuple[mx.array, mx.array]:
+        """Tokens among which the row is learnt, and what to add to their logits."""
+        return self._guessable.drawn(random)
 
     @abstractmethod
     def _entering(self, row: Row) -> mx.array:
@@ -132,6 +136,12 @@ class LanguageTraining(LayersTraining):
 
     def _entering(self, row: Row) -> mx.array:
         return self._target.embed(mx.array(row.tokens))
+
+    def _learnt(self, row: Row, random: np.random.Generator) -> tuple[mx.array, mx.array]:
+        """A draft whose head is its embedding can also guess the tokens of its context."""
+        context = row.tokens if self._target.tied else row.tokens[:0]
+        tokens = mx.array(np.union1d(np.array(self._guessable.tokens), context))
+        return tokens, mx.zeros(tokens.shape)
 
     def write(self, folder: Path) -> None:
         named = {f"model.{name}": array for name, array in _flat(self.network)}

@@ -10,9 +10,9 @@ from orchestrator.api.sampling.sampling_params import SamplingParams
 from protocol.messages.base import Verification
 from protocol.messages.client import Pace
 
-Family = Literal["mlx-lm", "coupled", "rejection", "rival", "rival with other numerics"]
-"""mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution; other software's
-own code; such code that computes with the weights in another way, so that no token is compared."""
+Family = Literal["mlx-lm", "coupled", "rejection", "rival"]
+"""mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution; other software
+that computes with the weights in another way, so that no token is compared."""
 
 
 class GenerationTask(NamedTuple):

@@ -121,11 +121,6 @@ class BenchModels(NamedTuple):
         the latter."""
         return self._read(draft) / self._read(self.draft)
 
-    def parameters_per_guess(self, draft: Path) -> float:
-        """Parameters that this draft reads, by tokens that one forward guesses behind one another."""
-        drafter = read_drafter(_original(draft))
-        return self._read(draft) * 8 / PROCESSOR_BITS / (1 if drafter is None else drafter.block)
-
     def _read(self, draft: Path) -> float:
         """Bytes that a growth step of this draft reads on a processor."""
         draft = _original(draft)

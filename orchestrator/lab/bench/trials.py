@@ -7,11 +7,11 @@ from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, takes_part
+from orchestrator.lab.bench.llama_cpp import OnRivalAbsent
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, schedule, settings
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.residents import IN_TURNS, bench_lines, groups, resident
-from orchestrator.lab.bench.rivals.contenders import OnRivalAbsent
 from orchestrator.machine.hardware import gpu_working_set
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec

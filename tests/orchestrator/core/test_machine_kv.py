@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.options import Options
-from orchestrator.lab.simulate.faults.faulty_workers import ModelledPrefill
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledTarget
 from protocol.messages.base import Role, SequenceId
@@ -15,6 +14,7 @@ from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import FromWorker, Prefill, Prefilled, Start, Stop, ToWorker, Verdict
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import CONTEXT, LANGUAGE, ONE, TARGET, THREE, TWO, ScriptedSimulation
+from tests.support.simulated_hours.faulty_workers import ModelledPrefill
 
 PROMPT = tuple(range(40))
 LONG = tuple(range(40)) * 6

@@ -7,10 +7,10 @@ import msgspec
 from orchestrator.core.commands import SendMessage
 from orchestrator.core.events import Arrived, Ended
 from orchestrator.core.phases import Phase
-from orchestrator.lab.simulate.faults.invariants import reachable
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Fault, Grow, Pong, Prefilled, Verdict
 from tests.support.scripted_simulation import ScriptedSimulation, ready
+from tests.support.simulated_hours.invariants import reachable
 
 LIVE, OVER, UNKNOWN = SequenceId(2), SequenceId(1), SequenceId(77)
 MANY = 100_000

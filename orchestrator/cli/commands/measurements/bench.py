@@ -1,5 +1,6 @@
 """`launch-pipeline bench`: a measurement a subcommand, figures to tables, pictures and exit codes."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from orchestrator.cli.report import show
 from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
 from orchestrator.lab.report import ProgressBar
-from protocol.errors import PipelineError
 
 if TYPE_CHECKING:
     from orchestrator.lab.bench.plan import BenchPlan
@@ -172,9 +172,8 @@ _comparison_options = _joined(
     ),
     click.option(
         "--rivals",
-        metavar="NAME[,NAME...]",
-        help="Also other software: mlx-dspark, whose first use installs about 1 GB in an environment of its own; "
-        "llama.cpp, if llama-server is on the PATH.",
+        metavar="NAME",
+        help="Also other software: llama.cpp, if llama-server is on the PATH.",
     ),
     click.option("--link-delay", metavar="MS[,MS...]", help="Also with the draft so far away, one way."),
     click.option(
@@ -227,7 +226,7 @@ def strategies(**options: Any) -> None:
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --verification rejection --plot m4.png
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
     launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2 --no-controls --temperature 0
-    launch-pipeline bench --rivals mlx-dspark,llama.cpp --temperature 0
+    launch-pipeline bench --rivals llama.cpp --temperature 0
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
     print_notes(without_effect({}))
@@ -241,8 +240,7 @@ def strategies(**options: Any) -> None:
 @_json_option
 @stays_awake
 def drafters(folders: tuple[str, ...], **options: Any) -> None:
-    """Compare the drafts in these FOLDERs, of any kind, with the pair's own: the same strategies, and what each guesses
-    alone.
+    """Compare the drafts in these FOLDERs, of any kind, with the pair's own, under the same strategies.
 
     \b
     launch-pipeline bench drafters my-draft eagle3 --strategies adaptive --temperature 0
@@ -368,41 +366,42 @@ def forwards(kinds: tuple[LayerKind, ...], repeats: int, as_json: bool) -> None:
 
 
 @bench.command()
+@click.argument("addresses", metavar="ADDRESS...", nargs=-1, required=True)
 @click.option(
-    "--lengths", metavar="N[,N...]", help="Instead: first text, speed and memory behind prompts of so many tokens."
+    "--lengths", metavar="N[,N...]", default="1024", show_default=True, help="Prompts of about so many tokens."
 )
-@click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="With --lengths.")
-@click.option("--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="With --lengths.")
-@click.option("--random", is_flag=True, help="With --lengths: a small model with random weights, not the default pair.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
+@_repeats_option(_REPEATS)
+@click.option("--model", metavar="NAME", help="For servers that need one.")
 @_json_option
 @stays_awake
-def servers(lengths: str | None, max_tokens: int, repeats: int, random: bool, as_json: bool) -> None:
-    """Send the same requests to `launch-pipeline serve` and to mlx-lm's own server, and print what each makes of them.
+def servers(
+    addresses: tuple[str, ...], lengths: str, max_tokens: int, repeats: int, model: str | None, as_json: bool
+) -> None:
+    """Measure HTTP servers that run already, at these ADDRESSes: first text, tokens/s, and what they reuse of a prompt
+    that they know.
 
-    Takes a quarter of an hour, and ends every server that it starts.
+    They take turns with the same requests to /v1/completions. A key stands behind the address, as ADDRESS#KEY.
 
     \b
-    launch-pipeline bench servers
-    launch-pipeline bench servers --lengths 1024,2048,4096,7936
+    launch-pipeline bench servers http://127.0.0.1:8000#KEY http://127.0.0.1:8080
+    launch-pipeline bench servers http://127.0.0.1:8080 --lengths 1024,4096
     """
-    from orchestrator.lab.bench.servers import by_length, comparison
+    from orchestrator.lab.bench.servers import measure
 
-    try:
-        with ProgressBar() as bar:
-            if lengths is None:
-                found = comparison.measure(bar)
-            else:
-                found = by_length.measure(_counts(lengths), max_tokens, repeats, random, bar)
-    except RuntimeError as error:
-        raise PipelineError(str(error)) from error
+    with ProgressBar() as bar:
+        found = measure(addresses, _counts(lengths), max_tokens, repeats, bar, model=model, start=f"{time.time():.0f}")
     show(found, as_json)
 
 
 def _counts(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        counts = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise click.UsageError(f"--lengths takes numbers separated by commas, not {text!r}.") from error
+    if min(counts) < 1:
+        raise click.UsageError(f"--lengths takes numbers above zero, not {text!r}.")
+    return counts
 
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:

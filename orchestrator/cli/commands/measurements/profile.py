@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 from rich.console import Console
 
 from orchestrator.cli.idle_sleep import stays_awake
@@ -18,7 +17,7 @@ from orchestrator.lab.bench.prompts import read_prompts
 if TYPE_CHECKING:
     from orchestrator.lab.profile.measure import ProfileTask
 
-_OWN = ("temperature", "max_tokens", "seed", "overhead")
+_OWN = ("temperature", "max_tokens", "seed")
 """Options that are not the pipeline's."""
 
 
@@ -34,7 +33,6 @@ _OWN = ("temperature", "max_tokens", "seed", "overhead")
     show_default=True,
     help="Folder for report.html, timeline.png, trace.perfetto-trace and profile.json.",
 )
-@click.option("--overhead", type=click.IntRange(min=1), metavar="GROUPS", help="Measure what tracing costs, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @pipeline_options
 @stays_awake
@@ -49,14 +47,10 @@ def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> Non
     launch-pipeline profile
     launch-pipeline profile "import os" --temperature 0.7 --max-tokens 256 --out /tmp/profile
     launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
-    launch-pipeline profile --overhead 10
     """
     task = _task(prompt if prompt is not None else read_prompts(None, 1)[0].text, options)
     print_notes(without_effect(options))
-    if options["overhead"] is not None:
-        _overhead(task, options["overhead"], as_json)
-    else:
-        _profile(task, out, as_json)
+    _profile(task, out, as_json)
 
 
 def _task(prompt: str, options: dict[str, Any]) -> "ProfileTask":
@@ -83,20 +77,6 @@ def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
     show(findings(measured.profile), as_json)
     if not as_json:
         click.echo("\n" + "\n".join(map(str, paths)))
-
-
-def _overhead(task: "ProfileTask", groups: int, as_json: bool) -> None:
-    from orchestrator.lab.profile.measure import tracing_cost
-
-    with _notice(as_json) as notice:
-        found = tracing_cost(task, groups, notice, on_note=lambda note: print_notes([note]))
-    if as_json:
-        click.echo(msgspec.json.encode(found._asdict()).decode())
-        return
-    click.echo(
-        f"With tracing {found.ratio:.2%} of the throughput without it "
-        f"(median of {found.groups} groups; 95% confidence: {found.low:.2%} to {found.high:.2%})."
-    )
 
 
 @contextmanager

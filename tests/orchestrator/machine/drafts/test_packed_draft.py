@@ -10,12 +10,11 @@ import pytest
 from mlx_lm.utils import dequantize_model, load_model
 
 from draft_worker.engines.mlx import MlxEngine
-from orchestrator.lab.training.chat_draft.package import SHARPENED, pack
 from orchestrator.machine.drafts.packed_draft import CONFIG, LAYERS, join, whole_draft
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
-from tests.support.models.packed_drafts import HEAD, packed, target, trained
+from tests.support.models.packed_drafts import HEAD, pack, packed, target, trained
 
 
 @pytest.fixture
@@ -57,8 +56,7 @@ def test_a_draft_gets_its_targets_embedding_and_keeps_its_layers(tmp_path: Path,
         block, kind = name.split(".")
         found = numbers(getattr(getattr(draft.layers[0], block), kind))
         np.testing.assert_allclose(found, weights[f"model.layers.0.{name}.weight"], atol=0.03)
-    # The last norm's factor is that of the logits.
-    np.testing.assert_allclose(numbers(draft.norm), SHARPENED * weights["model.norm.weight"], rtol=0.01)
+    np.testing.assert_allclose(numbers(draft.norm), weights["model.norm.weight"], rtol=0.01)
 
 
 def test_what_is_shipped_has_no_embedding(tmp_path: Path):

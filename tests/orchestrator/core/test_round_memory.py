@@ -4,7 +4,6 @@ import tracemalloc
 
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.lab.bench.costs.micro_machine import long_contexts
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.workers import modelled_pipeline
@@ -12,18 +11,6 @@ from orchestrator.machine.profiles.device_profiles import load_profile
 
 _PROMPT = 40_000
 _POINTER_BYTES = 8
-
-
-def test_each_length_has_figures():
-    found = list(long_contexts(lengths=(64, 4_096), rounds=8, repeats=1))
-
-    assert [(figure.name, figure.unit) for figure in found] == [
-        ("state machine behind 64 tokens, a round", "us"),
-        ("state machine behind 64 tokens, slowest step", "us"),
-        ("state machine behind 4,096 tokens, a round", "us"),
-        ("state machine behind 4,096 tokens, slowest step", "us"),
-    ]
-    assert all(figure.value > 0 for figure in found)
 
 
 def test_no_round_copies_the_context():

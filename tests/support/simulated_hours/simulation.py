@@ -17,8 +17,6 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.workers import RestartPolicy
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Wire, Wires
-from orchestrator.lab.simulate.faults.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
-from orchestrator.lab.simulate.faults.invariants import Invariants, Violation
 from orchestrator.lab.simulate.language import Language, random_token
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
@@ -26,6 +24,8 @@ from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.worker import Ping
 from protocol.worker.pacing import DevicePace
+from tests.support.simulated_hours.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
+from tests.support.simulated_hours.invariants import Invariants, Violation
 
 _BUSY_PING, _IDLE_PING = 2.0, 30.0
 """Seconds. The real loop pings every 2 s; here pings are rare when idle, to save time."""
@@ -222,7 +222,7 @@ class _FaultSchedule:
     """Draws requests and faults. Each fault phase is followed by a quiet phase."""
 
     def __init__(self, seed: int) -> None:
-        self._source = source = random.Random(f"hour {seed}")  # noqa: S311 - nothing secret
+        self._source = source = random.Random(f"hour {seed}")
         accept = source.choice((0.0, 0.3, 0.7, 0.95))
         shift = source.choice((0.0, 0.0, 20.0, -3.0))
         prompt = source.choice((2, 10, 60, 300))

@@ -19,7 +19,6 @@ from typing import Any
 
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.names import LLAMA_CPP
-from orchestrator.lab.bench.rivals.contenders import JOB_SECONDS, LOADING_SECONDS, OnRivalAbsent
 from orchestrator.machine.downloads.default_target import default_gguf, is_default_target
 from orchestrator.machine.downloads.package_index import Unavailable
 from orchestrator.machine.hardware import usable_cores
@@ -39,6 +38,14 @@ _DECODINGS: dict[str, tuple[str, ...]] = {
 its requests. So are drafts: ours is in no form that the program reads."""
 _SAMPLERS = {"samplers": ["temperature"], "repeat_penalty": 1.0}
 """Nothing but the temperature, like everyone."""
+LOADING_SECONDS = 20 * 60.0
+"""Of a large target from a slow disk, several times over: a server that takes longer hangs."""
+JOB_SECONDS = 10 * 60.0
+"""Of one generation, which takes seconds to a few minutes."""
+PACED = "a paced run holds every forward to a device's time, and its loops compute forwards of their own"
+"""Why a paced run has no rivals."""
+OnRivalAbsent = Callable[[str, str], None]
+"""Called with the name of a rival that can't run and with half a sentence: the reason."""
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 5.0
 _UNTIL_EOF = 'exec 3<&0; "$@" </dev/null 3<&- & server=$!; (cat <&3 >/dev/null; kill $server) & wait $server'
@@ -84,7 +91,7 @@ def open_llama_cpp(
 class LlamaCppContender:
     """A running server."""
 
-    family: Family = "rival with other numerics"
+    family: Family = "rival"
 
     def __init__(self, name: str, port: int) -> None:
         self.name = name
