@@ -15,6 +15,7 @@ from mlx_lm.models.cache import ArraysCache
 from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, RowCache, TreePositions
 from protocol.inference.layer_caches.recurrent import RecurrentCache
 from protocol.inference.path_sequence import PathSequence
+from protocol.inference.processor_attention import vector_softmax
 from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reading, reads
 from protocol.inference.tree_sequence import TreeSequence
 
@@ -61,7 +62,7 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
     layers = zip(*(sequence.caches for sequence in sequences), strict=True)
     caches = sequences[0].alike([_joint(layer, lengths, positions) for layer in layers])
     tokens = mx.array([[token for part in parts for token in part.tokens]])
-    with reading():
+    with reading(), vector_softmax():
         logits = network(tokens, cache=caches)[0]
     _divide_recorded(sequences, lengths)
     return _divided(logits, lengths, axis=0)

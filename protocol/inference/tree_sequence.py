@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from protocol.inference.element_types import ELEMENT_TYPES
 from protocol.inference.layer_cache import FoldingCache, ForwardShape, LayerCache, RowCache
 from protocol.inference.layer_caches import alike, flat, replaced
+from protocol.inference.processor_attention import vector_softmax
 from protocol.inference.quantized_kv import Encodings, encode
 from protocol.inference.recurrences.recurrence import reading
 from protocol.inference.slots import SlotTable
@@ -298,7 +299,7 @@ class TreeSequence:
     def _evaluated(self, tokens: Sequence[int], forward: ForwardShape) -> mx.array:
         self._prepare(forward)
         given = self.alike([cache.given for cache in self.caches])
-        with reading():
+        with reading(), vector_softmax():
             logits = self._network(mx.array([list(tokens)]), cache=given)[0]
         for cache in self._folding:
             cache.finish()
