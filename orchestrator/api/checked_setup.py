@@ -2,17 +2,12 @@
 
 import filecmp
 import socket
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from orchestrator.api.caller import caller_level
 from orchestrator.api.memory_check import fitted
-from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
-from orchestrator.api.validation import out_of_range
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.workers import foreign_tokenizer
@@ -27,9 +22,8 @@ from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.sampling_defaults import model_sampling
 from orchestrator.machine.target_hosts import checked_hosts, traffic_note
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
-from protocol.contracts.engines import AUTO, NO_DRAFT
+from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.kv_bits import UNQUANTIZED
-from protocol.contracts.target_hosts import TargetHosts
 from protocol.contracts.tokenizer_fingerprint import first_difference
 from protocol.errors import InputError
 from protocol.kv.segments import free_shared_memory
@@ -40,75 +34,65 @@ _HOPELESS = (
     "Without OpenBLAS a forward over 8 tokens takes as long here as 8 over one, so speculation can't help: "
     f"{HOW_TO_GET_ONE}."
 )
-_DEFAULTS = msgspec.structs.asdict(Options()) | {"draft_engine": AUTO, "prefill_engine": "none", "draft_command": ()}
-"""Of the keywords that may have no effect; of others None."""
 
 
 def checked_setup(
-    target: str | None,
-    draft: str | None,
-    target_hosts: str | TargetHosts | None,
-    listen: str | None,
-    pace: str | None,
-    draft_scale: float,
-    options: Options,
-    on_progress: OnProgress,
-    room: int | None = None,
-    **others: Any,
+    settings: PipelineSettings, on_progress: OnProgress, room: int | None = None
 ) -> tuple[OrchestratorSetup, str]:
     """The setup without session, address and life, and a note: one line for the user if a model is not as asked for.
 
-    `room`: as of `fitted`. `others` are fields of the setup as they are, the three engines among them.
-    Raises InputError for what can't work.
+    `room`: as of `fitted`. Raises InputError for what can't work.
     """
-    _require_served(others["target_engine"], others["prefill_engine"], listen, target_hosts, options)
-    pair = pair_for(target, others["draft_engine"], draft, on_progress, own=bool(others["draft_command"]))
-    folder, choice = pair.target, pair.draft
-    measured = pace is not None or others["draft_link"] is not None or others["trace"]
-    if choice.auto is not None and (measured or others["draft_command"]):
+    _require_served(settings)
+    hosts, prefill = settings.target_hosts, settings.prefill_engine
+    own = bool(settings.draft_command)
+    pair = pair_for(settings.target, settings.draft_engine, settings.draft, on_progress, own=own)
+    folder, choice, options = pair.target, pair.draft, affordable(settings.options)
+    measured = settings.pace is not None or settings.draft_link is not None or settings.trace
+    if choice.auto is not None and (measured or own):
         # A second draft would change what is measured, and a program of the user's own has no engine.
         choice = DraftChoice("mlx", Path(choice.auto.checkpoint))
     # At a pace, with recorded texts, or elsewhere, a forward's time is not this processor's.
-    computes = others["target_engine"] == "mlx" and pace is None and not others["target_texts"]
-    hopeless = STRATEGIES[options.strategy].drafts and computes and lacks_fast_blas()
+    computes = settings.target_engine == "mlx" and settings.pace is None and not settings.target_texts
+    drafts = STRATEGIES[options.strategy].drafts
+    hopeless = drafts and computes and lacks_fast_blas()
     if hopeless and options.strategy == "adaptive":
         options = msgspec.structs.replace(options, strategy="ar")
-    note = choice.note if STRATEGIES[options.strategy].drafts else ""
-    if choice.folder is not None and STRATEGIES[options.strategy].drafts:
+        drafts = False
+    if choice.folder is not None and drafts:
         _require_shared_vocabulary(folder, choice.folder)
-    if choice.engine == NO_DRAFT and listen is None:
+    if choice.engine == NO_DRAFT and settings.listen is None:
         options = msgspec.structs.replace(options, strategy="ar")
-    prefill = others["prefill_engine"]
     setup = OrchestratorSetup(
         session="",
         address="",
         target=str(folder),
         draft=str(choice.folder or ""),
+        target_engine=settings.target_engine,
+        draft_engine=choice.engine,
+        prefill_engine=prefill,
         prefill=str(converted_draft(str(folder), on_progress)) if prefill == "coreml" else "",
-        target_hosts=checked_hosts(target_hosts, folder, prefill) if isinstance(target_hosts, str) else target_hosts,
+        target_texts=settings.target_texts,
+        target_hosts=checked_hosts(hosts, folder, prefill) if isinstance(hosts, str) else hosts,
         options=options,
         sampling=model_sampling(folder),
-        listening=None if listen is None else _listening(listen),
-        pace=None if pace is None else load_profile(pace).with_draft(draft_scale),
+        listening=None if settings.listen is None else _listening(settings.listen),
+        draft_command=settings.draft_command,
+        record=settings.record,
+        draft_link=settings.draft_link,
+        pace=None if settings.pace is None else load_profile(settings.pace).with_draft(settings.draft_scale),
         auto=choice.auto if STRATEGIES[options.strategy].drafts else None,
-        **{**others, "draft_engine": choice.engine},
+        trace=settings.trace,
     )
     setup, memory_note = fitted(setup, room)
-    notes = (pair.note, note, _HOPELESS if hopeless else "", memory_note, traffic_note(setup.target_hosts))
+    notes = (
+        pair.note,
+        choice.note if drafts else "",
+        _HOPELESS if hopeless else "",
+        memory_note,
+        traffic_note(setup.target_hosts),
+    )
     return setup, " ".join(filter(None, notes))
-
-
-def checked_options(options: Mapping[str, Any]) -> Options:
-    """Options from keywords. Raises InputError, which names the keyword, for a wrong one."""
-    try:
-        checked = msgspec.convert(dict(options), Options)
-    except msgspec.ValidationError as error:
-        raise out_of_range(error) from error
-    if checked.strategy not in STRATEGIES:
-        *others, last = STRATEGIES
-        choices = f"{', '.join(others)} or {last}"
-        raise InputError(f"There is no strategy called {checked.strategy!r}: choose {choices}.")
-    return checked
 
 
 def affordable(options: Options) -> Options:
@@ -116,14 +100,6 @@ def affordable(options: Options) -> Options:
     free = free_shared_memory()
     limit = options.arena_memory if free is None else min(options.arena_memory, free >> 21)
     return msgspec.structs.replace(options, arena_memory=limit)
-
-
-def warn_ineffective(options: Options, **keywords: Any) -> None:
-    """An IneffectiveOption warning for each option that is not the default and changes nothing."""
-    values = {**msgspec.structs.asdict(options), **keywords}
-    given = {name: name for name, value in values.items() if value != _DEFAULTS.get(name)}
-    for sentence in ineffective(values, given):
-        warnings.warn(sentence, IneffectiveOption, caller_level())
 
 
 def _listening(where: str) -> Listening:
@@ -148,17 +124,16 @@ def _require_shared_vocabulary(target: Path, draft: Path) -> None:
             raise InputError(foreign_tokenizer(str(draft), str(target), difference))
 
 
-def _require_served(
-    target: str, prefill: str, listen: str | None, hosts: str | TargetHosts | None, options: Options
-) -> None:
+def _require_served(settings: PipelineSettings) -> None:
     """A pipeline needs a target or a way in for one, and a prefill engine needs shared memory with the target."""
-    if prefill != "none" and not options.arena_memory:
+    target, prefill, listen = settings.target_engine, settings.prefill_engine, settings.listen
+    if prefill != "none" and not settings.arena_memory:
         raise InputError("A prefill engine hands KV over in shared memory: set arena_memory above 0.")
-    if prefill == "coreml" and options.kv_bits != UNQUANTIZED:
+    if prefill == "coreml" and settings.kv_bits != UNQUANTIZED:
         raise InputError("A Core ML prefill worker can't quantize KV: use the prefill engine mlx, or kv_bits 16.")
     if target == "none" and listen is None:
         raise InputError("The target engine none waits for a target of another machine: set listen to HOST:PORT.")
-    if target == "none" and hosts is not None:
+    if target == "none" and settings.target_hosts is not None:
         raise InputError(
             "Target hosts divide a target that this machine leads, and the target engine none starts none: leave one "
             "of them out."

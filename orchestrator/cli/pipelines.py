@@ -1,18 +1,17 @@
 """A pipeline from the options of a command, with what its start tells the user on stderr."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.notices import Notices
-from orchestrator.cli.options import given_only
 from orchestrator.machine.downloads.default_target import default_target
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.models.levels import level_note
@@ -43,23 +42,31 @@ class Starting:
 
 
 def opened(
-    options: Mapping[str, Any],
+    settings: PipelineSettings,
     notes: Sequence[str] = (),
     *,
     quiet: bool,
+    address: str | None = None,
     on_notice: Callable[[Notice], None] | None = None,
 ) -> Pipeline:
     """A pipeline that is not started yet; models may be fetched for it. `notes` are printed once it is valid."""
     with ConversionBar(quiet) as bar:
-        pipeline = Pipeline(on_progress=bar, on_notice=on_notice, **given_only(options))
+        pipeline = Pipeline(settings=settings, address=address, on_progress=bar, on_notice=on_notice)
     print_notes([pipeline.note, *notes])
     return pipeline
 
 
-def started(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool, at_once: bool = False) -> Starting:
+def started(
+    settings: PipelineSettings,
+    notes: Sequence[str] = (),
+    *,
+    quiet: bool,
+    address: str | None = None,
+    at_once: bool = False,
+) -> Starting:
     """The context of a pipeline that starts when it is entered. `at_once`: nothing else is printed while it runs."""
     notices = Notices(at_once=at_once, quiet=quiet)
-    return Starting(opened(options, notes, quiet=quiet, on_notice=notices), notices, quiet)
+    return Starting(opened(settings, notes, quiet=quiet, address=address, on_notice=notices), notices, quiet)
 
 
 def target_folder(name: str | None, *, quiet: bool) -> Path:

@@ -44,6 +44,6 @@ def number_fields(excluded: Container[str]) -> list[NumberField]:
     found = []
     for name in SamplingFields.__struct_fields__:
         if name not in excluded:
-            kind, limits = get_args(hints[name])
+            kind, limits, *_ = get_args(hints[name])
             found.append(NumberField(name, hints[name], kind, limits, defaults[name]))
     return found

@@ -3,17 +3,18 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
 from orchestrator.api.sampling.presets import PRESETS
 from orchestrator.api.validation import out_of_range
+from orchestrator.core.options import DRAWS, GUESSES
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import Submit
 from protocol.messages.grammar import Grammar
-from protocol.messages.sampling import RequestedSampling, SamplingFields
+from protocol.messages.sampling import AT_ZERO, RequestedSampling, SamplingFields
 
 
 class SamplingParams(SamplingFields, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """A schema with text around it. Give either this or `json_schema`."""
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens too: `Result.prompt_likelihoods`. No KV is reused then."""
-    seed: int | None = None
+    seed: Annotated[int | None, AT_ZERO] = None
     """None draws a seed; the result has it."""
     max_tokens: int | None = 256
     """None generates until an end token, or until the target's context is full."""
@@ -43,10 +44,10 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
-    draft_temperature: float | None = None
+    draft_temperature: Annotated[float | None, GUESSES, DRAWS] = None
     """The temperature at which the draft draws its tokens, with rejection verification; None takes the target's. The
     text keeps the target's distribution."""
-    draft_top_p: float | None = None
+    draft_top_p: Annotated[float | None, GUESSES, DRAWS] = None
     """Likewise its top-p."""
 
     @classmethod

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from orchestrator.api.client import Client
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.cli.chat.session import Answerer, converse
-from orchestrator.cli.options import address_option, pipeline_options, without_effect
+from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
@@ -18,6 +19,7 @@ from orchestrator.runtime.request_state import require_compatible
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
+from protocol.ineffective import Ineffective
 from protocol.paths import cache_folder
 from protocol.security.private_files import write_private
 
@@ -27,11 +29,17 @@ _MAX_TOKENS = 1024
 
 @click.command()
 @click.option("--system", default="", metavar="TEXT", help="System text, before everything else.")
-@click.option("--no-history", is_flag=True, help="Do not keep the typed lines in a file.")
+@option(
+    "--no-history",
+    Ineffective("lines are remembered only on a terminal", terminal=False),
+    is_flag=True,
+    help="Do not keep the typed lines in a file.",
+)
 @address_option
 @sampling_options(max_tokens=_MAX_TOKENS)
 @pipeline_options
-def chat(system: str, no_history: bool, address: str | None, **options: Any) -> None:
+@facts(requests="in turn", temperature=None)
+def chat(system: str, no_history: bool, running: str | None, settings: PipelineSettings, **options: Any) -> None:
     """Talk with the target in the terminal; /help lists the commands.
 
     Without a terminal, each line of stdin is a message and its answer goes to stdout.
@@ -44,18 +52,18 @@ def chat(system: str, no_history: bool, address: str | None, **options: Any) -> 
     # Markdown and the prompt line take a while to import.
     from orchestrator.cli.chat.screen import screen
 
-    notes = without_effect(options, terminal=sys.stdin.isatty() and sys.stdout.isatty())
+    notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     conversation = ChatConversation(sampling(options), _Files().save, system)
-    if address is None and options["draft_engine"] != NO_DRAFT:
-        require_compatible(conversation.params.verification, options["strategy"])
+    if running is None and settings.draft_engine != NO_DRAFT:
+        require_compatible(conversation.params.verification, settings.strategy)
     shown = screen(None if no_history else cache_folder() / "chat" / "history")
     with ExitStack() as stack:
-        if address is None:
-            client: Client = stack.enter_context(started(options, notes, quiet=not shown.lasting))
+        if running is None:
+            client: Client = stack.enter_context(started(settings, notes, quiet=not shown.lasting))
         else:
             print_notes(notes)
-            client = Client(address)
-        template = ChatTemplate(tokenizer_folder(client, options["target"]))
+            client = Client(running)
+        template = ChatTemplate(tokenizer_folder(client, settings.target))
         if shown.lasting:
             print_notes([demo_note(client.state().target)])
             shown.note(_welcome(template))

@@ -110,7 +110,7 @@ def _of_model(context: click.Context, rows: Mapping[str, SettingRow]) -> dict[st
     target, pair = rows["target"].value, rows["pair"].value
     if pair is not None and yields(context, "target", "pair"):
         target = pair_models(str(pair))["target"]
-    elsewhere = "address" in rows and rows["address"].value is not None
+    elsewhere = "running" in rows and rows["running"].value is not None
     file = context.find_root().meta.get("configuration")
     several = context.info_name in ("serve", "launch") and target is None and bool(file and table_settings(file))
     own = None if elsewhere or several or not left else known_sampling(target)

@@ -61,7 +61,7 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Fi
     models = plan.models()
     watch.begin(len(plan.strategies) * len(LENGTHS), "the pipelines")
     for strategy in plan.strategies:
-        with Pipeline(pace=plan.pace, arena_memory=0, **models.pipeline(strategy)) as pipeline:
+        with Pipeline(settings=models.settings(strategy), pace=plan.pace, arena_memory=0) as pipeline:
             context = pipeline.state().context
             fitting = lengths(context, plan.max_tokens)
             watch.total(len(plan.strategies) * len(fitting))

@@ -124,8 +124,9 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch, turns
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         records = {name: Path(folder) / f"{index}.jsonl" for index, name in enumerate(CONTENDERS)}
         pipelines: dict[str, Pipeline] = {}
+        settings = models.settings("adaptive").changed(pace=plan.pace)
         for name, options in CONTENDERS.items():
-            pipeline = Pipeline(pace=plan.pace, record=str(records[name]), **models.pipeline("adaptive"), **options)
+            pipeline = Pipeline(settings=settings, record=str(records[name]), **options)
             pipelines[name] = stack.enter_context(pipeline)
         shape = transcript_shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
         _warm_up(pipelines, tokens, plan)

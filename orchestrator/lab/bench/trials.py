@@ -102,7 +102,7 @@ def requests_of(
         return found
     models = plan.models()
     target = str(models.target)
-    with Pipeline(**models.pipeline("adaptive")) as pipeline:
+    with Pipeline(settings=models.settings("adaptive")) as pipeline:
         for first in tuple(found):
             prompt, tokens = prompts[first.prompt], first.tokens
             conversation = [{"role": "user", "content": prompt.text}]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,11 +20,11 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
 from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.lab.profile.analysis.figures import ProfileFigures, request_profiles
 from orchestrator.lab.profile.run import TracedRun, WorkerLife, load, load_life
 from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.machine.hardware import chip, worker_environment
-from protocol.contracts.engines import AUTO
 from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role
@@ -89,13 +89,13 @@ OnProfileProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ProfileTask:
-    """What to profile. Options are those of `Pipeline`."""
+    """What to profile."""
 
     prompt: str | Sequence[int]
     temperatures: tuple[float, ...]
     max_tokens: int
     seed: int
-    options: dict[str, Any]
+    settings: PipelineSettings
 
     def sampling(self, temperature: float, tokens: int) -> SamplingParams:
         return SamplingParams(temperature=temperature, **UNFILTERED, seed=self.seed, max_tokens=tokens)
@@ -112,11 +112,11 @@ class MeasuredRun:
 def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None) -> MeasuredRun:
     """Raises InputError for what can't be profiled, PipelineError if a process fails."""
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = Pipeline(trace=folder, **task.options)
+        pipeline = Pipeline(settings=task.settings, trace=folder)
         results = _generate(pipeline, task, notice)
         run = load(Path(folder))
         alone: dict[str, WorkerLife] = {}
-        for name, life in replays(run, Path(folder), task.options.get("draft_command", ())):
+        for name, life in replays(run, Path(folder), task.settings.draft_command):
             notice(f"replayed {name} alone")
             if life is not None:
                 alone[name] = life
@@ -204,8 +204,8 @@ def tracing_cost(
     `on_note` receives the pipelines' note once, if they have one.
     """
     # A traced pipeline tries no second engine, so the untraced one must not either.
-    engine = first_engine(task.options.get("draft_engine", AUTO), task.options.get("draft"))
-    options = {**task.options, "draft_engine": engine}
+    engine = first_engine(task.settings.draft_engine, task.settings.draft)
+    settings = task.settings.changed(draft_engine=engine)
     ratios = []
     told: set[str] = {""}
     for group in range(groups):
@@ -213,7 +213,7 @@ def tracing_cost(
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             pipelines = {}
             for trace in (folder, "") if group % 2 else ("", folder):
-                pipeline = Pipeline(trace=trace, **options)
+                pipeline = Pipeline(settings=settings, trace=trace)
                 if pipeline.note not in told:
                     told.add(pipeline.note)
                     on_note(pipeline.note)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.lab.profile import measure as overhead
 from orchestrator.lab.profile.measure import ProfileTask
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
@@ -31,7 +32,7 @@ def test_the_note_of_the_pipelines_is_told_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(overhead, "Pipeline", Silent)
     notes: list[str] = []
 
-    found = overhead.tracing_cost(ProfileTask("x", (0.0,), 8, 0, {}), 2, lambda _: None, notes.append)
+    found = overhead.tracing_cost(ProfileTask("x", (0.0,), 8, 0, PipelineSettings()), 2, lambda _: None, notes.append)
 
     assert notes == [Silent.note]
     assert found.ratio == 1.0
@@ -57,7 +58,9 @@ def test_only_the_trace_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(overhead, "Pipeline", Told)
 
-    overhead.tracing_cost(ProfileTask("x", (0.0,), 8, 0, options), 1, lambda _: None)
+    settings = PipelineSettings().changed(**options)
+
+    overhead.tracing_cost(ProfileTask("x", (0.0,), 8, 0, settings), 1, lambda _: None)
 
     assert [bool(each.pop("trace")) for each in given] == [False, True]
-    assert given == [{**options, "draft_engine": engine}] * 2
+    assert given == [{"settings": settings.changed(draft_engine=engine)}] * 2
