@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.api.llm import LLM, ResultEvent, TextEvent
     from orchestrator.api.pipeline import Pipeline
     from orchestrator.api.result import Result
-    from orchestrator.api.sampling.sampling_params import SamplingParams
+    from orchestrator.api.sampling import SamplingParams
     from orchestrator.api.settings import PipelineSettings
     from protocol.errors import InputError, PipelineError
 
@@ -41,7 +41,7 @@ _HOMES = {
     "PipelineSettings": "orchestrator.api.settings",
     "Result": "orchestrator.api.result",
     "ResultEvent": "orchestrator.api.llm",
-    "SamplingParams": "orchestrator.api.sampling.sampling_params",
+    "SamplingParams": "orchestrator.api.sampling",
     "Stream": "orchestrator.api.client",
     "TextEvent": "orchestrator.api.llm",
 }

@@ -8,7 +8,7 @@ import zmq
 from orchestrator.api.batch import Batch
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.result import Chosen, OnReading, OutputCollector, Result
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
 from orchestrator.text.chat_template import ChatMessage
 from protocol.errors import PipelineError

@@ -10,7 +10,7 @@ from orchestrator.api.client import Stream
 from orchestrator.api.ineffective import warn
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts
 from orchestrator.core.options import Options
 from orchestrator.text.chat_template import ChatMessage

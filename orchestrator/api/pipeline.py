@@ -10,12 +10,11 @@ from typing import Any, Self
 
 import msgspec
 
-from orchestrator.api.checked_setup import checked_setup
 from orchestrator.api.client import STAMP, Client
 from orchestrator.api.ineffective import warn_ineffective
 from orchestrator.api.memory_check import PipelineMemory, memory_of
 from orchestrator.api.owner import Owner
-from orchestrator.api.settings import PipelineSettings
+from orchestrator.api.settings import PipelineSettings, checked_setup
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.notices import Notice, received

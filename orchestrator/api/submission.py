@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from orchestrator.api.ineffective import warn_ineffective
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from protocol.errors import InputError
 from protocol.messages.client import Submit
 from protocol.messages.sampling import ModelSampling

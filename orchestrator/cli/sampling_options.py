@@ -6,9 +6,7 @@ from typing import Any
 
 import click
 
-from orchestrator.api.sampling.presets import PRESET_FIELDS, PRESETS
-from orchestrator.api.sampling.sampling_fields import NumberField, number_fields
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, NumberField, SamplingParams, number_fields
 from orchestrator.cli.options import given_only, option
 from orchestrator.cli.precedence import filled_in
 from protocol.ineffective import Ineffective, declared

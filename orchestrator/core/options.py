@@ -30,7 +30,8 @@ NO_DRAFT_AT_ALL = Ineffective(
     lambda facts: facts.get("draft_engine") == NO_DRAFT and facts.get("listen") is None,
 )
 """Neither here nor from another machine."""
-GUESSES = (Ineffective("the strategy ar uses no draft", strategy="ar"), NO_DRAFT_AT_ALL)
+NOT_IN_AR = Ineffective("the strategy ar uses no draft", strategy="ar")
+GUESSES = (NOT_IN_AR, NO_DRAFT_AT_ALL)
 """Of options about the draft's guesses."""
 DRAWS = (
     Ineffective("only rejection verification uses it", verification="coupled"),

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.api.sampling.presets import PRESETS
+from orchestrator.api.sampling import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
 from orchestrator.cli.options import pair_models
 from orchestrator.cli.precedence import yields

@@ -12,7 +12,7 @@ from rich.console import Console
 from orchestrator.api.chat_prompts import own_template
 from orchestrator.api.client import Client
 from orchestrator.api.result import Result
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli import report
 from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect

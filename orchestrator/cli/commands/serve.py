@@ -3,9 +3,10 @@
 import dataclasses
 import os
 import signal
+import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
-from orchestrator.cli.serving.http_listener import http_listener
 from orchestrator.cli.serving.model_table import ConfiguredModel, configured_models
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from orchestrator.cli.serving.server_key import server_key
@@ -31,10 +31,12 @@ from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import GIB, usable
 from orchestrator.machine.models.checkpoints import weight_bytes
+from orchestrator.machine.running_servers import announced, http_address
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
 from protocol.ineffective import Ineffective
 from protocol.messages.client import PipelineState
+from protocol.paths import servers_folder
 from protocol.shown_names import model_name
 
 
@@ -63,7 +65,7 @@ def serve_models(
                 "models: raise --models-memory, or choose a smaller one."
             )
     shared = ModelMemory(room=room, keep=keep_minutes * 60 or None)
-    with http_listener(settings, port) as listener:
+    with _listener(settings, port) as listener:
         notices = Notices(at_once=True)
         served: list[tuple[ModelEntry, ModelPipeline]] = []
         left = room
@@ -77,6 +79,18 @@ def serve_models(
         served.sort(key=lambda each: settings.names.index(each[0].name))
         _require_pinned_fit([entry for entry, _ in served], room)
         run_models(served, shared, settings, listener, made)
+
+
+@contextmanager
+def _listener(settings: ServerSettings, port: int) -> Iterator[socket.socket]:
+    """Raises InputError if the server can't listen there."""
+    from orchestrator.http.run import bound
+
+    with bound(settings.hosts[0], port) as listener:
+        address = http_address(*listener.getsockname()[:2])
+        with announced(servers_folder(), address, settings.key) as note:
+            print_notes([note])
+            yield listener
 
 
 def _examined(model: ConfiguredModel, room: int) -> tuple[Path, PipelineMemory]:
@@ -223,7 +237,7 @@ def serve(
     from orchestrator.http.backend import RunningPipeline
     from orchestrator.http.run import run
 
-    with http_listener(server, port) as listener, ExitStack() as stack:
+    with _listener(server, port) as listener, ExitStack() as stack:
         if client is not None:
             print_notes(notes)
             run(RunningPipeline(client), folder, server, listener, made)

@@ -6,8 +6,7 @@ from itertools import cycle, islice
 from statistics import median
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.core.options import StrategyName
 from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan

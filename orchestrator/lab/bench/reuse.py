@@ -13,8 +13,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.core.events import Arrived, Submitted
 from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan

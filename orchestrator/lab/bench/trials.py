@@ -5,7 +5,7 @@ from pathlib import Path
 
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, takes_part
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, schedule, settings
 from orchestrator.lab.bench.plan import BenchPlan

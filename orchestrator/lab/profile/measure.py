@@ -18,8 +18,7 @@ import msgspec
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.lab.profile.analysis.figures import ProfileFigures, request_profiles
 from orchestrator.lab.profile.run import TracedRun, WorkerLife, load, load_life

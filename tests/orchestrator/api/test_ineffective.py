@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.api.ineffective import IneffectiveOption, warn_ineffective
-from orchestrator.api.sampling.presets import UNFILTERED
+from orchestrator.api.sampling import UNFILTERED
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api import checked_setup as checked_setup_module
+from orchestrator.api import settings as settings_module
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts.auto_draft import AutoDraft
@@ -46,7 +46,7 @@ def test_an_engine_that_a_measurement_does_not_begin_with_is_not_named(measured:
 @pytest.fixture
 def slow_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Linux processor that has MLX's own BLAS alone."""
-    monkeypatch.setattr(checked_setup_module, "lacks_fast_blas", lambda: True)
+    monkeypatch.setattr(settings_module, "lacks_fast_blas", lambda: True)
 
 
 @pytest.mark.usefixtures("slow_processor")
