@@ -1,7 +1,7 @@
 """A pipeline from the options of a command, with what its start tells the user on stderr."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
@@ -19,28 +19,6 @@ from orchestrator.runtime.notices import Notice
 from protocol.errors import InputError
 
 
-class Starting:
-    """Context of a pipeline, which shows on stderr that models are loading."""
-
-    def __init__(self, pipeline: Pipeline, notices: Notices, quiet: bool) -> None:
-        self._pipeline = pipeline
-        self._notices = notices
-        self._quiet = quiet
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Pipeline:
-        console = Console(stderr=True, quiet=self._quiet)
-        with console.status("Loading models ..."):
-            pipeline = self._stack.enter_context(self._pipeline)
-        if not self._quiet:
-            print_notes([level_note(pipeline.state().level)])
-        return pipeline
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        self._notices.close()
-
-
 def opened(
     settings: PipelineSettings,
     notes: Sequence[str] = (),
@@ -56,6 +34,7 @@ def opened(
     return pipeline
 
 
+@contextmanager
 def started(
     settings: PipelineSettings,
     notes: Sequence[str] = (),
@@ -63,10 +42,17 @@ def started(
     quiet: bool,
     address: str | None = None,
     at_once: bool = False,
-) -> Starting:
-    """The context of a pipeline that starts when it is entered. `at_once`: nothing else is printed while it runs."""
-    notices = Notices(at_once=at_once, quiet=quiet)
-    return Starting(opened(settings, notes, quiet=quiet, address=address, on_notice=notices), notices, quiet)
+) -> Iterator[Pipeline]:
+    """The context of a pipeline that runs. `at_once`: nothing else is printed while it does."""
+    with ExitStack() as stack:
+        notices = Notices(at_once=at_once, quiet=quiet)
+        stack.callback(notices.close)
+        pipeline = opened(settings, notes, quiet=quiet, address=address, on_notice=notices)
+        with Console(stderr=True, quiet=quiet).status("Loading models ..."):
+            stack.enter_context(pipeline)
+        if not quiet:
+            print_notes([level_note(pipeline.state().level)])
+        yield pipeline
 
 
 def target_folder(name: str | None, *, quiet: bool) -> Path:
