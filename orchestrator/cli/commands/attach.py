@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -29,6 +29,7 @@ from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
 from orchestrator.machine.target_hosts import checked_hosts
+from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.kv_bits import KvBits
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
@@ -84,7 +85,18 @@ _NO_DRAFT_LENT = Ineffective("no draft is lent", role=("target", "prefill"))
 @click.option("--name", help="Name of this machine in the other's lists.  [default: its host name]")
 @click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
 @stays_awake
-def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_bits: KvBits, **options: Any) -> None:
+def attach(
+    role: Role,
+    server: str | None,
+    draft: str | None,
+    target: str | None,
+    draft_engine: DraftEngineName,
+    prefill_engine: str,
+    kv_bits: KvBits,
+    prefix_cache_memory: int | None,
+    name: str | None,
+    discover: bool,
+) -> None:
     """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
 
     The other machine runs `launch-pipeline serve-workers --listen HOST:PORT`, which prints the join line. It is good
@@ -102,17 +114,19 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_
     folder = keys_folder()
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
-    worker = _model(role, options)
-    kept = options["prefix_cache_memory"]
+    model = _draft(draft_engine, draft, target) if role == "draft" else _target(target, role, prefill_engine)
     lending = Lending(
         role,
+        engine=model.engine,
+        model=model.folder,
         server=known,
         name=_checked(name),
         folder=folder,
+        source=model.source,
+        target=model.target,
         kv_bits=kv_bits,
-        prefix_cache=Options().prefix_cache_memory if kept is None else kept,
+        prefix_cache=Options().prefix_cache_memory if prefix_cache_memory is None else prefix_cache_memory,
         line=line,
-        **worker,
     )
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
@@ -159,24 +173,28 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
     return known_server(folder, text) if line is None else KnownServer(Endpoint(line.host, line.port), line.server)
 
 
-def _model(role: Role, options: dict[str, Any]) -> dict[str, str]:
-    """Engine and folder; for a converted target also the folder that it was converted from, and for a trained drafter
-    that of its target."""
-    if role == "draft":
+class _Model(NamedTuple):
+    """As in `Lending`."""
+
+    engine: str
+    folder: str
+    source: str = ""
+    target: str = ""
+
+
+def _draft(engine: DraftEngineName, draft: str | None, target: str | None) -> _Model:
+    with ConversionBar(False) as bar:
+        choice = draft_choice(engine, draft, bar, target)
+    print_notes([choice.note])
+    return _Model(choice.engine, str(choice.folder or ""), target=str(choice.target or ""))
+
+
+def _target(name: str | None, role: Role, prefill_engine: str) -> _Model:
+    target = str(target_folder(name, quiet=False))
+    if role == "prefill" and prefill_engine == "coreml":
         with ConversionBar(False) as bar:
-            choice = draft_choice(options["draft_engine"], options["draft"], bar, options["target"])
-        if choice.note:
-            click.echo(choice.note, err=True)
-        return {
-            "engine": choice.engine,
-            "model": str(choice.folder or ""),
-            "target": str(choice.target or ""),
-        }
-    target = str(target_folder(options["target"], quiet=False))
-    if role == "prefill" and options["prefill_engine"] == "coreml":
-        with ConversionBar(False) as bar:
-            return {"engine": "coreml", "model": str(converted_draft(target, bar)), "source": target}
-    return {"engine": "mlx", "model": target}
+            return _Model("coreml", str(converted_draft(target, bar)), source=target)
+    return _Model("mlx", target)
 
 
 def _checked(name: str | None) -> str:

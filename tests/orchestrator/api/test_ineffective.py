@@ -1,6 +1,7 @@
 """Laws of options without effect: each is told in a sentence with its reason, and defaults are never told."""
 
 import warnings
+from typing import Any
 
 import click
 import pytest
@@ -30,7 +31,7 @@ WITH_PIPELINE = (
 )
 
 
-def told(*words: str, **facts: object) -> list[str]:
+def told(*words: str, **facts: Any) -> list[str]:
     """The sentences for a command line."""
     known, arguments = cli.commands[words[0]], [*REQUIRED.get(words[0], ()), *words[1:]]
     while isinstance(known, click.Group):
