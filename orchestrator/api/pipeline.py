@@ -60,7 +60,7 @@ class Pipeline(Client):
     ) -> None:
         models = {"target": target, "draft": draft}
         keywords |= {name: model for name, model in models.items() if model is not None}
-        asked = settings.changed(**keywords) if keywords else settings
+        asked = settings.changed(**keywords)
         warn_ineffective(asked)
         self._setup, self.note = checked_setup(asked, on_progress, room)
         self._on_wait = on_wait
