@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.sampling.sampling_fields import number_fields
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams, number_fields
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.structured_output import allowed, call_grammar, response_grammar

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.admission_limit import Places
 from orchestrator.http.access.disconnects import OpenWork, unless_gone
 from orchestrator.http.chat_request import ChatRequest, GenerationRequest

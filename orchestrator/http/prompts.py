@@ -15,7 +15,7 @@ import structlog
 from msgspec import structs
 from msgspec.structs import replace
 
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.chat_request import ChatRequest, GenerationRequest, sampling
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from mlx.utils import tree_flatten
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.api.sampling.ineffective import IneffectiveOption
+from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.cli.commands.cache import cache as cache_command
 from orchestrator.cli.commands.cache import cached_models
 from orchestrator.runtime.notices import Notice

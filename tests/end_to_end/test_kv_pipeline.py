@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.api.checked_setup import affordable
+from orchestrator.api.settings import affordable
 from orchestrator.core.options import Options
 from orchestrator.runtime.session import Session
 from protocol.errors import InputError
@@ -199,14 +199,14 @@ def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
 
 
 def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("orchestrator.api.checked_setup.free_shared_memory", lambda: 100 << 20)
+    monkeypatch.setattr("orchestrator.api.settings.free_shared_memory", lambda: 100 << 20)
 
     assert affordable(Options(arena_memory=2048)).arena_memory == 50
     assert affordable(Options(arena_memory=20)).arena_memory == 20
 
 
 def test_a_system_without_a_limit_sets_none(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("orchestrator.api.checked_setup.free_shared_memory", lambda: None)
+    monkeypatch.setattr("orchestrator.api.settings.free_shared_memory", lambda: None)
 
     assert affordable(Options(arena_memory=2048)).arena_memory == 2048
 

@@ -10,10 +10,9 @@ from typing import Any, get_args
 import click
 from rich.console import Console
 
-from orchestrator.api.checked_setup import checked_options
-from orchestrator.cli.options import speculation_options
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.options import given_only, speculation_options
 from orchestrator.cli.report import show
-from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Scenario, pays_from, predict
@@ -126,7 +125,7 @@ def _scenarios(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scen
             recorded=recorded,
             temperature=temperature,
             level=options["level"],
-            options=_checked(options),
+            options=PipelineSettings().changed(**given_only({name: options[name] for name in _SPECULATION})).options,
             tokens=options["tokens"],
             requests=options["requests"],
             seed=options["seed"],
@@ -162,10 +161,6 @@ def _given(acceptance: AcceptanceModel, options: dict[str, Any]) -> AcceptanceMo
     """The acceptance with what the user says of it."""
     names = ("accept", "exponent", "spread", "independent")
     return replace(acceptance, **{name: options[name] for name in names if options[name] is not None})
-
-
-def _checked(options: dict[str, Any]) -> Options:
-    return checked_options({name: options[name] for name in _SPECULATION if options[name] is not None})
 
 
 def _numbers(values: str | None) -> list[float]:

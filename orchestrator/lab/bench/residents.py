@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import PlacementChoice
 from orchestrator.lab.bench.contender import Contender, PipelineContender
 from orchestrator.lab.bench.llama_cpp import PACED, LlamaCppContender, OnRivalAbsent, open_llama_cpp
@@ -59,14 +60,14 @@ class PipelineEntry(NamedTuple):
     draft_tokens: tuple[int | None, ...] = (None,)
     """None: the K of the pipeline's options, or a strategy without a K."""
 
-    def keywords(self, models: BenchModels) -> dict[str, Any]:
-        """Of `Pipeline`."""
-        options: dict[str, Any] = {} if self.lookup else {"lookup": "off"}
-        if self.draft is not None:
-            options |= {"draft": str(self.draft), "draft_scale": models.draft_scale(self.draft)}
-        if self.placement != "auto":
-            options["placement"] = self.placement
-        return {**models.pipeline(self.strategy, self.engine), **options, "draft_link": self.link}
+    def settings(self, models: BenchModels) -> PipelineSettings:
+        """Of its pipeline."""
+        settings = models.settings(self.strategy, self.engine).changed(
+            lookup="on" if self.lookup else "off", placement=self.placement, draft_link=self.link
+        )
+        if self.draft is None:
+            return settings
+        return settings.changed(draft=self.draft, draft_scale=models.draft_scale(self.draft))
 
 
 def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
@@ -226,11 +227,11 @@ def _pipeline(
     on_start(entry.line)
     # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
     with Pipeline(
+        settings=entry.settings(models),
         target_texts="" if recorded is None else str(recorded),
         pace=plan.pace,
         arena_memory=0,
         target_hosts=hosts,
-        **entry.keywords(models),
     ) as pipeline:
         _require_room(pipeline.state().context, longest, plan.max_tokens)
         contenders: list[Contender] = [

@@ -11,8 +11,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
@@ -104,10 +103,10 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch, turns
     measured: list[Turn] = []
     models = plan.models()
     watch.begin(plan.repeats * turns * len(CONTENDERS), "the pipelines")
+    settings = models.settings("adaptive").changed(pace=plan.pace)
     with ExitStack() as stack:
         pipelines = {
-            name: stack.enter_context(Pipeline(pace=plan.pace, **models.pipeline("adaptive"), **options))
-            for name, options in CONTENDERS.items()
+            name: stack.enter_context(Pipeline(settings=settings, **options)) for name, options in CONTENDERS.items()
         }
         shape = transcript_shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
         _warm_up(pipelines, tokens, plan)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, takes_part
 from orchestrator.lab.bench.llama_cpp import OnRivalAbsent
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, schedule, settings
@@ -102,7 +102,7 @@ def requests_of(
         return found
     models = plan.models()
     target = str(models.target)
-    with Pipeline(**models.pipeline("adaptive")) as pipeline:
+    with Pipeline(settings=models.settings("adaptive")) as pipeline:
         for first in tuple(found):
             prompt, tokens = prompts[first.prompt], first.tokens
             conversation = [{"role": "user", "content": prompt.text}]

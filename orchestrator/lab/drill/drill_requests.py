@@ -10,8 +10,7 @@ from itertools import pairwise
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from protocol.errors import PipelineError
 
 _PROMPTS = (

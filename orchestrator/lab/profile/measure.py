@@ -6,14 +6,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.lab.profile.analysis.figures import ProfileFigures, request_profiles
 from orchestrator.lab.profile.run import TracedRun, WorkerLife, load, load_life
 from orchestrator.machine.hardware import chip, worker_environment
@@ -81,13 +80,13 @@ OnProfileProgress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ProfileTask:
-    """What to profile. Options are those of `Pipeline`."""
+    """What to profile."""
 
     prompt: str | Sequence[int]
     temperatures: tuple[float, ...]
     max_tokens: int
     seed: int
-    options: dict[str, Any]
+    settings: PipelineSettings
 
     def sampling(self, temperature: float, tokens: int) -> SamplingParams:
         return SamplingParams(temperature=temperature, **UNFILTERED, seed=self.seed, max_tokens=tokens)
@@ -104,11 +103,11 @@ class MeasuredRun:
 def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None) -> MeasuredRun:
     """Raises InputError for what can't be profiled, PipelineError if a process fails."""
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = Pipeline(trace=folder, **task.options)
+        pipeline = Pipeline(settings=task.settings, trace=folder)
         results = _generate(pipeline, task, notice)
         run = load(Path(folder))
         alone: dict[str, WorkerLife] = {}
-        for name, life in replays(run, Path(folder), task.options.get("draft_command", ())):
+        for name, life in replays(run, Path(folder), task.settings.draft_command):
             notice(f"replayed {name} alone")
             if life is not None:
                 alone[name] = life

@@ -40,15 +40,6 @@ class GgufFile(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether the file begins as GGUF files do. False for one that can't be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
-
-
 def read_gguf(path: Path) -> GgufFile:
     """Raises InputError for a file that can't be read, is cut off or broken, or has tensors of unknown types."""
     try:

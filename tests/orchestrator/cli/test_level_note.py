@@ -1,13 +1,12 @@
 """A command that opens a pipeline says on stderr what its target verifies, if that is less than trees."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.api.pipeline import Pipeline
-from orchestrator.cli.notices import Notices
-from orchestrator.cli.pipelines import Starting
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli import pipelines
 from protocol.messages.base import Level
 from protocol.messages.client import PipelineState
 from tests.support.fake_pipeline import READY
@@ -38,10 +37,10 @@ class OpenedPipeline:
     ],
 )
 def test_only_a_level_below_the_highest_is_told(
-    level: Level, quiet: bool, words: str, capsys: pytest.CaptureFixture[str]
+    level: Level, quiet: bool, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    pipeline = cast("Pipeline", OpenedPipeline(level))
-    with Starting(pipeline, Notices(at_once=True, quiet=quiet), quiet):
+    monkeypatch.setattr(pipelines, "opened", lambda *_, **__: OpenedPipeline(level))
+    with pipelines.started(PipelineSettings(), quiet=quiet):
         pass
 
     output, told = capsys.readouterr()

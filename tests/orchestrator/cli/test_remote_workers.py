@@ -7,7 +7,7 @@ from tests.orchestrator.cli.test_cli import run, sentence
 
 
 def options(command: str) -> set[str]:
-    return {option.name or "" for option in cli.commands[command].params}
+    return {flag for option in cli.commands[command].params for flag in option.opts}
 
 
 def test_serve_has_every_option_of_a_pipeline():

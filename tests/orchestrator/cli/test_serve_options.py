@@ -64,11 +64,13 @@ def test_serve_gets_each_option_of_the_command_line(name: str, monkeypatch: pyte
 def test_settings_of_the_environment_are_weaker_than_options_for_serve_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LAUNCH_PIPELINE_LAUNCH_TEMPERATURE", "0.25")
     monkeypatch.setenv("LAUNCH_PIPELINE_LAUNCH_MODEL_NAME", "a b")
+    monkeypatch.setenv("LAUNCH_PIPELINE_LAUNCH_ADDRESS", "ipc:///a")
 
     settings = _settings(["codex", "--preset", "creative"])
 
     assert settings.words == ("--preset", "creative")
     assert _served(settings, monkeypatch)["temperature"] == 0.25
+    assert _served(settings, monkeypatch)["running"] == "ipc:///a"
     assert _served(settings, monkeypatch)["model_name"] == ("a", "b")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.errors import ApiError
 from orchestrator.http.structured_output import call_grammar, response_grammar
 from orchestrator.text.answer.answer_format import AnswerFormat

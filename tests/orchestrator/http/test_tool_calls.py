@@ -9,7 +9,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.chat_request import ChatRequest, read
 from orchestrator.http.history import template_messages
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax

@@ -11,6 +11,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import (
     draft_option,
+    option,
     pace_option,
     pair_option,
     target_hosts_option,
@@ -22,12 +23,17 @@ from orchestrator.cli.report import show
 from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
 from orchestrator.lab.report import ProgressBar
+from protocol.ineffective import SET, Ineffective
+from protocol.messages.sampling import BOTH_ALIKE
 
 if TYPE_CHECKING:
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.lab.bench.prompts import BenchPrompt
 
 _COMPARED, _GROWING = "ar,sd,ssd,adaptive", "ar,adaptive"
+_NO_DRAFT = Ineffective("the strategy ar uses no draft", strategies="ar")
+_REPLAYED = {"replay": True, "pace": SET}
+"""Recorded texts stand in for the target."""
 _LIMIT = 11
 """Shipped messages of a comparison without --limit: one of each category."""
 _REPEATS = 3
@@ -122,7 +128,9 @@ def _temperature_option(default: str) -> Decorator:
     )
 
 
-_models_options = _joined(pair_option, target_option, draft_option())
+_models_options = _joined(
+    pair_option, target_option, draft_option(Ineffective("the target is its own draft", same_model=True))
+)
 _same_model_option = click.option("--same-model", is_flag=True, help="The target is its own draft.")
 _draft_tokens_option = click.option(
     "--draft-tokens",
@@ -163,8 +171,14 @@ _comparison_options = _joined(
         help="Leave out adaptive without prompt lookup, prompt lookup alone, a draft that guesses blindly, and mlx-lm "
         "on the cores of our target.",
     ),
-    click.option(
+    option(
         "--verification",
+        BOTH_ALIKE,
+        Ineffective(
+            "rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only",
+            verification="rejection",
+            **_REPLAYED,
+        ),
         type=click.Choice(["coupled", "rejection"]),
         default="coupled",
         show_default=True,
@@ -175,17 +189,27 @@ _comparison_options = _joined(
         metavar="NAME",
         help="Also other software: llama.cpp, if llama-server is on the PATH.",
     ),
-    click.option("--link-delay", metavar="MS[,MS...]", help="Also with the draft so far away, one way."),
-    click.option(
+    option(
+        "--link-delay",
+        _NO_DRAFT,
+        metavar="MS[,MS...]",
+        help="Also with the draft so far away, one way.",
+    ),
+    option(
         "--link-loss",
+        Ineffective("there is no link without a delay", link_delay=None),
+        _NO_DRAFT,
         type=click.FloatRange(0.0, 0.5),
         default=0.0,
         show_default=True,
         help="Share of packets lost there.",
     ),
-    target_hosts_option,
-    click.option(
-        "--replay", is_flag=True, help="With --pace, for a slow target: record its texts once, then replay them."
+    target_hosts_option(Ineffective("a replayed target has no model to divide", **_REPLAYED)),
+    option(
+        "--replay",
+        Ineffective("without a pace the target takes its own time", pace=None),
+        is_flag=True,
+        help="With --pace, for a slow target: record its texts once, then replay them.",
     ),
 )
 _plot_option = click.option(
@@ -229,7 +253,7 @@ def strategies(**options: Any) -> None:
     launch-pipeline bench --rivals llama.cpp --temperature 0
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     _compare(**options)
 
 
@@ -245,7 +269,7 @@ def drafters(folders: tuple[str, ...], **options: Any) -> None:
     \b
     launch-pipeline bench drafters my-draft eagle3 --strategies adaptive --temperature 0
     """
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     _compare(drafters=",".join(folders), **options)
 
 
@@ -265,7 +289,7 @@ def growth(path: Path | None, limit: int | None, plot: Path | None, as_json: boo
     """
     from orchestrator.lab.bench.growth import measure
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     plan = _plan(options)
     prompts = _prompts(plan, path, limit)
     with ProgressBar() as bar:
@@ -288,7 +312,7 @@ def reuse(turns: int, path: Path | None, limit: int | None, as_json: bool, **opt
     """
     from orchestrator.lab.bench.reuse import measure
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     plan = _plan({**options, "strategies": "adaptive"})
     prompts = _prompts(plan, path, limit)
     with ProgressBar() as bar:
@@ -313,7 +337,7 @@ def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, *
     """
     from orchestrator.lab.bench.requests import measure, parse_requests
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     numbers = parse_requests(counts)
     plan = _plan(options)
     prompts = _prompts(plan, path, limit)
@@ -335,7 +359,7 @@ def micro(target: str | None, draft: str | None, as_json: bool) -> None:
     from orchestrator.lab.bench.costs.micro import measure
     from orchestrator.lab.bench.models import bench_models
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     with ConversionBar(quiet=False) as conversion:
         models = bench_models(target, draft, same_model=False, on_progress=conversion)
     print_notes([models.note])

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.drill.drill_requests import DelayedFault, drill_requests, serve, wrong
 from orchestrator.lab.drill.outcome import DrillOutcome, OnStep, left_behind, milliseconds, spread
 from orchestrator.lab.drill.processes import mark, members, remains, until

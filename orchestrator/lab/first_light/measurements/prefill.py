@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.findings import Cell, Findings, Table, Value
 from orchestrator.lab.first_light.measurements.texts import plan
 from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api import checked_setup as checked_setup_module
+from orchestrator.api import settings as settings_module
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.converted_draft import conversion_of
@@ -14,6 +15,7 @@ from orchestrator.machine.profiles.device_profiles import profile_names
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.contracts.coreml.neural_engine import EngineRates
+from protocol.errors import InputError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
@@ -43,10 +45,35 @@ def test_an_engine_that_a_measurement_does_not_begin_with_is_not_named(measured:
     assert Pipeline(str(DEMO_TARGET), **measured).note == ""
 
 
+def test_keywords_change_the_settings_beside_them():
+    settings = PipelineSettings(target=str(DEMO_TARGET), strategy="ssd")
+
+    assert Pipeline(settings=settings).strategy == "ssd"
+    assert Pipeline(settings=settings, strategy="sd").strategy == "sd"
+    assert Pipeline(str(DEMO_TARGET), settings=settings).strategy == "ssd"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"strategy": "fast"}, "There is no strategy called 'fast': choose ar, sd, ssd or adaptive"),
+        ({"draft_tokens": 0}, "draft_tokens must be a whole number >= 1"),
+        ({"prefill_engine": "gpu"}, "prefill_engine can't be 'gpu'"),
+        ({"draft_with": 3}, "There is no option 'draft_with'"),
+    ],
+)
+def test_a_wrong_setting_is_named(wrong: dict[str, Any], sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        Pipeline(str(DEMO_TARGET), **wrong)
+    if wrong.keys() <= set(PipelineSettings.__struct_fields__):
+        with pytest.raises(InputError, match=sentence):
+            Pipeline(settings=PipelineSettings(**wrong))
+
+
 @pytest.fixture
 def slow_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Linux processor that has MLX's own BLAS alone."""
-    monkeypatch.setattr(checked_setup_module, "lacks_fast_blas", lambda: True)
+    monkeypatch.setattr(settings_module, "lacks_fast_blas", lambda: True)
 
 
 @pytest.mark.usefixtures("slow_processor")

@@ -1,19 +1,20 @@
-"""What a client may ask of a generation, checked before it is sent."""
+"""What a caller may ask of a generation, checked before it is sent: its fields, those that are numbers, and presets."""
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Container, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Self, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
-from orchestrator.api.sampling.presets import PRESETS
 from orchestrator.api.validation import out_of_range
+from orchestrator.core.options import DRAWS, GUESSES
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import Submit
 from protocol.messages.grammar import Grammar
-from protocol.messages.sampling import RequestedSampling, SamplingFields
+from protocol.messages.sampling import AT_ZERO, ModelSampling, RequestedSampling, Sampling, SamplingFields
 
 
 class SamplingParams(SamplingFields, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """A schema with text around it. Give either this or `json_schema`."""
     prompt_logprobs: bool = False
     """Report the log-probabilities of the prompt's tokens too: `Result.prompt_likelihoods`. No KV is reused then."""
-    seed: int | None = None
+    seed: Annotated[int | None, AT_ZERO] = None
     """None draws a seed; the result has it."""
     max_tokens: int | None = 256
     """None generates until an end token, or until the target's context is full."""
@@ -43,10 +44,10 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
-    draft_temperature: float | None = None
+    draft_temperature: Annotated[float | None, GUESSES, DRAWS] = None
     """The temperature at which the draft draws its tokens, with rejection verification; None takes the target's. The
     text keeps the target's distribution."""
-    draft_top_p: float | None = None
+    draft_top_p: Annotated[float | None, GUESSES, DRAWS] = None
     """Likewise its top-p."""
 
     @classmethod
@@ -105,3 +106,67 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             prompt_logprobs=self.prompt_logprobs,
             seed=secrets.randbelow(1 << 32) if self.seed is None else self.seed,
         )
+
+
+class NumberField(NamedTuple):
+    """One field of `SamplingFields` that holds a number."""
+
+    name: str
+    annotation: Any
+    """The type with its range, as msgspec checks it."""
+    kind: type[float] | type[int]
+    limits: Meta
+    plain: float
+    """The value that changes nothing."""
+
+    @property
+    def of_model(self) -> bool:
+        """Whether a target has a value of its own, which holds where no other is given."""
+        return self.name in ModelSampling.__struct_fields__
+
+    @property
+    def default(self) -> float | None:
+        """None takes the target's own."""
+        return None if self.of_model else self.plain
+
+    @property
+    def option(self) -> str:
+        """The name of its option on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def number_fields(excluded: Container[str]) -> list[NumberField]:
+    """All fields of `SamplingFields` in its order, but the excluded ones. Each surface (command line, HTTP, presets)
+    excludes by name and gives a reason, so that a new field reaches all of them."""
+    hints = get_type_hints(Sampling, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Sampling)}
+    found = []
+    for name in SamplingFields.__struct_fields__:
+        if name not in excluded:
+            kind, limits, *_ = get_args(hints[name])
+            found.append(NumberField(name, hints[name], kind, limits, defaults[name]))
+    return found
+
+
+NOT_PRESET = {
+    "repetition_context": "only matters with a repetition penalty, which no preset sets",
+    "frequency_penalty": "no preset penalises what was generated",
+    "presence_penalty": "no preset penalises what was generated",
+    "logprobs": "reports, and changes no token",
+    "verification": "chooses the acceptance rule, and not the distribution",
+}
+"""Fields of `SamplingFields` that a preset does not set, and why."""
+PRESET_FIELDS = number_fields(NOT_PRESET)
+_PLAIN = {field.name: field.plain for field in PRESET_FIELDS}
+UNFILTERED: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""The target's whole distribution, for measurements, whatever its own values are."""
+_BALANCED = _PLAIN | {"temperature": 0.7, "top_p": 0.95}
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": _BALANCED,
+    "greedy": _PLAIN,
+    "conservative": _PLAIN | {"temperature": 0.3, "top_p": 0.9},
+    "balanced": _BALANCED,
+    "creative": _PLAIN | {"temperature": 1.0, "min_p": 0.05},
+}
+"""Customary values, not tuned for any model. The tokens are the target's own with any of them; a draft guesses fewer
+tokens at a higher temperature."""
