@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     # This module imports MLX, which some engines don't need.
+    from protocol.sampling.grammar import Grammars
     from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 ANY_TOKEN = 1 << 20
@@ -194,6 +195,8 @@ class Engine(LoadedModel, ABC):
     """Of a draft that is the target's first layers: of their KV, which its sequences adopt from the target's arenas."""
     model_fingerprint: str = ""
     """Of the weights that this KV is computed with."""
+    grammars: "Grammars | None" = None
+    """Of the model's tokenizer, for an engine whose candidates follow a request's logits processors."""
     costs: tuple[tuple[int, float], ...] = ()
     """Seconds of a forward by its tokens, as measured while loading; empty if nothing was measured."""
 
@@ -202,9 +205,13 @@ class Engine(LoadedModel, ABC):
         """A new, empty sequence for a request that a target of `vocabulary` tokens samples by `sampling`."""
 
     def processors(self, start: Start) -> "LogitsProcessors | None":
-        """The logits processors of a sequence at `start`; None if the engine needs none. The default fits an engine
-        without logits."""
-        return None
+        """The logits processors of a sequence at `start`; None if it needs none, or the engine has no `grammars`."""
+        if self.grammars is None:
+            return None
+        # This module imports MLX, which some engines don't need.
+        from protocol.sampling.processors.logits_processors import LogitsProcessors
+
+        return LogitsProcessors.wanted(start, self.grammars, lenient=True)
 
     def joins(self, parts: Sequence[tuple[Any, int]]) -> bool:
         """Whether one forward can evaluate so many new rows of each of these sequences. The default fits an engine

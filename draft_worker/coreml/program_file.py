@@ -59,12 +59,11 @@ class FunctionFile:
 
     name: str
     inputs: Mapping[str, Tensor]
-    states: Mapping[str, Tensor]
     outputs: tuple[str, ...]
     operations: tuple[Operation, ...]
     constants: Mapping[str, "StoredTensor"]
     types: Mapping[str, Tensor]
-    """Types of all values in the function, including inputs and states."""
+    """Types of all values in the function, including inputs."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,6 @@ class ProgramFile:
     def _function(self, name: str, function: Any) -> FunctionFile:
         block = function.block_specializations[function.opset]
         types = {value.name: self._tensor(value.type) for value in function.inputs}
-        is_state = {value.name: value.type.WhichOneof("type") == "stateType" for value in function.inputs}
         constants: dict[str, StoredTensor] = {}
         operations = []
         for operation in block.operations:
@@ -171,8 +169,7 @@ class ProgramFile:
                 operations.append(self._operation(operation, constants))
         return FunctionFile(
             name=name,
-            inputs={value: types[value] for value in is_state if not is_state[value]},
-            states={value: types[value] for value in is_state if is_state[value]},
+            inputs={value.name: types[value.name] for value in function.inputs},
             outputs=tuple(block.outputs),
             operations=tuple(operations),
             constants=constants,
@@ -194,8 +191,6 @@ class ProgramFile:
 
     def _tensor(self, value: Any) -> Tensor:
         kind = value.WhichOneof("type")
-        if kind == "stateType":
-            value, kind = value.stateType.wrappedType, value.stateType.wrappedType.WhichOneof("type")
         if kind != "tensorType":
             return Tensor((), str(kind))
         return Tensor(tuple(_dimensions(value.tensorType)), self._kinds.get(value.tensorType.dataType, "?"))

@@ -43,24 +43,18 @@ class NgramEngine(Engine):
 
         Raises InputError if the folder's config.json or tokenizer.json is missing or broken.
         """
-        self._grammars: Grammars | None = None
         if folder is not None:
             self.model = str(folder)
             self.vocabulary = _vocabulary(folder)
             self.tokenizer = vocabulary_fingerprint(folder)
-            self._grammars = Grammars(folder, self.vocabulary)
+            self.grammars = Grammars(folder, self.vocabulary)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "NgramSequence":
         return NgramSequence()
 
     def processors(self, start: Start) -> "LogitsProcessors | None":
         """Only a grammar matters to an engine without logits: it forces tokens."""
-        if start.sampling.grammar is None or self._grammars is None:
-            return None
-        # This module imports MLX, which nothing else here needs.
-        from protocol.sampling.processors.logits_processors import LogitsProcessors
-
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+        return None if start.sampling.grammar is None else super().processors(start)
 
 
 class NgramSequence(EngineSequence):

@@ -73,10 +73,10 @@ class TreeSlots:
         """Slots of these rows, without the rows that have none."""
         return [slot for number in numbers if (slot := self._rows[number].slot) is not None]
 
-    def add(self, tokens: Sequence[int], parents: Sequence[int], width: int) -> list[int]:
-        """Add rows, parents before children, and return their numbers. A call of `width` tokens will write them."""
+    def add(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Add rows, parents before children, and return their numbers."""
         numbers = list(range(self.next_row, self.next_row + len(tokens)))
-        slots = iter(self._take(len(tokens), width))
+        slots = iter(self._take(len(tokens)))
         for number, token, parent in zip(numbers, tokens, parents, strict=True):
             parent = self._tip if parent == PREFIX else parent
             above = None if parent == self._tip else self._rows[parent]
@@ -99,7 +99,7 @@ class TreeSlots:
         column = {number: self.capacity + index for index, number in enumerate(numbers)}
         for index, number in enumerate(numbers):
             first = 0 if window is None else max(0, self._rows[number].position + 1 - window)
-            self._hide(mask[index], min(first, self.committed))
+            mask[index, : min(first, self.committed)] = HIDDEN
             while (row := self._rows.get(number)) is not None and row.position >= first:
                 mask[index, column.get(number, row.slot)] = 0
                 number = row.parent
@@ -112,7 +112,7 @@ class TreeSlots:
             yield number, row.slot
             number = row.parent
         for position in reversed(range(self.committed)):
-            yield None, self._slot(position)
+            yield None, position
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> Kept:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the rest."""
@@ -138,7 +138,9 @@ class TreeSlots:
         assert 0 <= length <= self.committed
         self.visible[length:] = HIDDEN
         self.committed = self._top = length
-        self._drop_rows()
+        self._rows = {}
+        self._free = []
+        self._tip = PREFIX
 
     def adopt(self, tokens: int) -> None:
         """Mark the first `tokens` slots as committed. All slots must be free."""
@@ -147,20 +149,7 @@ class TreeSlots:
         self.visible[:tokens] = 0
         self.committed = self._top = tokens
 
-    def _hide(self, mask: Single, count: int) -> None:
-        """Hide the first `count` committed tokens."""
-        mask[:count] = HIDDEN
-
-    def _slot(self, position: int) -> int:
-        """The slot of a committed token."""
-        return position
-
-    def _drop_rows(self) -> None:
-        self._rows = {}
-        self._free = []
-        self._tip = PREFIX
-
-    def _take(self, count: int, width: int) -> list[int]:
+    def _take(self, count: int) -> list[int]:
         """Up to `count` free slots, the lowest first."""
         taken: list[int] = []
         while len(taken) < count and self._free:
@@ -189,66 +178,3 @@ class TreeSlots:
         else:
             self._rows[other] = self._rows[other]._replace(slot=slot)
         return [(slot, place)]
-
-
-class FixedSlots(TreeSlots):
-    """Slots that only calls write, `width` consecutive ones each. Committed tokens keep their slots until `compact`."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._order: list[int] = []
-        """Slots of the committed tokens, in the order of the tokens."""
-
-    @property
-    def room(self) -> int:
-        """Free slots at the end."""
-        return self.capacity - self._top
-
-    def needs_compaction(self, width: int) -> bool:
-        """Whether a call of this width has room only after `compact`."""
-        return self.room < width and self._top > len(self._order) + len(self._rows)
-
-    def compact(self) -> list[int]:
-        """Remove the gaps between slots in use. The caller must move the contents of slot `result[i]` to slot i."""
-        written = [number for number, row in self._rows.items() if row.slot is not None]
-        sources = self._order + self.slots_of(written)
-        for slot, number in enumerate(written, start=len(self._order)):
-            self._rows[number] = self._rows[number]._replace(slot=slot)
-        self._order = list(range(len(self._order)))
-        self.visible[:] = HIDDEN
-        self.visible[self._order] = 0
-        self._top = len(sources)
-        return sources
-
-    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> Kept:
-        kept = super().keep(path, surviving)
-        self._lower()
-        return kept
-
-    def truncate(self, length: int) -> None:
-        self.visible[self._order[length:]] = HIDDEN
-        del self._order[length:]
-        self.committed = length
-        self._drop_rows()
-        self._lower()
-
-    def _hide(self, mask: Single, count: int) -> None:
-        mask[self._order[:count]] = HIDDEN
-
-    def _slot(self, position: int) -> int:
-        return self._order[position]
-
-    def _lower(self) -> None:
-        self._top = 1 + max([*self._order[-1:], *self.slots_of(list(self._rows))], default=-1)
-
-    def _take(self, count: int, width: int) -> list[int]:
-        if self.room < width:
-            return []
-        taken = list(range(self._top, self._top + count))
-        self._top += count
-        return taken
-
-    def _commit(self, number: int, slot: int) -> list[tuple[int, int]]:
-        self.visible[slot] = 0
-        self._order.append(slot)
-        return []

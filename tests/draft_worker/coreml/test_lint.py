@@ -32,20 +32,6 @@ def test_a_converted_graph_has_no_errors(architecture: str, weights: str, tmp_pa
     assert not errors(file)
 
 
-def test_a_state_only_brings_a_warning_of_its_slots(tmp_path: Path):
-    file = convert(tiny(head_dim=32), tmp_path / "model", widths=(1,), cache="state").file
-
-    assert not errors(file)
-    assert [(found.rule, found.where) for found in lint(file)][:2] == [
-        ("run-time slot", "begin"),
-        ("run-time slot", "end"),
-    ]
-
-
-def test_a_state_of_odd_size_is_found(tmp_path: Path):
-    assert errors(convert(tiny(), tmp_path / "model", widths=(1,), cache="state").file) == {"state alignment"}
-
-
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -113,7 +99,6 @@ def test_shapes_that_are_not_fixed_and_too_many_axes_are_found():
     function = FunctionFile(
         name="main",
         inputs={"x": Tensor((1, -1, 1, 32), "FLOAT16")},
-        states={},
         outputs=("y",),
         operations=(Operation("tanh", {"x": ("x",)}, ("y",)),),
         constants={},
@@ -121,13 +106,6 @@ def test_shapes_that_are_not_fixed_and_too_many_axes_are_found():
     )
 
     assert [found.rule for found in rules.tensors(function)] == ["static shape", "axes"]
-
-
-def test_more_than_one_state_is_a_warning():
-    states = {name: Tensor((1, 2, 32, 32), "FLOAT16") for name in ("keys", "values")}
-    function = FunctionFile("main", {}, states, (), (), {}, states)
-
-    assert [(found.severity, found.rule) for found in rules.states(function)] == [("warning", "states")]
 
 
 def test_large_weights_are_a_warning(tmp_path: Path):

@@ -121,19 +121,6 @@ def _slice_by_size(settings: OperationAttributes) -> OperationFunction:
     return lambda x: x[where]
 
 
-def _slice_update(settings: OperationAttributes) -> OperationFunction:
-    if any(step != 1 for step in _ints(settings.get("stride", 1))):
-        raise ValueError("only slice_update with strides of 1 is supported")
-    for name in ("begin_mask", "end_mask", "squeeze_mask"):
-        if any(_ints(settings.get(name, 0))):
-            raise ValueError(f"only slice_update without {name} is supported")
-
-    def run(x: mx.array, update: mx.array, begin: mx.array, _end: mx.array) -> mx.array:
-        return mx.slice_update(x, update, begin, list(range(x.ndim)))
-
-    return run
-
-
 def _reduce_sum(settings: OperationAttributes) -> OperationFunction:
     axes, kept = _ints(settings["axes"]), bool(settings.get("keep_dims", False))
     return lambda x: mx.sum(x, axes, keepdims=kept)
@@ -157,7 +144,6 @@ OPERATIONS: dict[str, Rule] = {
     "split": Rule(("x",), _split, moves=True),
     "concat": Rule(("values",), _concat, moves=True),
     "slice_by_size": Rule(("x",), _slice_by_size, moves=True),
-    "slice_update": Rule(("x", "update", "begin", "end"), _slice_update, moves=True),
     "reduce_sum": Rule(("x",), _reduce_sum),
     "identity": Rule(("x",), _pointwise(lambda x: x), moves=True),
 }

@@ -22,7 +22,6 @@ from draft_worker.coreml.package import DecoderShape, Layer, Package
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.coreml.runtime.call_inputs import CallInputs
 from draft_worker.coreml.runtime.forward import PackageForward
-from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX, TreeSlots
 from orchestrator.lab.findings import Value
@@ -116,7 +115,7 @@ def peak(context: int, width: int = 8) -> int:
     memory.slots.adopt(context - 2 * width)
 
     def call() -> None:
-        forward.run(memory, memory.slots.add(range(width), [PREFIX] * width, width))
+        forward.run(memory, memory.slots.add(range(width), [PREFIX] * width))
         memory.slots.keep([], ())
 
     call()
@@ -141,11 +140,8 @@ class _ConstantRuntime:
     def load(self, function: str) -> None:
         """There is nothing to load."""
 
-    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self._outputs
-
-    def make_state(self) -> DeviceState:
-        raise AssertionError("the cache is on the host")
 
 
 def _filling(inputs: CallInputs, slots: TreeSlots, numbers: list[int]) -> Callable[[], None]:
@@ -163,8 +159,8 @@ def _tree(context: int, width: int) -> tuple[TreeSlots, list[int]]:
     slots = TreeSlots(context)
     slots.adopt(context - 8 - width - 1)
     first = slots.next_row
-    slots.add(range(8), [PREFIX, *range(first, first + 7)], 8)
-    return slots, slots.add([11 * index for index in range(width)], [first + 7] * width, width)
+    slots.add(range(8), [PREFIX, *range(first, first + 7)])
+    return slots, slots.add([11 * index for index in range(width)], [first + 7] * width)
 
 
 def _logits(spread: float) -> list[Single]:
@@ -183,7 +179,6 @@ def _package(context: int) -> Package:
         shape=_SHAPE,
         widths=(1, 8, 32),
         context=context,
-        cache="io",
         weights="fp16",
         outputs=(VOCABULARY,),
         model="",
