@@ -185,7 +185,7 @@ def eagle3_comparison(network: Eagle3, features: TargetFeatures) -> Comparison:
         conditioning = converted.package.conditioning
         assert conditioning is not None
         runner = PackageRunner(converted, ExecutorRuntime(converted))
-        most = min(len(features.tokens) - 1, runner.open().table.most_committed)
+        most = min(len(features.tokens) - 1, runner.open().most_committed)
         # The row of a token reads the feature of the token before it.
         tokens, rows = features.tokens[1 : most + 1], features.rows[:most]
         fused = network.fuse(mx.array(rows))

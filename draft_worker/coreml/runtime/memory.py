@@ -70,8 +70,11 @@ class HostMemory:
         return {**buffers, "kv": self.kv}
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
-        new, slots = outputs["kv_new"], self.slots.slots_of(numbers)
-        self._cache[: len(new), :, slots] = new[:, :, : len(numbers)]
+        self.write(self.slots.slots_of(numbers), outputs["kv_new"][:, :, : len(numbers)])
+
+    def write(self, slots: Sequence[int], new: Single) -> None:
+        """Store keys and values, (rows, key heads, slots, head), in these slots."""
+        self._cache[: len(new), :, slots] = new
         self._changed(slots)
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
