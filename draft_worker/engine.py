@@ -27,7 +27,7 @@ ANY_TOKEN = 1 << 20
 """The vocabulary of an engine that accepts any tokens."""
 
 
-class LoadedModel(Protocol):
+class StatedModel(Protocol):
     """What draft engines and prefill engines state about their models."""
 
     name: str
@@ -43,7 +43,7 @@ class LoadedModel(Protocol):
     """Fingerprint of the model's tokenizer; empty for an engine that accepts any tokens."""
 
 
-def introduction(role: Role, engine: LoadedModel) -> Hello:
+def introduction(role: Role, engine: StatedModel) -> Hello:
     """The Hello of a worker in this process that runs `engine`."""
     return Hello(
         role=role,
@@ -179,7 +179,7 @@ class EngineSequence(ABC):
         return
 
 
-class Engine(LoadedModel, ABC):
+class Engine(StatedModel, ABC):
     """A loaded draft. A subclass sets `name` and `architecture`."""
 
     model: str = ""

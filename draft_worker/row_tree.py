@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 
-class Row:
+class TokenRow:
     """A row of the tree: its token, and the number of the row before it.
 
     A parent that is not in the tree any more is the end of the committed prefix.
@@ -15,7 +15,7 @@ class Row:
         self.parent = parent
 
 
-RowT = TypeVar("RowT", bound=Row)
+RowT = TypeVar("RowT", bound=TokenRow)
 
 
 class RowTree(Generic[RowT]):

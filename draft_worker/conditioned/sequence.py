@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from draft_worker.conditioned.runner import Input, TreeRows, Wave
 from draft_worker.engine import Batch
-from draft_worker.row_tree import Row, RowTree
+from draft_worker.row_tree import RowTree, TokenRow
 
 Feature: TypeAlias = NDArray[np.float32]
 
@@ -155,7 +155,7 @@ Outputs: TypeAlias = Sequence[mx.array | None]
 """By node of a batch: (width,), or None for a node that could not be evaluated."""
 
 
-class _ReadingRow(Row):
+class _ReadingRow(TokenRow):
     """A row of the tree, and what it reads and leaves."""
 
     def __init__(self, token: int, parent: int) -> None:

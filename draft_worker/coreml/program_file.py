@@ -36,7 +36,7 @@ _NIBBLES = ("UINT4", "INT4")
 Constant: TypeAlias = Array | str
 
 
-class Tensor(NamedTuple):
+class TensorType(NamedTuple):
     """The type of a value. A dimension that is not fixed is -1."""
 
     shape: tuple[int, ...]
@@ -58,11 +58,11 @@ class FunctionFile:
     """One function: its constants by name, and its other operations in order."""
 
     name: str
-    inputs: Mapping[str, Tensor]
+    inputs: Mapping[str, TensorType]
     outputs: tuple[str, ...]
     operations: tuple[Operation, ...]
     constants: Mapping[str, "StoredTensor"]
-    types: Mapping[str, Tensor]
+    types: Mapping[str, TensorType]
     """Types of all values in the function, including inputs."""
 
 
@@ -71,7 +71,7 @@ class StoredTensor:
     """A constant, read on demand. Equal keys mean equal data, also in different functions."""
 
     file: "ProgramFile" = field(repr=False)
-    tensor: Tensor
+    tensor: TensorType
     key: int | bytes
     """Offset of its record in the weight file, or the data itself."""
     text: str | None = None
@@ -189,11 +189,11 @@ class ProgramFile:
             inputs[parameter] = tuple(names)
         return Operation(operation.type, inputs, tuple(value.name for value in operation.outputs))
 
-    def _tensor(self, value: Any) -> Tensor:
+    def _tensor(self, value: Any) -> TensorType:
         kind = value.WhichOneof("type")
         if kind != "tensorType":
-            return Tensor((), str(kind))
-        return Tensor(tuple(_dimensions(value.tensorType)), self._kinds.get(value.tensorType.dataType, "?"))
+            return TensorType((), str(kind))
+        return TensorType(tuple(_dimensions(value.tensorType)), self._kinds.get(value.tensorType.dataType, "?"))
 
     def _constant(self, value: Any) -> StoredTensor:
         tensor = self._tensor(value.type)

@@ -18,7 +18,7 @@ from draft_worker.drafters.block_forward import Block, BlockRows, BlockRunner, M
 from draft_worker.drafters.markov import MarkovHead
 from draft_worker.drafters.token_ends import drafter_ends
 from draft_worker.engine import Batch, EngineSequence
-from draft_worker.row_tree import Row, RowTree
+from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
@@ -88,7 +88,7 @@ class _Anchor:
         """None until its forward."""
 
 
-class _BlockRow(Row):
+class _BlockRow(TokenRow):
     """A row of the tree, and which row of which block guesses the token behind it."""
 
     def __init__(self, token: int, parent: int, position: int, anchor: _Anchor, offset: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from draft_worker.engine import ANY_TOKEN, Batch, Engine, EngineSequence
-from draft_worker.row_tree import Row, RowTree
+from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
@@ -67,7 +67,7 @@ class NgramSequence(EngineSequence):
 
     def __init__(self) -> None:
         self._lookup = PromptLookup(_LONGEST_RUN)
-        self._tree = RowTree[Row]()
+        self._tree = RowTree[TokenRow]()
 
     @property
     def committed(self) -> int:
@@ -85,7 +85,7 @@ class NgramSequence(EngineSequence):
         self._tree.skip(len(batch.committed))
         begin = self.next_row
         for token, parent in zip(batch.tokens, batch.parents, strict=True):
-            self._tree.add(Row(token, parent))
+            self._tree.add(TokenRow(token, parent))
         return [self._candidates(row, batch.limit) for row in range(begin, self.next_row)]
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:

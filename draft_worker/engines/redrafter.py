@@ -15,7 +15,7 @@ from draft_worker.drafters.fed_rows import FedRows, safe
 from draft_worker.drafters.redrafter_checkpoint import ReDrafterCheckpoint, read_redrafter
 from draft_worker.drafters.token_ends import Layer, drafter_ends
 from draft_worker.engine import Batch, EngineSequence
-from draft_worker.row_tree import Row, RowTree
+from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
@@ -86,7 +86,7 @@ class _Known(NamedTuple):
     """Behind the tokens since that one."""
 
 
-class _StateRow(Row):
+class _StateRow(TokenRow):
     """A row of the tree, and what is known behind it once it is computed."""
 
     def __init__(self, token: int, parent: int, position: int) -> None:

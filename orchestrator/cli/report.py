@@ -22,7 +22,7 @@ _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
 
 
-class Finding(Protocol):
+class CheckLine(Protocol):
     """One line of `doctor`."""
 
     @property
@@ -51,7 +51,7 @@ def summary(result: Result, sampled: bool, every: bool = False) -> Panel:
     return Panel(grid, title=speed(result.statistics), title_align="left", expand=False)
 
 
-def findings_table(findings: Iterable[Finding]) -> Table:
+def findings_table(findings: Iterable[CheckLine]) -> Table:
     """What `doctor` found, and what to do about it."""
     table = Table(box=None, padding=(0, 2))
     for title in ("", "what", "found"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, Tensor
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, TensorType
 from protocol.contracts.coreml.conversion import LintFinding as Finding
 
 _NATIVE = frozenset(
@@ -105,7 +105,7 @@ def channels(function: FunctionFile) -> Iterator[Finding]:
             yield Finding("error", "channels", function.name, operation.outputs[0], reason)
 
 
-def _tensor(name: str, function: FunctionFile) -> Tensor:
+def _tensor(name: str, function: FunctionFile) -> TensorType:
     stored = function.constants.get(name)
     return stored.tensor if stored else function.types[name]
 
@@ -147,5 +147,5 @@ def _number(function: str, name: str, stored: StoredTensor) -> Iterator[Finding]
         yield Finding("warning", "small number", function, name, reason)
 
 
-def _show(tensor: Tensor) -> str:
+def _show(tensor: TensorType) -> str:
     return f"{tensor.kind.lower()} {tensor.shape}"

@@ -19,7 +19,7 @@ from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.reporting_process import reports
 from protocol.contracts.coreml.conversion import Failed
 from protocol.contracts.drafters.detection import read_drafter
-from protocol.contracts.training import Acceptance
+from protocol.contracts.training import HeldOutAcceptance
 
 
 class TargetText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class DraftAcceptance(msgspec.Struct, frozen=True, kw_only=True, tag="draft", fo
     """One draft on all texts."""
 
     name: str
-    acceptance: tuple[Acceptance, ...]
+    acceptance: tuple[HeldOutAcceptance, ...]
     """By temperature. A draft that reads tokens alone has one row: it is never stale."""
     seconds_per_guess: float
     """Median, of guesses that follow one another, each a growth step of one node."""

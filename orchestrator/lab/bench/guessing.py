@@ -27,7 +27,7 @@ from orchestrator.lab.bench.acceptance import (
     TargetText,
 )
 from protocol.contracts.coreml.conversion import Failed
-from protocol.contracts.training import DEPTHS, STALENESS, Acceptance
+from protocol.contracts.training import DEPTHS, STALENESS, HeldOutAcceptance
 from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
@@ -151,7 +151,7 @@ class Process:
             total = len(self._texts) * len(self._order.drafts)
             _write(self._output, AcceptanceProgress(name=draft.name, done=self._done, total=total))
         acceptance = tuple(
-            Acceptance(temperature, len(chains[0]), tuple(map(rates, chains)))
+            HeldOutAcceptance(temperature, len(chains[0]), tuple(map(rates, chains)))
             for temperature, chains in sorted(found.items())
         )
         return DraftAcceptance(name=draft.name, acceptance=acceptance, seconds_per_guess=median(seconds or [0.0]))

@@ -9,7 +9,7 @@ import pytest
 
 from draft_worker.coreml.conversion import lint as rules
 from draft_worker.coreml.conversion.lint import lint
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, Tensor
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, TensorType
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.coreml.conversion import LintFinding
 from tests.support.models.coreml_programs import numbers, saved
@@ -98,11 +98,11 @@ def test_wasteful_padding_is_a_warning(tmp_path: Path):
 def test_shapes_that_are_not_fixed_and_too_many_axes_are_found():
     function = FunctionFile(
         name="main",
-        inputs={"x": Tensor((1, -1, 1, 32), "FLOAT16")},
+        inputs={"x": TensorType((1, -1, 1, 32), "FLOAT16")},
         outputs=("y",),
         operations=(Operation("tanh", {"x": ("x",)}, ("y",)),),
         constants={},
-        types={"x": Tensor((1, -1, 1, 32), "FLOAT16"), "y": Tensor((1, 1, 1, 1, 1, 32), "FLOAT16")},
+        types={"x": TensorType((1, -1, 1, 32), "FLOAT16"), "y": TensorType((1, 1, 1, 1, 1, 32), "FLOAT16")},
     )
 
     assert [found.rule for found in rules.tensors(function)] == ["static shape", "axes"]

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, Tensor
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, TensorType
 from draft_worker.coreml.runtime.backends.operations import EXPANSIONS, OPERATIONS, OperationFunction
 from protocol.errors import InputError
 
@@ -47,7 +47,7 @@ class Function:
     def __init__(
         self, file: ProgramFile, function: FunctionFile, constants: "_Constants", precision: Precision
     ) -> None:
-        self.inputs: Mapping[str, Tensor] = function.inputs
+        self.inputs: Mapping[str, TensorType] = function.inputs
         self.outputs = function.outputs
         self._path = file.path
         self._dtype = _DTYPES[precision]

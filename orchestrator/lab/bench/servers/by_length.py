@@ -36,7 +36,7 @@ _LEAST_TOKENS = 8
 _SPARE_CONTEXT = 1024
 
 
-class Trial(NamedTuple):
+class TimedRequest(NamedTuple):
     """One request."""
 
     server: str
@@ -51,7 +51,7 @@ class Trial(NamedTuple):
     """Most bytes that the server and its children held at a time; shared ones are counted once."""
 
 
-_FIELDS: tuple[Field[Sequence[Trial]], ...] = (
+_FIELDS: tuple[Field[Sequence[TimedRequest]], ...] = (
     Field("prompt", lambda trials: trials[0].length, ",d"),
     Field("server", lambda trials: trials[0].server),
     Field("first text, s", lambda trials: median(trial.first for trial in trials), ".2f"),
@@ -63,7 +63,7 @@ _FIELDS: tuple[Field[Sequence[Trial]], ...] = (
 def measure(lengths: Sequence[int], max_tokens: int, repeats: int, random: bool, watch: Watch) -> Findings:
     """Every server with prompts of each of these lengths. Raises RuntimeError for a server that does not start."""
     end_with_servers()
-    found: list[list[Trial]] = []
+    found: list[list[TimedRequest]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         context = max(lengths) + max_tokens + _SPARE_CONTEXT
@@ -72,7 +72,7 @@ def measure(lengths: Sequence[int], max_tokens: int, repeats: int, random: bool,
         watch.begin(len(lengths) * repeats * len(servers), "the servers")
         prompts = _prompts(target, lengths, repeats)
         for place, length in enumerate(lengths):
-            turns: list[list[Trial]] = []
+            turns: list[list[TimedRequest]] = []
             for prompt in prompts[place * repeats : (place + 1) * repeats]:
                 turns.append([])
                 for server in servers.values():
@@ -87,7 +87,7 @@ def measure(lengths: Sequence[int], max_tokens: int, repeats: int, random: bool,
     )
 
 
-def _speed(trials: Sequence[Trial]) -> float | None:
+def _speed(trials: Sequence[TimedRequest]) -> float | None:
     known = [trial.speed for trial in trials if trial.speed is not None]
     return median(known) if known else None
 
@@ -135,13 +135,13 @@ def _prompts(target: Path, lengths: Sequence[int], repeats: int) -> list[str]:
     return found
 
 
-def _trial(server: Server, length: int, prompt: str, max_tokens: int) -> Trial:
+def _trial(server: Server, length: int, prompt: str, max_tokens: int) -> TimedRequest:
     """One request to a server that has just started and answered once."""
     with running(server) as process:
         _ask(process, "Hello", 8)
         with _peak(process) as held:
             prompt_tokens, first, speed = _ask(process, prompt, max_tokens)
-    return Trial(server.title, length, prompt_tokens, first, speed, max(held))
+    return TimedRequest(server.title, length, prompt_tokens, first, speed, max(held))
 
 
 def _ask(process: RunningServer, prompt: str, max_tokens: int) -> tuple[int, float, float | None]:
