@@ -10,6 +10,7 @@ import mmap
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from protocol.kv import segment_registry
 from protocol.kv.segment_registry import PREFIX, SegmentError, is_segment_name
 from protocol.paths import SHARED_MEMORY
 
-_library: dict[str, Any] = vars(_posixshmem)
+_library: Mapping[str, Any] = vars(_posixshmem)
 """`shm_open` and `shm_unlink`, which have no annotations."""
 
 
