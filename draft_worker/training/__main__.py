@@ -15,7 +15,7 @@ from draft_worker.training.corpus.states import tap_of
 from draft_worker.training.held_out import Examiner
 from draft_worker.training.kind import TrainingSetting
 from draft_worker.training.kinds import KINDS, Kind
-from draft_worker.training.loop import Loop, Shell, Stopped, settings
+from draft_worker.training.loop import Shell, Stopped, TrainingLoop, settings
 from draft_worker.training.preparation import (
     HELD_OUT,
     claim,
@@ -72,7 +72,7 @@ class Process:
         training = kind.training(TrainingSetting(target, tokens, outputs, mask, choices.layers))
         shell = Shell(time.monotonic, lambda: self._stopping, self.report, self._measured)
         examined = Examiner(target, tokens), held_out
-        loop = Loop(training, shards, examined, choices, self.out, target.fingerprint, shell)
+        loop = TrainingLoop(training, shards, examined, choices, self.out, target.fingerprint, shell)
         report = loop.run()
         return TrainingFinished(
             folder=order.out,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.lab.findings import Attachment, Check, Findings, Table, Value
+from orchestrator.lab.findings import AttachedFile, Check, Findings, Table, Value
 from orchestrator.lab.first_light.stage_process import SoFar, StageBroken, StageFindings, StageNotice
 from orchestrator.lab.first_light.stages import StageOrder
 
@@ -26,7 +26,7 @@ def telling(text: str) -> Findings:
         tables=(Table(text, (text,), ((text,), (2.5,)), text),),
         checks=(Check(text, "warn", text, text),),
         notes=(text,),
-        attachments=(Attachment("extra.toml", f"text = {text!r}\n"),),
+        attachments=(AttachedFile("extra.toml", f"text = {text!r}\n"),),
     )
 
 

@@ -30,18 +30,18 @@ class Executor:
         self.file = file
         self._constants = _Constants()
         self._precision: Precision = precision
-        self._loaded: dict[str, Function] = {}
+        self._loaded: dict[str, ProgramFunction] = {}
 
-    def function(self, name: str) -> "Function":
+    def function(self, name: str) -> "ProgramFunction":
         if name not in self.file.functions:
             known = ", ".join(self.file.functions)
             raise InputError(f"{self.file.path} has no function {name} (it has {known}): convert the model again.")
         if name not in self._loaded:
-            self._loaded[name] = Function(self.file, self.file.functions[name], self._constants, self._precision)
+            self._loaded[name] = ProgramFunction(self.file, self.file.functions[name], self._constants, self._precision)
         return self._loaded[name]
 
 
-class Function:
+class ProgramFunction:
     """One function of a package, with Core ML's call, `predict`."""
 
     def __init__(

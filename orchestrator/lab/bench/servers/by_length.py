@@ -23,7 +23,13 @@ from tokenizers import Tokenizer
 from orchestrator.lab.bench.models import bench_models
 from orchestrator.lab.bench.prompts import read_prompts
 from orchestrator.lab.bench.servers.random_pair import random_pair
-from orchestrator.lab.bench.servers.server_process import COMPLETIONS, RunningServer, Server, end_with_servers, running
+from orchestrator.lab.bench.servers.server_process import (
+    COMPLETIONS,
+    ComparedServer,
+    RunningContender,
+    end_with_servers,
+    running,
+)
 from orchestrator.lab.findings import Field, Findings, Watch, tabulated
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.hardware import computes_on_processor, usable_cores, worker_environment
@@ -92,7 +98,7 @@ def _speed(trials: Sequence[TimedRequest]) -> float | None:
     return median(known) if known else None
 
 
-def _servers(target: Path, draft: Path, folder: Path, context: int | None) -> dict[str, Server]:
+def _servers(target: Path, draft: Path, folder: Path, context: int | None) -> dict[str, ComparedServer]:
     # The folders of a target and of its draft may have one name.
     stock_target, stock_draft = _stock(target, folder / "stock-target"), _stock(draft, folder / "stock-draft")
     ours = ("-m", "orchestrator.cli.app", "serve", "--api-key", _KEY, "--target", str(target), "--draft", str(draft))
@@ -100,10 +106,10 @@ def _servers(target: Path, draft: Path, folder: Path, context: int | None) -> di
     theirs = ("-m", "mlx_lm", "server", "--log-level", "WARNING", "--model", str(stock_target))
     blas = worker_environment("target", usable_cores())
     found = [
-        Server("launch-pipeline serve", ours, _KEY),
-        Server("launch-pipeline serve --draft-engine none", (*ours[:-2], "--draft-engine", "none"), _KEY),
-        Server("mlx_lm.server", theirs, environment=blas),
-        Server("mlx_lm.server --draft-model", (*theirs, "--draft-model", str(stock_draft)), environment=blas),
+        ComparedServer("launch-pipeline serve", ours, _KEY),
+        ComparedServer("launch-pipeline serve --draft-engine none", (*ours[:-2], "--draft-engine", "none"), _KEY),
+        ComparedServer("mlx_lm.server", theirs, environment=blas),
+        ComparedServer("mlx_lm.server --draft-model", (*theirs, "--draft-model", str(stock_draft)), environment=blas),
     ]
     return {server.title: server for server in found}
 
@@ -135,7 +141,7 @@ def _prompts(target: Path, lengths: Sequence[int], repeats: int) -> list[str]:
     return found
 
 
-def _trial(server: Server, length: int, prompt: str, max_tokens: int) -> TimedRequest:
+def _trial(server: ComparedServer, length: int, prompt: str, max_tokens: int) -> TimedRequest:
     """One request to a server that has just started and answered once."""
     with running(server) as process:
         _ask(process, "Hello", 8)
@@ -144,7 +150,7 @@ def _trial(server: Server, length: int, prompt: str, max_tokens: int) -> TimedRe
     return TimedRequest(server.title, length, prompt_tokens, first, speed, max(held))
 
 
-def _ask(process: RunningServer, prompt: str, max_tokens: int) -> tuple[int, float, float | None]:
+def _ask(process: RunningContender, prompt: str, max_tokens: int) -> tuple[int, float, float | None]:
     """Prompt tokens, seconds to the first text, and tokens a second after it."""
     body = {
         "prompt": prompt,
@@ -174,7 +180,7 @@ def _ask(process: RunningServer, prompt: str, max_tokens: int) -> tuple[int, flo
 
 
 @contextmanager
-def _peak(process: RunningServer) -> Iterator[list[int]]:
+def _peak(process: RunningContender) -> Iterator[list[int]]:
     """A list that memory is appended to while the context lasts."""
     held = [process.memory()]
     ended = threading.Event()

@@ -24,7 +24,7 @@ from orchestrator.lab.bench.servers.probes import (
 )
 from orchestrator.lab.bench.servers.random_pair import CONTEXT, TOKENS, long_prompts, random_pair, restarted
 from orchestrator.lab.bench.servers.scripted_pair import clients, scripted_pair, thinking, tool_calls
-from orchestrator.lab.bench.servers.server_process import ROOT, NoAnswer, Server, end_with_servers, running
+from orchestrator.lab.bench.servers.server_process import ROOT, ComparedServer, NoAnswer, end_with_servers, running
 from orchestrator.lab.findings import Findings, Table, Watch
 from orchestrator.machine.hardware import usable_cores, worker_environment
 
@@ -35,9 +35,9 @@ _MODELS = ("first", "second")
 class Contenders(NamedTuple):
     """The servers of one comparison."""
 
-    ours: Server
-    mlx_lm: Server
-    mlx_lm_drafting: Server
+    ours: ComparedServer
+    mlx_lm: ComparedServer
+    mlx_lm_drafting: ComparedServer
 
     @classmethod
     def of_pair(cls, target: Path, draft: Path, *more: str, home: Path | None = None) -> "Contenders":
@@ -45,7 +45,7 @@ class Contenders(NamedTuple):
         pair = ("--target", str(target), "--draft", str(draft), *more)
         ours = ("-m", "orchestrator.cli.app", "serve", "--model-name", "demo", "--api-key", _KEY, *pair)
         caches = {} if home is None else {"XDG_CACHE_HOME": str(home)}
-        return cls(Server("launch-pipeline serve", ours, _KEY, caches), *_theirs(target, draft))
+        return cls(ComparedServer("launch-pipeline serve", ours, _KEY, caches), *_theirs(target, draft))
 
     @classmethod
     def of_models(cls, first: Path, second: Path, draft: Path, folder: Path) -> "Contenders":
@@ -57,22 +57,24 @@ class Contenders(NamedTuple):
         settings.write_text(f"arena-memory = 64\nprefix-cache-memory = 16\n{told}")
         ours = ("-m", "orchestrator.cli.app", "--config", str(settings), "serve", "--api-key", _KEY)
         theirs = _theirs(first, draft, (str(first), str(second)))
-        return cls(Server("launch-pipeline serve", ours, _KEY, models=_MODELS), *theirs)
+        return cls(ComparedServer("launch-pipeline serve", ours, _KEY, models=_MODELS), *theirs)
 
     @property
-    def ours_alone(self) -> Server:
+    def ours_alone(self) -> ComparedServer:
         """Ours without a draft."""
         ours = self.ours
-        return Server(f"{ours.title} --draft-engine none", (*ours.arguments, "--draft-engine", "none"), ours.key)
+        return ComparedServer(
+            f"{ours.title} --draft-engine none", (*ours.arguments, "--draft-engine", "none"), ours.key
+        )
 
 
-def _theirs(target: Path, draft: Path, models: tuple[str, ...] = ()) -> Iterator[Server]:
+def _theirs(target: Path, draft: Path, models: tuple[str, ...] = ()) -> Iterator[ComparedServer]:
     server = ("-m", "mlx_lm", "server", "--log-level", "WARNING", "--model", str(target))
     # What our workers have too. Without the hub's folder, `/v1/models` of this server has no answer.
     variables = {**worker_environment("target", usable_cores()), "HF_HUB_CACHE": str(target.parent)}
-    yield Server("mlx_lm.server", server, environment=variables, models=models)
+    yield ComparedServer("mlx_lm.server", server, environment=variables, models=models)
     drafting = (*server, "--draft-model", str(draft))
-    yield Server("mlx_lm.server --draft-model", drafting, environment=variables, models=models)
+    yield ComparedServer("mlx_lm.server --draft-model", drafting, environment=variables, models=models)
 
 
 _PAIR = {"target": ROOT / "target_worker/demo_model", "draft": ROOT / "draft_worker/demo_model"}
@@ -100,7 +102,7 @@ class Report:
             self._columns[server.title] |= _column(server, probes, self._watch)
         self._rows |= {title: section.keys() for title, section in sections.items()}
 
-    def add(self, title: str, server: Server, column: Column) -> None:
+    def add(self, title: str, server: ComparedServer, column: Column) -> None:
         """A table, or more rows of one that is there."""
         self._columns[server.title] |= column
         self._rows[title] = dict.fromkeys((*self._rows.get(title, ()), *column))
@@ -149,7 +151,7 @@ def _compare(report: Report, folder: Path) -> None:
         report.add(title, server, {_RESTART: restarted(server)})
 
 
-def _column(server: Server, probes: dict[str, Probe], watch: Watch) -> Column:
+def _column(server: ComparedServer, probes: dict[str, Probe], watch: Watch) -> Column:
     """The outcome of every probe. A server that fails or stays occupied is replaced for the next probe."""
     column: Column = {}
     left = dict(probes)
@@ -168,7 +170,7 @@ def _column(server: Server, probes: dict[str, Probe], watch: Watch) -> Column:
     return column
 
 
-def _same(drafting: Server, alone: Server) -> Column:
+def _same(drafting: ComparedServer, alone: ComparedServer) -> Column:
     """Whether a draft changes the texts."""
     with running(drafting) as process:
         found = completions(process)

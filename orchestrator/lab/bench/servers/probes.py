@@ -13,8 +13,8 @@ from orchestrator.lab.bench.servers.server_process import (
     CHAT_BODY,
     COMPLETIONS,
     PROMPT,
-    Answer,
-    RunningServer,
+    RunningContender,
+    TimedAnswer,
     ask,
     chat,
     complete,
@@ -22,7 +22,7 @@ from orchestrator.lab.bench.servers.server_process import (
     refused,
 )
 
-Probe = Callable[[RunningServer], str]
+Probe = Callable[[RunningContender], str]
 """Sends requests to a running server and returns a few words about the answers."""
 
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -37,13 +37,13 @@ _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBOR
 _FOREIGN_HOST = "evil.example"
 
 
-def sampled(server: RunningServer, seed: int = 5) -> list[str]:
+def sampled(server: RunningContender, seed: int = 5) -> list[str]:
     """Texts at temperature 1."""
     answer = complete(server, temperature=1, max_tokens=32, seed=seed)
     return [] if answer is None else answer.texts
 
 
-def completions(server: RunningServer) -> dict[str, list[str]]:
+def completions(server: RunningContender) -> dict[str, list[str]]:
     """Completions of one prompt by a fresh server. A draft must not change them."""
     return {
         "greedy": _greedy(server, 64),
@@ -73,7 +73,7 @@ def routes() -> dict[str, Probe]:
     }
 
     def route(path: str) -> Probe:
-        def probe(server: RunningServer) -> str:
+        def probe(server: RunningContender) -> str:
             answer = ask(server, path, asked[path])
             if answer is None:
                 return "closes the connection"
@@ -145,7 +145,7 @@ def invalid_requests(folder: Path) -> dict[str, Probe]:
 def access() -> dict[str, Probe]:
     form = json.dumps({"prompt": PROMPT, "max_tokens": 2}).encode()
 
-    def readable(server: RunningServer) -> str:
+    def readable(server: RunningContender) -> str:
         answer = ask(server, "/v1/models", origin=f"https://{_FOREIGN_HOST}")
         return "closes the connection" if answer is None else answer.headers.get("access-control-allow-origin", "none")
 
@@ -159,12 +159,12 @@ def access() -> dict[str, Probe]:
     }
 
 
-def _repeated(server: RunningServer) -> str:
+def _repeated(server: RunningContender) -> str:
     texts = {tuple(_greedy(server, 64)) for _ in range(5)}
     return "one text" if len(texts) == 1 else f"{len(texts)} texts"
 
 
-def _seeded(server: RunningServer) -> str:
+def _seeded(server: RunningContender) -> str:
     first, again, other = sampled(server), sampled(server), sampled(server, 6)
     return "done" if first == again != other else "another text the second time" if first != again else "ignored"
 
@@ -172,7 +172,7 @@ def _seeded(server: RunningServer) -> str:
 def _stops(pick: Callable[[str], str]) -> Probe:
     """Done if the text ends before the stop string that `pick` takes from it."""
 
-    def probe(server: RunningServer) -> str:
+    def probe(server: RunningContender) -> str:
         (text,) = _greedy(server, 64)
         stop = pick(text)
         expected = text.partition(stop)[0]
@@ -199,12 +199,12 @@ def _makes_greedy(**fields: Any) -> Probe:
     )
 
 
-def _greedy(server: RunningServer, tokens: int) -> list[str]:
+def _greedy(server: RunningContender, tokens: int) -> list[str]:
     answer = complete(server, max_tokens=tokens)
     return [] if answer is None else answer.texts
 
 
-def _tells_of_prompt(answer: Answer) -> bool:
+def _tells_of_prompt(answer: TimedAnswer) -> bool:
     told = answer.body["choices"][0].get("logprobs") or {}
     return len(told.get("token_logprobs") or ()) > 2
 
@@ -226,14 +226,14 @@ def models() -> dict[str, Probe]:
     }
 
 
-def _listed(server: RunningServer) -> str:
-    def both(answer: Answer) -> bool:
+def _listed(server: RunningContender) -> str:
+    def both(answer: TimedAnswer) -> bool:
         return {each["id"] for each in answer.body["data"]} >= {*server.server.models}
 
     return effect(ask(server, "/v1/models"), both, "one of them")
 
 
-def _second(server: RunningServer) -> str:
+def _second(server: RunningContender) -> str:
     """Done if it is loaded, and writes a text of its own."""
     first, second = (complete(server, model=name, max_tokens=64) for name in server.server.models)
     return effect(second, lambda answer: first is not None and first.texts != answer.texts)
@@ -255,7 +255,7 @@ def streams() -> dict[str, Probe]:
     }
 
 
-def _form(server: RunningServer) -> str:
+def _form(server: RunningContender) -> str:
     body = {**CHAT_BODY, "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
     with server.client() as client:
         lines = client.post(CHAT, json=body).text.splitlines()
@@ -272,7 +272,7 @@ def _form(server: RunningServer) -> str:
     return f"without {', '.join(missing)}" if missing else "as OpenAI's"
 
 
-def at_once(server: RunningServer, bodies: Sequence[dict[str, Any]]) -> str:
+def at_once(server: RunningContender, bodies: Sequence[dict[str, Any]]) -> str:
     """Whether endless completions run at the same time, by the order of their first texts and their ends."""
     order: list[str] = []
     threads = [threading.Thread(target=_stream, args=(server, order, body)) for body in bodies]
@@ -288,11 +288,11 @@ def at_once(server: RunningServer, bodies: Sequence[dict[str, Any]]) -> str:
     return "one after another" if order == ["begin", "end"] * len(threads) else "partly at the same time"
 
 
-def _four(server: RunningServer, **fields: Any) -> str:
+def _four(server: RunningContender, **fields: Any) -> str:
     return at_once(server, [{"prompt": f"{PROMPT} # {number}", **fields} for number in range(4)])
 
 
-def _stream(server: RunningServer, order: list[str], fields: dict[str, Any]) -> None:
+def _stream(server: RunningContender, order: list[str], fields: dict[str, Any]) -> None:
     body = {"max_tokens": 96, "stream": True, **_ENDLESS, **fields}
     with server.client() as client, client.stream("POST", COMPLETIONS, json=body) as response:
         begun = False
@@ -304,7 +304,7 @@ def _stream(server: RunningServer, order: list[str], fields: dict[str, Any]) -> 
                 order.append("end")
 
 
-def _abandoned(server: RunningServer, *, stream: bool) -> str:
+def _abandoned(server: RunningContender, *, stream: bool) -> str:
     """Whether a server stops working when the client disconnects. `n` makes the work long where it is honoured."""
     body = json.dumps({"prompt": PROMPT, "max_tokens": 6000, "n": 4, "stream": stream, **_ENDLESS}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -317,7 +317,7 @@ def _abandoned(server: RunningServer, *, stream: bool) -> str:
     return _becomes_idle(server)
 
 
-def _becomes_idle(server: RunningServer) -> str:
+def _becomes_idle(server: RunningContender) -> str:
     """Three checks without new processor time count as idle, because `ps` counts in seconds on a busy machine."""
     spent, idle = server.processor_seconds(), 0
     for _ in range(_CHECKS):

@@ -10,7 +10,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from orchestrator.lab.bench.servers.probes import Probe
-from orchestrator.lab.bench.servers.server_process import COMPLETIONS, RunningServer, Server, complete, running
+from orchestrator.lab.bench.servers.server_process import (
+    COMPLETIONS,
+    ComparedServer,
+    RunningContender,
+    complete,
+    running,
+)
 from orchestrator.machine.models.checkpoints import demo_model
 
 _HIDDEN, _HEADS, _KEY_HEADS, _INNER, _LAYERS = 128, 2, 1, 256, 2
@@ -94,13 +100,13 @@ def long_prompts() -> dict[str, Probe]:
     return {"progress in a stream": _progress}
 
 
-def restarted(server: Server) -> str:
+def restarted(server: ComparedServer) -> str:
     """Seconds to the first text of a long prompt, and again after a restart of the server."""
     (before, _), (after, cached) = (_first_text(server) for _ in range(2))
     return f"{before:.1f}, then {after:.1f} with {cached:,} tokens from the cache"
 
 
-def _progress(server: RunningServer) -> str:
+def _progress(server: RunningContender) -> str:
     """Clients skip comments of an event stream, so their users do not see what is in them."""
     lines = list(_lines(server, "1"))
     if any('"prompt_progress"' in line for line in lines):
@@ -109,7 +115,7 @@ def _progress(server: RunningServer) -> str:
     return "comments" if told else "none"
 
 
-def _first_text(server: Server) -> tuple[float, int]:
+def _first_text(server: ComparedServer) -> tuple[float, int]:
     """The tokens of the prompt that were there are the second figure."""
     times, cached = [], 0
     with running(server) as process:
@@ -126,7 +132,7 @@ def _first_text(server: Server) -> tuple[float, int]:
     return times[0], cached
 
 
-def _lines(server: RunningServer, first_word: str) -> Iterator[str]:
+def _lines(server: RunningContender, first_word: str) -> Iterator[str]:
     """Of the stream that answers a prompt of TOKENS tokens."""
     body = {
         "prompt": f"{first_word}{' a' * (TOKENS - 1)}",

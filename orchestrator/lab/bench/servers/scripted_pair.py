@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 
 from orchestrator.lab.bench.servers.probes import Probe
 from orchestrator.lab.bench.servers.server_process import (
-    Answer,
     Body,
-    RunningServer,
+    RunningContender,
+    TimedAnswer,
     ask,
     at_route,
     chat,
@@ -236,15 +236,15 @@ def fits(text: str | None) -> bool:
     return isinstance(value, dict) and value.keys() == {"a", "b"} and {*value.values()} <= {*_NUMBER["enum"]}
 
 
-def _ask(server: RunningServer, word: str, **fields: Any) -> Answer | None:
+def _ask(server: RunningContender, word: str, **fields: Any) -> TimedAnswer | None:
     return chat(server, **{"messages": asking(word), "max_tokens": 64, **fields})
 
 
-def _call(server: RunningServer, word: str, **fields: Any) -> Answer | None:
+def _call(server: RunningContender, word: str, **fields: Any) -> TimedAnswer | None:
     return _ask(server, word, tools=_LOOSE, **fields)
 
 
-def _thought(answer: Answer | None) -> str:
+def _thought(answer: TimedAnswer | None) -> str:
     refused = effect(answer, lambda _: True)
     return _where(answer.message) if answer is not None and refused == "done" else refused
 
@@ -266,7 +266,7 @@ def _thoughtless(**fields: Any) -> Probe:
     )
 
 
-def _keeps_to_budget(answer: Answer) -> bool:
+def _keeps_to_budget(answer: TimedAnswer) -> bool:
     whole = answer.message["content"] == "".join(ANSWER)
     return whole and _reasoning(answer.message) == "".join(THOUGHT[:_BUDGET])
 
@@ -282,22 +282,22 @@ def _calls_fit(message: Body) -> bool:
     return bool(calls) and all(fits(call["function"]["arguments"]) for call in calls)
 
 
-def _streams_two(server: RunningServer) -> str:
+def _streams_two(server: RunningContender) -> str:
     message = streamed_chat(server, messages=asking(TWO_CALLS), max_tokens=64, tools=_LOOSE)
     numbered = [call.get("index") for call in message["tool_calls"]] == [0, 1]
     return "done" if numbered and _sums(message) == [(2, 2), (3, 3)] else "lost"
 
 
-def _has_text(answer: Answer) -> bool:
+def _has_text(answer: TimedAnswer) -> bool:
     text = answer.message["content"] or ""
     return BEFORE.strip() in text and AFTER.strip() in text and _sums(answer.message) == [(4, 4)]
 
 
-def _cut(server: RunningServer) -> Answer | None:
+def _cut(server: RunningContender) -> TimedAnswer | None:
     return _call(server, TWO_CALLS, max_tokens=CUT_AFTER)
 
 
-def _remains(answer: Answer | None) -> str:
+def _remains(answer: TimedAnswer | None) -> str:
     """What becomes of a call that can't be read."""
     return effect(answer, lambda answer: '"add"' in (answer.message["content"] or ""), "lost").replace("done", "text")
 
@@ -367,7 +367,7 @@ def clients() -> dict[str, Probe]:
     }
 
 
-def _developer(server: RunningServer) -> str:
+def _developer(server: RunningContender) -> str:
     """Whether the model is given the message, by the length of the prompt."""
 
     def tokens(*before: Body) -> int | None:
@@ -380,7 +380,7 @@ def _developer(server: RunningServer) -> str:
     return "done" if found == tokens({"role": "system", "content": _RULE}) else "left out"
 
 
-def _respond(server: RunningServer, word: str, honoured: Any, **fields: Any) -> str:
+def _respond(server: RunningContender, word: str, honoured: Any, **fields: Any) -> str:
     body = {"input": word, "temperature": 0, "max_output_tokens": 64, **fields}
     return at_route(ask(server, _RESPONSES, body), lambda answer: honoured(answer.body["output"]))
 
@@ -389,24 +389,24 @@ def _calls(items: list[Body]) -> list[Body]:
     return [item for item in items if item["type"] == "function_call"]
 
 
-def _continued(server: RunningServer) -> str:
+def _continued(server: RunningContender) -> str:
     """Done if the earlier turns are part of the prompt."""
     first = ask(server, _RESPONSES, {"input": PLAIN, "max_output_tokens": 16})
     if first is None or first.status != 200:
         return at_route(first, lambda _: True)
     body = {"input": PLAIN, "max_output_tokens": 16, "previous_response_id": first.body["id"]}
 
-    def longer(answer: Answer) -> bool:
+    def longer(answer: TimedAnswer) -> bool:
         return answer.body["usage"]["input_tokens"] > first.body["usage"]["total_tokens"]
 
     return at_route(ask(server, _RESPONSES, body), longer)
 
 
-def _ask_messages(server: RunningServer, word: str, **fields: Any) -> Answer | None:
+def _ask_messages(server: RunningContender, word: str, **fields: Any) -> TimedAnswer | None:
     return ask(server, _MESSAGES, {"messages": asking(word), "max_tokens": 64, "temperature": 0, **fields})
 
 
-def _anthropic_error(server: RunningServer) -> str:
+def _anthropic_error(server: RunningContender) -> str:
     answer = _ask_messages(server, "word " * 3000)
     if answer is None or answer.status == 404:
         return at_route(answer, lambda _: True)
@@ -415,7 +415,7 @@ def _anthropic_error(server: RunningServer) -> str:
     return "done" if told and answer.status == 400 else "another form"
 
 
-def _ask_ollama(server: RunningServer, word: str, **fields: Any) -> Answer | None:
+def _ask_ollama(server: RunningContender, word: str, **fields: Any) -> TimedAnswer | None:
     body = {"model": "demo", "messages": asking(word), "stream": False, "options": {"temperature": 0}}
     return ask(server, _OLLAMA, {**body, **fields})
 

@@ -20,7 +20,7 @@ _START_SECONDS, _END_SECONDS = 120.0, 15.0
 
 
 @dataclass(frozen=True)
-class Server:
+class ComparedServer:
     title: str
     arguments: Sequence[str]
     """Arguments of Python; the port is appended."""
@@ -32,8 +32,8 @@ class Server:
 
 
 @dataclass
-class RunningServer:
-    server: Server
+class RunningContender:
+    server: ComparedServer
     port: int
     process: subprocess.Popen[bytes]
     occupied: bool = False
@@ -69,7 +69,7 @@ class RunningServer:
 
 
 @contextmanager
-def running(server: Server) -> Iterator[RunningServer]:
+def running(server: ComparedServer) -> Iterator[RunningContender]:
     """A server that answers. Raises RuntimeError if it does not start, or leaves its port taken."""
     port = _free_port()
     # In a process group of its own: Ctrl-C must reach this program only, which then ends the server.
@@ -82,7 +82,7 @@ def running(server: Server) -> Iterator[RunningServer]:
         start_new_session=True,
     )
     try:
-        started = RunningServer(server, port, process)
+        started = RunningContender(server, port, process)
         _await_health(started)
         yield started
     finally:
@@ -100,7 +100,7 @@ def end_with_servers() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-def _await_health(running_server: RunningServer) -> None:
+def _await_health(running_server: RunningContender) -> None:
     until = time.monotonic() + _START_SECONDS
     while not running_server.healthy():
         if time.monotonic() > until or running_server.process.poll() is not None:
@@ -166,7 +166,7 @@ Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     status: int
     body: Any
     headers: httpx.Headers
@@ -189,7 +189,9 @@ class Answer:
         return f"{self.status}{'' if known and self.body['error'].get('message') else ', another form'}"
 
 
-def ask(server: RunningServer, path: str, body: Any = None, *, key: bool = True, **headers: str) -> Answer | None:
+def ask(
+    server: RunningContender, path: str, body: Any = None, *, key: bool = True, **headers: str
+) -> TimedAnswer | None:
     """None if the server closed the connection. A body of bytes is sent unchanged. Raises NoAnswer."""
     content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     sent = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
@@ -201,21 +203,21 @@ def ask(server: RunningServer, path: str, body: Any = None, *, key: bool = True,
         except httpx.TransportError:
             return None
     try:
-        return Answer(response.status_code, response.json(), response.headers)
+        return TimedAnswer(response.status_code, response.json(), response.headers)
     except ValueError:
-        return Answer(response.status_code, response.text, response.headers)
+        return TimedAnswer(response.status_code, response.text, response.headers)
 
 
-def complete(server: RunningServer, **fields: Any) -> Answer | None:
+def complete(server: RunningContender, **fields: Any) -> TimedAnswer | None:
     """A short greedy completion; `fields` override the parameters."""
     return ask(server, COMPLETIONS, {"prompt": PROMPT, "temperature": 0, "max_tokens": 16, **fields})
 
 
-def chat(server: RunningServer, **fields: Any) -> Answer | None:
+def chat(server: RunningContender, **fields: Any) -> TimedAnswer | None:
     return ask(server, CHAT, {**CHAT_BODY, "temperature": 0, "max_tokens": 16, **fields})
 
 
-def streamed_chat(server: RunningServer, **fields: Any) -> Body:
+def streamed_chat(server: RunningContender, **fields: Any) -> Body:
     """The message that the deltas of a stream make; each whole call is in one delta."""
     message: Body = {"content": "", "reasoning_content": "", "reasoning": "", "tool_calls": []}
     body = {**CHAT_BODY, "temperature": 0, "max_tokens": 16, "stream": True, **fields}
@@ -229,7 +231,7 @@ def streamed_chat(server: RunningServer, **fields: Any) -> Body:
     return message
 
 
-def effect(answer: Answer | None, honoured: Callable[[Answer], bool], otherwise: str = "ignored") -> str:
+def effect(answer: TimedAnswer | None, honoured: Callable[[TimedAnswer], bool], otherwise: str = "ignored") -> str:
     """Whether the server honoured a parameter."""
     if answer is None:
         return "closes the connection"
@@ -238,12 +240,12 @@ def effect(answer: Answer | None, honoured: Callable[[Answer], bool], otherwise:
     return "done" if honoured(answer) else otherwise
 
 
-def at_route(answer: Answer | None, honoured: Callable[[Answer], bool]) -> str:
+def at_route(answer: TimedAnswer | None, honoured: Callable[[TimedAnswer], bool]) -> str:
     """The effect of a request at a route that not every server has."""
     return f"no ({answer.status})" if answer is not None and answer.status == 404 else effect(answer, honoured)
 
 
-def refused(answer: Answer | None) -> str:
+def refused(answer: TimedAnswer | None) -> str:
     """Whether the server refused an invalid request."""
     if answer is None:
         return "closes the connection"

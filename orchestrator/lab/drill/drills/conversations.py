@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.lab.bench.servers.server_process import RunningServer, Server, running
+from orchestrator.lab.bench.servers.server_process import ComparedServer, RunningContender, running
 from orchestrator.lab.drill.held import Sample, figures, growth, levels
 from orchestrator.lab.drill.outcome import DrillOutcome, OnStep, left_behind
 from orchestrator.lab.drill.processes import mark, members, own_registry, remains, usage
@@ -63,7 +63,7 @@ class _Conversation:
 class _User:
     """A client that has one conversation after the other, on a thread of its own."""
 
-    server: RunningServer
+    server: RunningContender
     conversations: Sequence[_Conversation]
     answers: Sequence[Sequence[str]]
     """The right ones."""
@@ -131,20 +131,20 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
 
 
 @contextmanager
-def _served(strategy: str, engine: str) -> Iterator[tuple[RunningServer, str]]:
+def _served(strategy: str, engine: str) -> Iterator[tuple[RunningContender, str]]:
     """A server of a pipeline of its own, and that pipeline's mark."""
     with Pipeline(strategy=strategy, draft_engine=engine) as pipeline:
         arguments = ("-m", "orchestrator.cli.app", "serve", "--address", pipeline.address, "--api-key", _KEY)
-        with running(Server("launch-pipeline serve", arguments, _KEY)) as server:
+        with running(ComparedServer("launch-pipeline serve", arguments, _KEY)) as server:
             yield server, mark(pipeline.address)
 
 
-def _answers(server: RunningServer, conversations: Sequence[_Conversation]) -> list[list[str]]:
+def _answers(server: RunningContender, conversations: Sequence[_Conversation]) -> list[list[str]]:
     with server.client() as client:
         return [list(conversation.answers(client)) for conversation in conversations]
 
 
-def _watched(server: RunningServer, place: str, users: Sequence[_User], count: int, on_step: OnStep) -> list[Sample]:
+def _watched(server: RunningContender, place: str, users: Sequence[_User], count: int, on_step: OnStep) -> list[Sample]:
     """What all processes hold, from the time on at which as many conversations as users have come to their end."""
     samples: list[Sample] = []
     due = time.monotonic()

@@ -28,7 +28,7 @@ ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """Milliseconds from the beginning of the excerpt."""
 
     begin: float
@@ -56,8 +56,8 @@ class Excerpt:
     first: int
     """Number of the first round."""
     count: int
-    draft: tuple[Bar, ...]
-    target: tuple[Bar, ...]
+    draft: tuple[TimelineBar, ...]
+    target: tuple[TimelineBar, ...]
     uses: tuple[Use, ...]
 
 
@@ -82,7 +82,7 @@ def excerpt(run: TracedRun, request: TracedRequest, count: int = ROUNDS) -> Exce
     )
 
 
-def _target(request: TracedRequest, done: Iterable[VerificationRound], window: Interval) -> Iterator[Bar]:
+def _target(request: TracedRequest, done: Iterable[VerificationRound], window: Interval) -> Iterator[TimelineBar]:
     told = {each.round: each for each in done}
     for span in request.target:
         each = told.get(span.round)
@@ -100,7 +100,7 @@ def _verdict(span: TracedSpan, each: VerificationRound) -> str:
 
 def _draft(
     run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval
-) -> Iterator[Bar]:
+) -> Iterator[TimelineBar]:
     """Growth in the parts that were hidden behind the target's work and those that were not."""
     names = grown_by(run)
     used = set().union(*(each.used for each in done))
@@ -131,9 +131,9 @@ def _use(grown: dict[Step, Interval], step: Step, verdict: int | None, window: I
         yield Use((end - window[0]) / 1e6, (verdict - window[0]) / 1e6)
 
 
-def _bars(moments: Intervals, window: Interval, look: BarKind, text: str) -> Iterator[Bar]:
+def _bars(moments: Intervals, window: Interval, look: BarKind, text: str) -> Iterator[TimelineBar]:
     for begin, end in intersection(moments, [window]):
-        yield Bar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look, text)
+        yield TimelineBar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look, text)
 
 
 def _long(span: TracedSpan) -> str:

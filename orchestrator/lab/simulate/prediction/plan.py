@@ -99,7 +99,7 @@ class Scenario:
     wires: Wires = field(default_factory=Wires)
     acceptance: AcceptanceModel = GREEDY
     recorded: tuple[RecordedRequest, ...] = ()
-    """RecordedRequest requests to replay, all of one temperature; none: an invented language."""
+    """Recorded requests to replay, all of one temperature; none: an invented language."""
     temperature: float = 0.0
     level: Level = "tree"
     """What the target verifies in one forward."""
