@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from draft_worker.engine import LoadedModel, introduction
+from draft_worker.engine import StatedModel, introduction
 from draft_worker.prefill.kv_sink import KvSink, OpenSink
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
@@ -30,7 +30,7 @@ class PrefillSequence(Protocol):
         ...
 
 
-class PrefillEngine(LoadedModel, Protocol):
+class PrefillEngine(StatedModel, Protocol):
     """The target's model, or a conversion of it."""
 
     @property

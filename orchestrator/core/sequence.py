@@ -350,8 +350,8 @@ class Sequence:
     def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:
         """At most `limit` guesses (token, believed probability) by prompt lookup, one after the other behind `leaf`."""
         path: list[int] = []
-        node: Node | None = leaf
-        while node is not None and node.parent is not None and len(path) < _SUFFIX:
+        node = leaf
+        while node.parent is not None and len(path) < _SUFFIX:
             path.append(node.token)
             node = node.parent
         chain = self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit)

@@ -24,7 +24,7 @@ Messages = Sequence[dict[str, Any]]
 _INSTRUCTIONS = ("system", "developer")
 
 
-class Placed(NamedTuple):
+class PlacedMessages(NamedTuple):
     """A conversation in the form that a template renders best."""
 
     messages: Messages
@@ -32,7 +32,7 @@ class Placed(NamedTuple):
     """Roles of the messages whose content the template does not render, one for each message."""
 
 
-def place_instructions(messages: Messages, render: Callable[[Messages], str]) -> Placed:
+def place_instructions(messages: Messages, render: Callable[[Messages], str]) -> PlacedMessages:
     """`messages` in the first form in which the template renders all instructions: as they are; with system for
     developer; with all instructions joined as the first message; joined at the beginning of the first user message.
 
@@ -40,7 +40,7 @@ def place_instructions(messages: Messages, render: Callable[[Messages], str]) ->
     refuses. If it refuses every form, `messages` are returned as they are.
     """
     marked = [_marked(message, _mark(place)) for place, message in enumerate(messages)]
-    best, fewest = Placed(messages), len(messages) + 1
+    best, fewest = PlacedMessages(messages), len(messages) + 1
     for form in _FORMS:
         try:
             text = render(form(marked))
@@ -49,7 +49,7 @@ def place_instructions(messages: Messages, render: Callable[[Messages], str]) ->
         left_out = _left_out(messages, text)
         lost = sum(role in _INSTRUCTIONS for role in left_out)
         if lost < fewest:
-            best, fewest = Placed(form(messages), left_out), lost
+            best, fewest = PlacedMessages(form(messages), left_out), lost
         if lost == 0:
             break
     return best

@@ -21,9 +21,8 @@ MinP: TypeAlias = Annotated[
 
 def coldest(facts: Facts) -> bool:
     """Whether every temperature is known to be 0."""
-    temperature = facts.get("temperature")
-    found = temperature if isinstance(temperature, tuple) else (temperature,)
-    return bool(found) and all(each == 0 for each in found)
+    temperature: float | tuple[float, ...] | None = facts.get("temperature")
+    return set(temperature) == {0} if isinstance(temperature, tuple) else temperature == 0
 
 
 AT_ZERO = Ineffective("at temperature 0 the most probable token is taken", coldest)

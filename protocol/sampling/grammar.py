@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
+from protocol.json_values import is_object
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Part, Several, Text, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, parsed
 from protocol.sampling.thought import ThoughtState
@@ -317,5 +318,5 @@ def with_options(schema: Schema) -> Schema:
     if isinstance(schema, bool):
         return schema
     given = schema.get("x-guidance")
-    options = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": _WHITESPACE}
+    options = {**(given if is_object(given) else {}), "whitespace_pattern": _WHITESPACE}
     return {**schema, "x-guidance": options}

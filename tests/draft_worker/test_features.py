@@ -21,7 +21,7 @@ from protocol.messages.worker import FromWorker, Grow, Reroot, Start, Stop, ToWo
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace, Pacer
-from tests.support.conditioned_draft import FORM, ConditionedEngine, ConditionedSequence, FakeRing, features
+from tests.support.conditioned_draft import FORM, ConditionedEngine, ConditionedFake, FakeRing, features
 from tests.support.fake_draft import VOCABULARY
 
 ONE, TWO = SequenceId(1), SequenceId(2)
@@ -90,9 +90,9 @@ class Bench:
         self.target = Target(self.worker, self.rings, prompt)
 
     @property
-    def rows(self) -> ConditionedSequence:
+    def rows(self) -> ConditionedFake:
         rows = self.engine.opened[-1]
-        assert isinstance(rows, ConditionedSequence)
+        assert isinstance(rows, ConditionedFake)
         return rows
 
     def work(self, units: int = 100) -> list[Grow]:
@@ -249,8 +249,8 @@ def test_the_ring_is_closed_with_its_sequence():
 def test_an_engine_that_reads_no_features_ignores_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ConditionedEngine, "features", None)
     bench = Bench()
-    monkeypatch.setattr(ConditionedSequence, "staleness", 0)
-    monkeypatch.setattr(ConditionedSequence, "unread", False)
+    monkeypatch.setattr(ConditionedFake, "staleness", 0)
+    monkeypatch.setattr(ConditionedFake, "unread", False)
     bench.target.start()
 
     assert bench.target.prefill() == []
@@ -516,7 +516,7 @@ def test_the_next_request_of_a_chat_goes_on_from_the_rows_that_the_last_one_kept
     assert bench.work() == []
     turn.prefill()
     sequence = bench.worker._sequences[TWO]
-    assert isinstance(sequence.engine, ConditionedSequence)
+    assert isinstance(sequence.engine, ConditionedFake)
 
     assert sequence.engine.positions == {index: index for index in range(239)}
     assert bench.work(5)[0].staleness == 0
@@ -533,7 +533,7 @@ def test_a_prompt_that_the_target_shares_with_a_live_request_is_taken_over_from_
     other.prefill()
     grown = bench.work(20)
     sequence = bench.worker._sequences[TWO]
-    assert isinstance(sequence.engine, ConditionedSequence)
+    assert isinstance(sequence.engine, ConditionedFake)
 
     assert sequence.engine.positions == {index: index for index in range(192)}
     assert [grow.staleness for grow in grown if grow.sequence == TWO]

@@ -40,7 +40,7 @@ def padded(logits: np.ndarray) -> np.ndarray:
 def test_candidates_of_a_processed_request_are_those_of_the_full_computation(name: str, head: HeadTokens | None):
     sampling, positions = SAMPLINGS[name], (20, 21)
     logits = rows("normal", 2, _VOCABULARY if head is None else len(head), seed=4)
-    selector = CandidateSelector(_VOCABULARY, _VOCABULARY, head)
+    selector = CandidateSelector(Columns(_VOCABULARY, _VOCABULARY, head))
     selector.begin(sampling, positions)
 
     found = selector.select(padded(logits), positions, sampling, batch(sampling))
@@ -55,7 +55,7 @@ def test_candidates_of_a_processed_request_are_those_of_the_full_computation(nam
 def test_filters_of_a_whole_vocabulary_neither_sort_it_nor_draw_its_noise():
     sampling = SAMPLINGS["top-p"]
     logits = padded(rows("normal", 2, 151_936, seed=4))
-    selector = CandidateSelector(151_936, 151_936)
+    selector = CandidateSelector(Columns(151_936, 151_936))
 
     with sorted_widths() as widths, mock.patch("protocol.sampling.sampler.Noise.row", side_effect=AssertionError):
         found = selector.select(logits, (20, 21), sampling, batch(sampling))

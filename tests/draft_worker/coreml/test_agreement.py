@@ -98,14 +98,6 @@ def test_logits_do_not_depend_on_what_dropped_rows_left_behind(tmp_path: Path):
     assert deviation(got, Run(converted).chain(1, PROMPT)[16:]) < EXACT
 
 
-@pytest.mark.thorough
-def test_a_cache_held_by_core_ml_gives_the_same_logits(tmp_path: Path):
-    by_host, by_core_ml = (convert(tiny(), tmp_path / kind, cache=kind) for kind in ("io", "state"))
-
-    for width in WIDTHS:
-        assert np.array_equal(Run(by_core_ml).chain(width, PROMPT), Run(by_host).chain(width, PROMPT))
-
-
 def test_positions_reach_to_the_end_of_the_context(tmp_path: Path):
     converted = convert(tiny(), tmp_path / "model")
     tokens = [random.Random(3).randrange(VOCABULARY) for _ in range(CONTEXT)]

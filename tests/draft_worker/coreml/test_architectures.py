@@ -16,7 +16,7 @@ from draft_worker.coreml.conversion.build import Checkpoint, write
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.tree_slots import FixedSlots, TreeSlots
+from draft_worker.coreml.runtime.tree_slots import TreeSlots
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from protocol.contracts.coreml.conversion import Choices
@@ -175,23 +175,6 @@ def test_trees_give_the_tokens_of_their_paths_whatever_was_kept_and_dropped(pair
     assert walk.grow(5) == []
 
 
-@pytest.mark.sampled(1)
-def test_a_cache_held_by_core_ml_gives_the_same_tokens_where_it_can_be_had(pair: Pair, tmp_path: Path):
-    name, changes = next(value for value in MODELS.values() if value[0] == pair.reference.model_type)
-    shape, choices = pair.converted.package.shape, Choices(widths=(4,), context=CONTEXT, cache="state")
-    if shape.convolutions:
-        with pytest.raises(InputError, match="--kv io"):
-            write(checkpoint(tiny(name, **changes)), tmp_path / "model", choices)
-        return
-    write(checkpoint(tiny(name, **changes)), tmp_path / "model", choices)
-    by_core_ml = Pair(tiny(name, **changes), Converted.open(tmp_path / "model"))
-    walk = Walk(by_core_ml, seed=6)
-    walk.prefill(WINDOW + 3)
-    for _ in range(3):
-        assert walk.grow(4) == []
-        walk.keep()
-
-
 @pytest.mark.sampled(4)
 def test_no_operation_leaves_the_neural_engine(pair: Pair):
     assert [finding for finding in lint(pair.converted.file) if finding.severity == "error"] == []
@@ -258,11 +241,10 @@ def test_queries_are_scaled_only_where_a_position_of_the_context_asks_for_it(tmp
     assert contexts[64].position_scale
 
 
-@pytest.mark.parametrize("slots", [TreeSlots, FixedSlots])
-def test_a_window_of_a_tree_is_that_of_each_node_s_own_path(slots: type[TreeSlots]):
-    source, table = random.Random(3), slots(128)
-    table.keep(table.add(range(20), [-1, *range(19)], 20), ())
-    numbers = table.add(range(12), [source.randrange(19, 20 + index) for index in range(12)], 16)
+def test_a_window_of_a_tree_is_that_of_each_node_s_own_path():
+    source, table = random.Random(3), TreeSlots(128)
+    table.keep(table.add(range(20), [-1, *range(19)]), ())
+    numbers = table.add(range(12), [source.randrange(19, 20 + index) for index in range(12)])
     whole, within = (np.zeros((16, 128 + 16), np.float32) for _ in range(2))
     table.fill_mask(numbers, whole)
     table.fill_mask(numbers, within, window=5)

@@ -150,7 +150,7 @@ def test_fewer_bits_take_less_room(tmp_path: Path):
 def test_a_package_describes_its_model(demo: Converted):
     package = demo.package
 
-    assert (package.widths, package.context, package.cache, package.weights) == ((1, 8), 64, "io", "fp16")
+    assert (package.widths, package.context, package.weights) == ((1, 8), 64, "fp16")
     assert package.source == str(DEMO)
     assert package.tokenizer == tokenizer_fingerprint(DEMO)
     assert package.model == Checkpoint.load(DEMO).fingerprint()

@@ -17,7 +17,6 @@ from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.conversion.trained import convert_drafter, feature_scale
 from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.coreml import drafter_engine
 from protocol.contracts.coreml.conversion import Choices
@@ -138,9 +137,9 @@ class Counted(ExecutorRuntime):
 
     calls = 0
 
-    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.calls += function.startswith("width")
-        return super().predict(function, inputs, state)
+        return super().predict(function, inputs)
 
 
 @pytest.mark.thorough
@@ -338,5 +337,3 @@ def test_a_drafter_needs_its_own_target(packages: dict[str, DrafterPackage], tmp
         convert_drafter(found, drafter, None, tmp_path / "package", Choices())
     with pytest.raises(InputError, match="does not fit the target"):
         convert_drafter(found, drafter, tmp_path / "other", tmp_path / "package", Choices())
-    with pytest.raises(InputError, match="--kv io"):
-        converted(drafter, packages["reduced head"].target, tmp_path / "package", Choices(cache="state"))

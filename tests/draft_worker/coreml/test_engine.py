@@ -12,7 +12,7 @@ import pytest
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.engine import Batch, EngineSequence
-from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
+from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.wrapped_engine import PacedEngine
 from protocol.inference.language_model import LanguageModel
@@ -31,9 +31,9 @@ PENALISED = Sampling(temperature=0.8, seed=5, frequency_penalty=1.5, presence_pe
 DRAWN = Sampling(temperature=1.0, seed=5, verification="rejection")
 
 
-@pytest.fixture(scope="module", params=["io", "state"])
-def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Converted:
-    return convert(tiny("qwen2"), tmp_path_factory.mktemp("model") / "converted", cache=request.param)
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    return convert(tiny("qwen2"), tmp_path_factory.mktemp("model") / "converted")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ class Both:
 
     def __init__(self, one: EngineSequence, other: EngineSequence, seed: int, sampling: Sampling = GREEDY) -> None:
         self.sampling = sampling
-        self.sequences = (one, other)
+        self.sequences: tuple[Any, Any] = (one, other)
         self.source = random.Random(seed)
         self.nodes: dict[int, tuple[int, list[int], tuple[int, int]]] = {}
         """By a common number: parent, path from the root, the rows."""
@@ -241,10 +241,7 @@ def test_a_host_cache_is_the_input_itself_and_is_never_copied(tmp_path: Path):
     runtime = ExecutorRuntime(converted, "fp32")
     seen: list[dict[str, np.ndarray]] = []
     predict = runtime.predict
-    runtime.predict = lambda function, inputs, state=None: (
-        seen.append(dict(inputs)),
-        predict(function, inputs, state),
-    )[1]
+    runtime.predict = lambda function, inputs: (seen.append(dict(inputs)), predict(function, inputs))[1]
     sequence = CoreMlEngine(converted, runtime).open(GREEDY, VOCABULARY)
     sequence.prefill(range(30))
     for _ in range(3):
@@ -265,9 +262,9 @@ def shared(tmp_path: Path, registry: Path) -> Callable[..., CoreMlEngine]:
     return lambda epoch=9: engine(converted, epoch=epoch, owner=os.getpid())
 
 
-def opened(engine: CoreMlEngine, sampling: Sampling = GREEDY) -> HostCachedSequence:
+def opened(engine: CoreMlEngine, sampling: Sampling = GREEDY) -> CoreMlSequence:
     sequence = engine.open(sampling, VOCABULARY)
-    assert isinstance(sequence, HostCachedSequence)
+    assert isinstance(sequence, CoreMlSequence)
     return sequence
 
 
@@ -369,7 +366,7 @@ def test_a_truncated_sequence_is_saved_again(shared: Callable[..., CoreMlEngine]
     assert opened(shared()).adopt(saved) == ""
 
 
-def _name(sequence: HostCachedSequence) -> str:
+def _name(sequence: CoreMlSequence) -> str:
     assert sequence._cache.arena is not None
     return sequence._cache.arena.name
 
@@ -380,9 +377,6 @@ def test_another_request_reuses_the_kv_of_a_sequence(converted: Converted, refer
     tokens = [random.Random(7).randrange(VOCABULARY) for _ in range(30)]
     first.prefill(tokens)
     first.evaluate(Batch([], [1, 2, 3], [-1, -1, -1], 4))
-    if not (exclusive or first.copyable):
-        assert converted.package.cache == "state"
-        return
     again = first.reopen(22, SAMPLED, VOCABULARY, exclusive=exclusive)
     other.prefill(tokens[:22])
     asked = Batch([], [4, 5], [-1, -1], 4)

@@ -141,13 +141,6 @@ def test_numbers_that_are_none_stay_with_the_sequence_that_has_them(short: Conve
     assert_equal(found, alone.evaluate(batch(2)))
 
 
-def test_a_state_of_the_runtime_belongs_to_one_sequence(tmp_path: Path):
-    joint, _ = engine(convert(tiny("qwen2"), tmp_path / "model", cache="state"))
-
-    assert not joint.joint
-    assert not joint.joins([(sequence, 2) for sequence in filled(joint, 5, 5)])
-
-
 def memory(converted: Converted, tokens: int) -> HostMemory:
     made = HostMemory(converted.package, np.zeros(converted.package.host_shape, np.float32))
     made.slots.adopt(tokens)

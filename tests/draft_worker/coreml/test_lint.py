@@ -9,7 +9,7 @@ import pytest
 
 from draft_worker.coreml.conversion import lint as rules
 from draft_worker.coreml.conversion.lint import lint
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, Tensor
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, TensorType
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.coreml.conversion import LintFinding
 from tests.support.models.coreml_programs import numbers, saved
@@ -30,20 +30,6 @@ def test_a_converted_graph_has_no_errors(architecture: str, weights: str, tmp_pa
     file = convert(tiny(architecture), tmp_path / "model", widths=(1, 8), weights=weights).file
 
     assert not errors(file)
-
-
-def test_a_state_only_brings_a_warning_of_its_slots(tmp_path: Path):
-    file = convert(tiny(head_dim=32), tmp_path / "model", widths=(1,), cache="state").file
-
-    assert not errors(file)
-    assert [(found.rule, found.where) for found in lint(file)][:2] == [
-        ("run-time slot", "begin"),
-        ("run-time slot", "end"),
-    ]
-
-
-def test_a_state_of_odd_size_is_found(tmp_path: Path):
-    assert errors(convert(tiny(), tmp_path / "model", widths=(1,), cache="state").file) == {"state alignment"}
 
 
 @pytest.mark.parametrize(
@@ -112,22 +98,14 @@ def test_wasteful_padding_is_a_warning(tmp_path: Path):
 def test_shapes_that_are_not_fixed_and_too_many_axes_are_found():
     function = FunctionFile(
         name="main",
-        inputs={"x": Tensor((1, -1, 1, 32), "FLOAT16")},
-        states={},
+        inputs={"x": TensorType((1, -1, 1, 32), "FLOAT16")},
         outputs=("y",),
         operations=(Operation("tanh", {"x": ("x",)}, ("y",)),),
         constants={},
-        types={"x": Tensor((1, -1, 1, 32), "FLOAT16"), "y": Tensor((1, 1, 1, 1, 1, 32), "FLOAT16")},
+        types={"x": TensorType((1, -1, 1, 32), "FLOAT16"), "y": TensorType((1, 1, 1, 1, 1, 32), "FLOAT16")},
     )
 
     assert [found.rule for found in rules.tensors(function)] == ["static shape", "axes"]
-
-
-def test_more_than_one_state_is_a_warning():
-    states = {name: Tensor((1, 2, 32, 32), "FLOAT16") for name in ("keys", "values")}
-    function = FunctionFile("main", {}, states, (), (), {}, states)
-
-    assert [(found.severity, found.rule) for found in rules.states(function)] == [("warning", "states")]
 
 
 def test_large_weights_are_a_warning(tmp_path: Path):

@@ -93,16 +93,6 @@ def test_a_convolution_is_a_weighted_sum_over_channels():
     assert np.allclose(np.array(got), expected, atol=1e-5)
 
 
-def test_a_slice_update_writes_its_block_and_nothing_else():
-    x, update = numbers((3, 4, 5)), numbers((2, 1, 5), seed=1)
-
-    got = OPERATIONS["slice_update"].bind({})(mx.array(x), mx.array(update), mx.array([1, 2, 0]), mx.array([3, 3, 5]))
-
-    expected = x.copy()
-    expected[1:3, 2:3, :] = update
-    assert np.array_equal(np.array(got), expected)
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -113,8 +103,6 @@ def test_a_slice_update_writes_its_block_and_nothing_else():
         ("layer_norm", {"axes": [1], "gamma": np.ones(4)}),
         ("concat", {"axis": 0, "interleave": True}),
         ("split", {"axis": 0, "split_sizes": [1, 3]}),
-        ("slice_update", {"stride": [2]}),
-        ("slice_update", {"end_mask": [True]}),
     ],
 )
 def test_an_unsupported_form_of_an_operation_is_refused(name: str, settings: dict[str, Any]):
@@ -218,7 +206,7 @@ def test_equal_weights_are_held_once(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Executor:
-    return Executor(convert(tiny(), tmp_path_factory.mktemp("m") / "model", widths=(1,), cache="state").file)
+    return Executor(convert(tiny(), tmp_path_factory.mktemp("m") / "model", widths=(1,)).file)
 
 
 def zeros(executor: Executor) -> dict[str, np.ndarray]:
@@ -236,23 +224,9 @@ class TestCalls:
         data = zeros(executor)
         del data["mask"]
         with pytest.raises(InputError, match="mask"):
-            executor.function("width_1").predict(data, executor.function("width_1").make_state())
+            executor.function("width_1").predict(data)
 
     def test_an_input_of_another_shape_is_refused(self, executor: Executor):
         data = zeros(executor) | {"x": np.zeros((1, 32, 1, 2))}
         with pytest.raises(InputError, match="must have shape"):
-            executor.function("width_1").predict(data, executor.function("width_1").make_state())
-
-    def test_a_missing_state_is_refused(self, executor: Executor):
-        with pytest.raises(InputError, match="make_state"):
-            executor.function("width_1").predict(zeros(executor))
-
-
-def test_states_of_two_sequences_stay_apart(executor: Executor):
-    function = executor.function("width_1")
-    one, other = function.make_state(), function.make_state()
-    data = zeros(executor) | {"x": numbers((1, 32, 1, 1)), "end": np.array([4, 2, 1, 8], np.int32)}
-    function.predict(data, one)
-
-    assert np.abs(np.array(one["kv"])).sum() > 0
-    assert np.abs(np.array(other["kv"])).sum() == 0
+            executor.function("width_1").predict(data)

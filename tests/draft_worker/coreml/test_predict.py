@@ -14,7 +14,7 @@ from draft_worker.coreml.examine import calls
 from draft_worker.coreml.package import MODEL
 from draft_worker.coreml.runtime.backends.executor import Executor
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.interface import DeviceState, Runtime
+from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.toolchain import toolchain
 from tests.support.models.coreml_runs import convert, tiny
 
@@ -31,11 +31,9 @@ class Recording:
     def load(self, function: str) -> None:
         self._runtime.load(function)
 
-    def predict(
-        self, function: str, inputs: Mapping[str, np.ndarray], state: DeviceState | None = None
-    ) -> dict[str, np.ndarray]:
+    def predict(self, function: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         self.data = {name: value.copy() for name, value in inputs.items()}
-        return self._runtime.predict(function, inputs, state)
+        return self._runtime.predict(function, inputs)
 
 
 def inputs(converted: Converted, width: int) -> dict[str, np.ndarray]:
@@ -72,9 +70,8 @@ def test_core_ml_computes_what_the_executor_computes(weights: str, width: int, u
     [
         ("MLModel", {"model", "compute_units", "function_name"}),
         ("CompiledMLModel", {"path", "compute_units", "function_name"}),
-        ("MLModel.predict", {"data", "state"}),
-        ("CompiledMLModel.predict", {"data", "state"}),
-        ("CompiledMLModel.make_state", set()),
+        ("MLModel.predict", {"data"}),
+        ("CompiledMLModel.predict", {"data"}),
     ],
 )
 def test_core_ml_s_calls_take_our_arguments(call: str, parameters: set[str]):

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from orchestrator import AsyncClient, Client, Pipeline, Result, SamplingParams
-from orchestrator.api.batch import MOST_AT_ONCE, Batch
+from orchestrator.api.batch import MOST_AT_ONCE, RequestBatch
 from orchestrator.api.submission import is_batch, submits
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import Cancel, Done, Inquire, Output, Refused, Submit
@@ -19,12 +19,12 @@ from tests.support.fake_pipeline import READY, statistics
 PROMPTS = ["def quicksort(items):", "import os", "class Node:"]
 
 
-def batch(count: int) -> tuple[Batch, list[Submit]]:
+def batch(count: int) -> tuple[RequestBatch, list[Submit]]:
     sent = [SamplingParams().submit(f"r{index}", "x") for index in range(count)]
-    return Batch(sent), sent
+    return RequestBatch(sent), sent
 
 
-def finish(batch: Batch, request: str) -> None:
+def finish(batch: RequestBatch, request: str) -> None:
     batch.feed(Output(request, f"text of {request}", (1,)))
     batch.feed(Done(request, "length", statistics(1, 1)))
 

@@ -30,7 +30,7 @@ from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Hello, Paced, Prefilled, Start, Verdict, Verify
 from protocol.worker import pacing
-from protocol.worker.pacing import DevicePace, ForwardPart, Pacer, sleep_precisely
+from protocol.worker.pacing import DevicePace, PacedPart, Pacer, sleep_precisely
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.conftest import Reference
@@ -133,7 +133,7 @@ def test_a_context_costs_its_kv_once_a_query_in_the_vector_kernel_and_else_once_
 def test_sequences_share_the_products_of_a_forward_but_not_the_attention():
     shared = msgspec.structs.replace(_PACE, context_seconds=1e-6, vector_queries=4, sequence_seconds=0.002)
 
-    seconds = shared.joint([ForwardPart(3, 1000), ForwardPart(5, 2000)])
+    seconds = shared.joint([PacedPart(3, 1000), PacedPart(5, 2000)])
 
     assert seconds == pytest.approx(_PACE.forward(8) + 3 * 0.001 + 0.002 + 0.002)
 
@@ -159,7 +159,7 @@ def test_a_forward_never_ends_before_the_device_would_nor_before_its_real_work(t
     began = time()
     time.spend(worked)
 
-    pacer.forward(began, [ForwardPart(tokens)])
+    pacer.forward(began, [PacedPart(tokens)])
 
     assert time() - began == pytest.approx(max(worked, _PACE.forward(tokens)), abs=1e-9)
 
@@ -170,7 +170,7 @@ def test_a_forward_overruns_exactly_when_its_work_takes_longer(works: list[float
     for worked in works:
         began = time()
         time.spend(worked)
-        pacer.forward(began, [ForwardPart(1)])
+        pacer.forward(began, [PacedPart(1)])
 
     paced = pacer.take()
 
@@ -183,7 +183,7 @@ def test_a_late_wake_up_is_no_overrun_and_is_reported():
     time = _Time()
     pacer = Pacer(_PACE, time, lambda seconds: time.spend(seconds + 0.003))
 
-    pacer.forward(time(), [ForwardPart(1)])
+    pacer.forward(time(), [PacedPart(1)])
 
     paced = pacer.take()
     assert paced is not None
@@ -193,7 +193,7 @@ def test_a_late_wake_up_is_no_overrun_and_is_reported():
 
 def test_each_figure_is_reported_once():
     pacer, time = _pacer()
-    pacer.forward(time(), [ForwardPart(1)])
+    pacer.forward(time(), [PacedPart(1)])
     pacer.prefill(time(), 100, 0)
 
     first, second = pacer.take(), pacer.take()
@@ -206,7 +206,7 @@ def test_each_figure_is_reported_once():
 def test_without_a_pace_there_is_no_sleep_and_no_report():
     pacer, time = _pacer(None)
 
-    pacer.forward(time(), [ForwardPart(8)])
+    pacer.forward(time(), [PacedPart(8)])
     pacer.prefill(time(), 8, 0)
 
     assert time() == 100.0
@@ -327,7 +327,7 @@ def test_a_mac_s_profile_has_the_quoted_speed_of_plain_decoding(name: str):
 
     assert 1 / target.forward(1, context) == pytest.approx(plain["tokens_per_second"], rel=0.005)
     assert target.forward(1, context + 1000) > target.forward(1, context)
-    assert target.joint([ForwardPart(1)] * 2) > target.forward(2)
+    assert target.joint([PacedPart(1)] * 2) > target.forward(2)
     assert profile.target.weights is not None
     described = (profile.target, profile.draft, profile.draft_on_target_device)
     sources = [step.source for times in described for step in times.steps]

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.commands.launch.command import run_program, with_settings
-from orchestrator.cli.commands.launch.invocation import AgentProgram, Invocation, ModelServer
+from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServer, Invocation
 from protocol.errors import PipelineError
 
-SERVER = ModelServer(address="http://127.0.0.1:1234", key="a-key", model="m")
+SERVER = AskedServer(address="http://127.0.0.1:1234", key="a-key", model="m")
 
 
 def _run(script: str, *arguments: str, files: dict[str, str] | None = None) -> int:
-    def settings(server: ModelServer, folder: Path) -> Invocation:
+    def settings(server: AskedServer, folder: Path) -> Invocation:
         options = ("-c", script, str(folder), server.key)
         return Invocation(options=options, environment={"GIVEN": "1", "REMOVED": None}, files=files or {})
 
@@ -64,7 +64,7 @@ def test_what_is_no_program_is_told(tmp_path: Path):
 
 WAITER = """
 import os, signal, sys
-from orchestrator.cli.commands.launch.invocation import AgentProgram, Invocation, ModelServer
+from orchestrator.cli.commands.launch.invocation import AgentProgram, Invocation, AskedServer
 from orchestrator.cli.commands.launch.command import run_program
 script = '''
 import os, signal, sys, time
@@ -74,7 +74,7 @@ os.write(1, b"begun\\\\n")
 time.sleep(60)
 '''
 program = AgentProgram(command="p", install="", settings=lambda *_: Invocation(options=("-c", script)))
-server = ModelServer(address="http://h:1", key="k", model="m")
+server = AskedServer(address="http://h:1", key="k", model="m")
 sys.exit(run_program(sys.executable, program, server, ()))
 """
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.commands.launch.invocation import Invocation, ModelServer
+from orchestrator.cli.commands.launch.invocation import AskedServer, Invocation
 from orchestrator.cli.commands.launch.programs import PROGRAMS
 
 KEY = 'lp-"key"'
-SERVER = ModelServer(address="http://127.0.0.1:1234", key=KEY, model="Qwen/Qwen2.5-3B", context=4096)
+SERVER = AskedServer(address="http://127.0.0.1:1234", key=KEY, model="Qwen/Qwen2.5-3B", context=4096)
 FOLDER = Path("/private")
 
 
-def _settings(name: str, server: ModelServer = SERVER) -> Invocation:
+def _settings(name: str, server: AskedServer = SERVER) -> Invocation:
     return PROGRAMS[name].settings(server, FOLDER)
 
 
@@ -37,7 +37,7 @@ def test_every_program_learns_address_model_and_context_with_the_key_where_only_
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_unknown_context_is_not_made_up(name: str):
-    server = ModelServer(address=SERVER.address, key=KEY, model="m")
+    server = AskedServer(address=SERVER.address, key=KEY, model="m")
 
     assert "None" not in _content(_settings(name, server))
     assert "4096" not in _content(_settings(name, server))
@@ -70,7 +70,7 @@ def test_claude_gets_the_same_by_settings_and_environment_and_loses_what_leads_e
 
 @pytest.mark.parametrize(("context", "output"), [(32_768, 8_192), (262_144, 32_000)])
 def test_claude_leaves_most_of_the_context_to_the_conversation(context: int, output: int):
-    server = ModelServer(address=SERVER.address, key=KEY, model="m", context=context)
+    server = AskedServer(address=SERVER.address, key=KEY, model="m", context=context)
     invocation = _settings("claude", server)
 
     assert invocation.environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)

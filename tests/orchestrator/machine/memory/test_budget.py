@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PackageNeed, PipelineNeeds, usable
-from orchestrator.machine.memory.kv_form import KvForm
+from orchestrator.machine.memory.kv_form import KvSizes
 from orchestrator.machine.memory.refusal import refusal
 
-TARGET = ModelNeed("target", 4 * GIB, KvForm(full=32 * 1024), heads=32, quantizes=True)
-DRAFT = ModelNeed("draft", GIB, KvForm(full=4 * 1024), heads=8)
+TARGET = ModelNeed("target", 4 * GIB, KvSizes(full=32 * 1024), heads=32, quantizes=True)
+DRAFT = ModelNeed("draft", GIB, KvSizes(full=4 * 1024), heads=8)
 NEEDS = PipelineNeeds(models=(TARGET, DRAFT), context=131_072, on_processor=False)
 ASKED = MemorySettings(context=32_768, requests=4, arenas=2 * GIB, prefix_cache=GIB // 2)
 
@@ -57,7 +57,7 @@ def test_a_draft_with_a_shorter_context_holds_so_many_tokens():
 
 
 def test_rows_behind_windows_wait_for_arenas_in_the_target_alone():
-    windows = KvForm(full=0, windowed=1024, window=512)
+    windows = KvSizes(full=0, windowed=1024, window=512)
     needs = msgspec.structs.replace(NEEDS, models=(TARGET._replace(kv=windows), DRAFT._replace(kv=windows)))
     parts = needs.budget(ASKED).parts
 

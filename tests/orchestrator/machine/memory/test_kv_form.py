@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.machine.memory.kv_form import (
-    KvForm,
+    KvSizes,
     attention_heads,
     element_bytes,
     keeps_latents,
@@ -59,7 +59,7 @@ def test_quantized_rows_take_their_bits_and_their_scales(bits: KvBits):
 
 
 def test_a_window_bounds_its_layers_once_their_rows_are_saved():
-    form = KvForm(full=10, windowed=30, window=1024)
+    form = KvSizes(full=10, windowed=30, window=1024)
 
     assert form.bytes(8192, 2.0) == 2 * (10 * 8192 + 30 * (1024 + 2048))
     assert form.bytes(8192, 2.0, windows_whole=True) == 2 * 40 * 8192
@@ -81,7 +81,7 @@ def test_recurrent_layers_take_the_same_at_every_length(name: str):
 def test_the_text_model_s_part_of_a_configuration_counts():
     text = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1}
 
-    assert kv_form({"model_type": "vision", "text_config": text}) == kv_form(text) == KvForm(full=2 * 2 * 16)
+    assert kv_form({"model_type": "vision", "text_config": text}) == kv_form(text) == KvSizes(full=2 * 2 * 16)
     assert attention_heads({"text_config": text}) == 4
 
 

@@ -17,7 +17,6 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import carry_out, placements
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.toolchain import toolchain
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
@@ -187,9 +186,9 @@ class Device(ExecutorRuntime):
         self._alone = units == "CPU_ONLY"
         self._calls = 0
 
-    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self._calls += 1
-        outputs = super().predict(function, inputs, state)
+        outputs = super().predict(function, inputs)
         if self._alone != (self.behaviour == "slow"):
             time.sleep(0.05)
         factor = {"lying": -1.0, "nan": float("nan"), "drifting": 1 + self._calls / 100}.get(self.behaviour, 1.0)

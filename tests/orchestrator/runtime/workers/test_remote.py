@@ -35,7 +35,7 @@ from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
 from protocol.transport.link import Link
-from tests.support.conditioned_draft import ConditionedEngine, ConditionedSequence, features
+from tests.support.conditioned_draft import ConditionedEngine, ConditionedFake, features
 from tests.support.fake_draft import VOCABULARY
 from tests.support.processes import until
 
@@ -257,7 +257,7 @@ def test_a_draft_over_the_network_is_fed_the_rows_of_its_own_tokens(server: Serv
     ring.close()
 
     (sequence,) = engine.opened
-    assert isinstance(sequence, ConditionedSequence)
+    assert isinstance(sequence, ConditionedFake)
     assert sequence.positions == {index: index for index in range(899)}
     assert grow.staleness == 0
 
