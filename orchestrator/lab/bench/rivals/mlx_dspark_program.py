@@ -2,6 +2,7 @@
 
 It runs in the rival's environment and imports nothing of ours; `messages` describes what it reads and writes.
 """
+# pyright: reportMissingImports=false
 
 import json
 import os
@@ -11,15 +12,11 @@ import time
 from typing import Any
 
 import mlx.core as mx
-from mlx_dspark.calibrate import apply_small_m  # pyright: ignore[reportMissingImports]
-from mlx_dspark.dflash_model import DFlashCtxWindow  # pyright: ignore[reportMissingImports]
-from mlx_dspark.generate import (  # pyright: ignore[reportMissingImports]
-    dflash_generate,
-    greedy_generate,
-    speculative_generate,
-)
-from mlx_dspark.load import load_dflash, load_drafter, load_target  # pyright: ignore[reportMissingImports]
-from mlx_dspark.lookup import lookup_generate  # pyright: ignore[reportMissingImports]
+from mlx_dspark.calibrate import apply_small_m
+from mlx_dspark.dflash_model import DFlashCtxWindow
+from mlx_dspark.generate import dflash_generate, greedy_generate, speculative_generate
+from mlx_dspark.load import load_dflash, load_drafter, load_target
+from mlx_dspark.lookup import lookup_generate
 from mlx_lm.utils import dequantize_model
 
 _LOOPS = {

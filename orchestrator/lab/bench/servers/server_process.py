@@ -60,7 +60,7 @@ class RunningServer:
 
     def _family(self, column: str) -> list[tuple[int, str]]:
         """Process ids of the server and all of its children, and a column of `ps`."""
-        listed = subprocess.run(["ps", "-A", "-o", f"pid=,ppid=,{column}="], capture_output=True, text=True, check=True)  # noqa: S607
+        listed = subprocess.run(["ps", "-A", "-o", f"pid=,ppid=,{column}="], capture_output=True, text=True, check=True)
         rows = [line.split() for line in listed.stdout.splitlines()]
         family = {self.process.pid}
         while more := {int(pid) for pid, parent, _ in rows if int(parent) in family} - family:

@@ -222,7 +222,7 @@ class _FaultSchedule:
     """Draws requests and faults. Each fault phase is followed by a quiet phase."""
 
     def __init__(self, seed: int) -> None:
-        self._source = source = random.Random(f"hour {seed}")  # noqa: S311 - nothing secret
+        self._source = source = random.Random(f"hour {seed}")
         accept = source.choice((0.0, 0.3, 0.7, 0.95))
         shift = source.choice((0.0, 0.0, 20.0, -3.0))
         prompt = source.choice((2, 10, 60, 300))

@@ -122,7 +122,7 @@ def main() -> None:
     options.add_argument("--held-out", type=int, default=33, help="held-out prompts of each category")
     options.add_argument("--seed", type=int, default=0)
     arguments = options.parse_args()
-    rng = random.Random(arguments.seed)  # noqa: S311 - no secret
+    rng = random.Random(arguments.seed)
     train, held_out = [], []
     for text, prompts in texts(arguments.sources, arguments.code, rng):
         (held_out if is_held_out(text) else train).extend(prompts)

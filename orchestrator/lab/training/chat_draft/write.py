@@ -157,7 +157,7 @@ def written(
     decoder: Decoder, head: Tensor, conversations: Conversations, temperatures: np.ndarray, length: int, seed: int
 ) -> tuple[Answers, np.ndarray, int]:
     """A shard's rows, their states (rows, slots, outputs + 1, size), and how many tokens of messages they have."""
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)  # noqa: S311 - no secret
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     texts = [conversations.begin(float(each), rng) for each in temperatures]
     steps = [next(text) for text in texts]
     rows = len(texts)
