@@ -33,7 +33,7 @@ _TREE_ROUNDS = 24
 """Rounds in which the trees of a draft on trial are compared."""
 _PATIENCE = 192
 """Rounds after which a draft that can't be compared yet (it still prefills) ends its trial, if another draft waits."""
-_PLAUSIBLE = 0.5
+_PLAUSIBLE = 0.7
 """Share of the active draft's tokens that the trees of the draft on trial must have given, so that it is tried. They
 say nothing of the time: it may grow faster, or slow the target down less."""
 
