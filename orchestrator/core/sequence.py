@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from orchestrator.core.events import Request
 from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
-from orchestrator.core.policy.estimates import Estimates, MeasuredRound
+from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.tries import MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Settlement, Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId

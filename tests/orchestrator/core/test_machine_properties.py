@@ -13,8 +13,8 @@ from orchestrator.core.events import Tick
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.estimates import Freshness
 from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.policy.tries import Freshness
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work, WorkerHost

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core.commands import Emit, SendMessage
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import Usefulness
+from orchestrator.core.policy.tries import Usefulness
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.workers import modelled_pipeline

@@ -9,8 +9,8 @@ import pytest
 from orchestrator.core.commands import SendMessage
 from orchestrator.core.drafts.election import Election
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import MeasuredRound, TurnTaking
 from orchestrator.core.policy.running_means import WidthCost
+from orchestrator.core.policy.tries import MeasuredRound, TurnTaking
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.simulation import Simulation

@@ -47,7 +47,7 @@ def spans(shipments: list[FeatureShipment]) -> list[tuple[int, int]]:
 def test_a_draft_gets_its_own_columns_of_what_is_announced(ring: FeatureRing):
     outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 7, 5, round=3))
-    (shipment,) = outlet.due()
+    (shipment,) = outlet.due().blocks
     found = received(shipment.block, shipment.payload)
     outlet.close()
 
@@ -60,7 +60,7 @@ def test_a_draft_that_starts_late_gets_what_the_ring_held_before(ring: FeatureRi
     announced(ring, 0, 10)
     outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 10, 2))
-    sent = spans(outlet.due())
+    sent = spans(outlet.due().blocks)
     outlet.close()
 
     assert sent == [(0, 12)]
@@ -71,10 +71,10 @@ def test_nothing_is_sent_twice(ring: FeatureRing):
     message = announced(ring, 0, 10)
     outlet.announce(message)
     outlet.announce(message)
-    sent = spans(outlet.due())
+    sent = spans(outlet.due().blocks)
     outlet.announce(message)
     outlet.announce(announced(ring, 10, 2))
-    sent += spans(outlet.due())
+    sent += spans(outlet.due().blocks)
     outlet.close()
 
     assert sent == [(0, 10), (10, 2)]
@@ -83,12 +83,13 @@ def test_nothing_is_sent_twice(ring: FeatureRing):
 def test_few_blocks_are_under_way_and_the_rest_follows_in_order(ring: FeatureRing):
     outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 0, 7 * A_BLOCK))
-    first = spans(outlet.due())
-    outlet.sent(len(first), 1.0)
-    assert outlet.due() == []
+    due = outlet.due()
+    first = spans(due.blocks)
+    due.sent(len(first), 1.0)
+    assert outlet.due().blocks == []
     assert not outlet.acknowledge(0.5)
     assert outlet.acknowledge(1.0)
-    rest = spans(outlet.due())
+    rest = spans(outlet.due().blocks)
     outlet.close()
 
     assert len(first) == 4
@@ -99,9 +100,10 @@ def test_any_later_answer_acknowledges_what_was_sent_before(ring: FeatureRing):
     """The answer of a Ping may be lost with its connection."""
     outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 0, 7 * A_BLOCK))
-    outlet.sent(len(outlet.due()), 1.0)
+    due = outlet.due()
+    due.sent(len(due.blocks), 1.0)
     outlet.acknowledge(2.5)
-    left = outlet.due()
+    left = outlet.due().blocks
     outlet.close()
 
     assert left
@@ -110,10 +112,11 @@ def test_any_later_answer_acknowledges_what_was_sent_before(ring: FeatureRing):
 def test_what_the_ring_lost_meanwhile_is_left_out(ring: FeatureRing):
     outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 0, 900))
-    outlet.sent(len(outlet.due()), 1.0)
+    due = outlet.due()
+    due.sent(len(due.blocks), 1.0)
     outlet.announce(announced(ring, 900, 900))
     outlet.acknowledge(1.0)
-    (first, *_) = spans(outlet.due())
+    (first, *_) = spans(outlet.due().blocks)
     outlet.close()
 
     assert first == (800, A_BLOCK)
@@ -123,7 +126,7 @@ def test_a_ring_that_is_gone_and_outputs_that_are_not_recorded_send_nothing(ring
     gone, other = FeatureOutlet(READ), FeatureOutlet(FeatureForm((2,), 1024))
     gone.announce(Features(ONE, 0, "lp-00000000000000000000", 0, 10))
     other.announce(announced(ring, 0, 10))
-    sent = [*gone.due(), *other.due()]
+    sent = [*gone.due().blocks, *other.due().blocks]
     gone.close()
     other.close()
 
@@ -135,4 +138,4 @@ def test_an_ended_sequence_is_forgotten(ring: FeatureRing):
     outlet.announce(announced(ring, 0, 10))
     outlet.forget(ONE)
 
-    assert outlet.due() == []
+    assert outlet.due().blocks == []
