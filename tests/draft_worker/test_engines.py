@@ -11,7 +11,6 @@ import pytest
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
-from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
@@ -188,25 +187,6 @@ def test_rejection_growth_states_what_its_main_children_were_drawn_from(engine: 
         assert child.token in stated[node.id].tokens
 
 
-def test_the_demo_draft_grows_its_own_greedy_continuation():
-    model = LanguageModel.load(DEMO)
-    prompt = tuple(range(100, 130))
-    tree = TokenTree(ROOT, prompt[-1], len(prompt) - 1)
-    replies = grow(drafting(MlxEngine(model, "demo"), Sampling(), BestFirst(4, 4), prompt), tree, 6)
-
-    assert len(replies) == 6
-    for node in list(tree.main_chain())[:4]:
-        assert node.parent is not None
-        assert node.token == target_choice(model, [*prompt, *path_of(node.parent)], Sampling())
-
-
-def test_the_demo_draft_introduces_itself():
-    hello = DraftWorker(MlxEngine.load(DEMO), lambda: 0.0).hello()
-
-    assert (hello.engine, hello.architecture, hello.vocabulary, hello.context) == ("mlx", "llama", 4096, 2048)
-    assert hello.tokenizer_fingerprint == vocabulary_fingerprint(DEMO)
-
-
 # N-grams -------------------------------------------------------------------------------------------
 
 
@@ -216,13 +196,6 @@ def test_prompt_lookup_continues_a_repeated_text():
     grow(drafting(NgramEngine(), Sampling(), BestFirst(1, 2), prompt), tree, 4)
 
     assert [node.token for node in tree.main_chain()][:4] == [8, 9, 5, 6]
-
-
-def test_prompt_lookup_without_a_match_has_no_candidates():
-    (reply,) = drafting(NgramEngine(), Sampling(), BestFirst(1, 2), (1, 2, 3)).work()
-
-    assert isinstance(reply, Grow)
-    assert reply.tokens == ()
 
 
 def test_prompt_lookup_learns_what_was_accepted():

@@ -138,42 +138,6 @@ def test_the_prompt_is_fed_once_and_read_in_chunks_before_the_first_growth():
     assert first.staleness == 0
 
 
-def test_prompt_chunks_are_read_as_they_come():
-    bench = Bench(LONG)
-    bench.target.start()
-    for until in (512, len(LONG) - 1):
-        bench.target.prefill(until)
-        assert bench.work(16 if until == 512 else 12) == []
-        assert bench.fed() == list(range(until))
-    assert bench.work(1)[0].staleness == 0
-
-
-def test_features_of_a_round_are_fed_behind_its_reroot_or_before():
-    bench = drafting()
-    for early in (False, True):
-        before = len(bench.target.tokens) - 1
-        bench.target.tokens += [5, 6] if early else []
-        if early:
-            bench.target.prefill()
-            del bench.target.tokens[-2:]
-        bench.target.commit(5, 6)
-        if not early:
-            bench.target.prefill()
-
-        assert bench.fed() == list(range(before + 2))
-
-
-def test_tokens_whose_features_never_came_are_left_out():
-    bench = drafting()
-    bench.target.commit(5, 6)
-    bench.target.ring.begin = bench.target.ring.written = len(bench.target.tokens) - 1
-    bench.target.commit(7)
-    bench.target.prefill()
-
-    assert bench.fed() == [*range(len(PROMPT) - 1), len(PROMPT) + 1]
-    assert bench.rows.staleness == 0
-
-
 def test_a_lost_announcement_is_made_up_for_by_the_next_one():
     bench = drafting()
     bench.target.commit(5, 6)
@@ -195,36 +159,6 @@ def test_reused_kv_of_the_target_leaves_the_first_tokens_without_features():
 
 
 # In the second, the token behind the sinks is the one that was there before the context rolled.
-@pytest.mark.parametrize("prompt", [LONG[:50], LONG[:24] * 2])
-def test_a_rolled_context_is_read_again_from_the_ring(prompt: tuple[int, ...]):
-    bench = Bench(prompt, context=64)
-    bench.target.start()
-    bench.target.prefill()
-    bench.work(5)
-    for token in range(40):
-        bench.target.commit(token)
-        bench.target.prefill()
-        bench.work(3)
-        length = len(bench.target.tokens) - 1
-        rolling = RollingContext(64)
-        seen = [rolling.run(index, length)[0] for index in range(len(rolling.seen(bench.target.tokens[:-1])))]
-
-        assert bench.fed() == seen
-    assert len(bench.target.tokens) > 64
-
-
-def test_a_repeated_start_reads_the_ring_again():
-    bench = drafting()
-    kept = bench.target.tokens[:20]
-    bench.target.tokens[20:] = []
-    bench.target.start(prompt=False)
-    assert bench.fed() == list(range(19))
-    bench.target.tokens += PROMPT[20:]
-    bench.target.round += 1
-    bench.target.start(prompt=False)
-
-    assert kept == list(PROMPT[:20])
-    assert bench.fed() == list(range(len(PROMPT) - 1))
 
 
 def test_a_new_ring_takes_the_place_of_the_old_one():
@@ -437,16 +371,6 @@ def test_rows_that_are_overwritten_during_the_reading_are_left_out_and_no_others
     bench.target.prefill()
 
     assert bench.fed() == list(range(10, len(PROMPT) - 1))
-
-
-def test_an_overrun_ring_feeds_what_is_left():
-    bench = Bench(LONG)
-    bench.target.ring.window = 100
-    bench.target.start()
-    bench.target.prefill()
-    bench.work()
-
-    assert bench.fed() == list(range(len(LONG) - 101, len(LONG) - 1))
 
 
 def test_a_ring_that_is_gone_costs_a_step_without_features():

@@ -223,30 +223,3 @@ def test_the_draft_tells_the_form_of_the_kv_that_it_shares(tmp_path: Path):
     assert draft.kv is not None
     assert (draft.kv.layers, draft.model_fingerprint) == (EXIT, kv_fingerprint(DEMO_TARGET, 16))
     assert engine(exit_at(tmp_path, EXIT)).kv is None
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [("epoch", "is of epoch"), ("model", "another model"), ("tokens", "are wanted"), ("name", "segment")],
-)
-def test_kv_that_is_not_the_target_s_costs_a_prefill(
-    written: KvReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, reason: str
-):
-    draft = engine(exit_at(tmp_path, EXIT), owner=os.getpid())
-    assert draft.exchange is not None
-    reference = written
-    match change:
-        case "epoch":
-            monkeypatch.setattr(draft.exchange, "_epoch", EPOCH + 1)
-        case "model":
-            draft.exchange.fingerprint = "other"
-        case "tokens":
-            reference = KvReference(written.name, len(TEXT) + 1)
-        case _:
-            reference = KvReference("lp-00000000000000000000", 5)
-    sequence = draft.open(Sampling(), draft.vocabulary)
-
-    assert reason in sequence.adopt(reference)
-    sequence.prefill(TEXT[:5])
-    assert sequence.committed == 5

@@ -8,7 +8,6 @@ import pytest
 from draft_worker.engine import Batch, Engine
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
@@ -170,12 +169,6 @@ def test_a_draft_that_sees_a_part_offers_no_kv_and_takes_none():
     assert any(isinstance(told, KvOffer) for told in whole.told)
     assert not any(isinstance(told, KvOffer) for told in part.told)
     assert not any(isinstance(told, Prefilled) for told in replies)
-
-
-def test_an_engine_without_a_limit_sees_all():
-    tokens = some(5000)
-
-    assert RollingContext(NgramEngine.context).seen(tokens) == tokens
 
 
 # Real engines --------------------------------------------------------------------------------------

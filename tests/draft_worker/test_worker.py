@@ -177,13 +177,6 @@ def test_a_missed_root_without_children_has_nothing_to_repeat():
     assert bench.tell(bench.reroot(48, missed=True)) == []
 
 
-def test_growth_is_published_for_the_round_it_began_in():
-    bench = Bench()
-    bench.tell(bench.reroot(5))
-
-    assert grows(bench.work())[0].round == 1
-
-
 def test_a_repeated_start_changes_nothing():
     bench = Bench()
     bench.work(3)
@@ -229,15 +222,6 @@ def test_a_repeated_re_root_is_ignored(missed: bool):
 
     assert bench.tell(message) == []
     assert list(grows(bench.work())[0].parents) != []
-
-
-def test_an_older_re_root_is_ignored():
-    bench = Bench()
-    old = bench.reroot(5)
-    bench.tell(old)
-    bench.tell(bench.reroot(6))
-
-    assert bench.tell(old) == []
 
 
 def test_a_re_root_that_skips_one_is_lost():

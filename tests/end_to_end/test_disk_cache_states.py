@@ -10,14 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from click.testing import CliRunner
 from mlx.utils import tree_flatten
 
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.sampling.ineffective import IneffectiveOption
-from orchestrator.cli.commands.cache import cache as cache_command
-from orchestrator.cli.commands.cache import cached_models
-from orchestrator.runtime.notices import Notice
 from protocol.kv.cache_files import disk_cache_folder
 from tests.support.models.architectures import configuration, tiny
 from tests.support.paths import DEMO_TARGET
@@ -85,36 +81,6 @@ def test_a_new_pipeline_goes_on_from_the_longest_state(home: Path, kind: str):
 
 
 @pytest.mark.thorough
-def test_a_torn_state_costs_a_prefill_from_an_earlier_one_and_no_token(home: Path):
-    target = random_target(home, "mamba2")
-    with opened(target) as pipeline:
-        expected = pipeline.generate(TOKENS, BOTH[0]).tokens
-        until(lambda: len(files(".state")) == 3)
-    assert {file.stat().st_mode & 0o777 for file in files()} == {0o600}
-    for file in files(".state"):
-        if not file.name.startswith("512-"):
-            file.write_bytes(file.read_bytes()[:-1])
-    with opened(target) as pipeline:
-        result = pipeline.generate(TOKENS, BOTH[0])
-        assert pipeline.state().kv_warnings == 1
-
-    assert (result.tokens, result.statistics.adopted_tokens) == (expected, 512)
-
-
-@pytest.mark.thorough
-def test_the_user_is_told_once_of_a_folder_that_others_can_enter(home: Path):
-    disk_cache_folder().mkdir(parents=True, mode=0o755)
-    told: list[Notice] = []
-    with opened(random_target(home, "mamba2"), on_notice=told.append) as pipeline:
-        first, second = (pipeline.generate(TOKENS, BOTH[0]) for _ in range(2))
-        warnings = until(lambda: pipeline.state().kv_warnings)
-
-    assert first.tokens == second.tokens
-    assert ["chmod 700" in notice.text for notice in told] == [True]
-    assert warnings == 1
-
-
-@pytest.mark.thorough
 def test_a_killed_target_goes_on_from_the_disk(home: Path):
     target = random_target(home, "mamba2")
     with opened(target) as pipeline:
@@ -135,16 +101,3 @@ def test_a_pipeline_that_keeps_no_kv_keeps_none_on_disk(home: Path):
         pipeline.generate(TOKENS, BOTH[0])
 
     assert not disk_cache_folder().exists()
-
-
-@pytest.mark.thorough
-def test_two_pipelines_may_use_one_folder_and_the_list_shows_it(home: Path):
-    target = random_target(home, "mamba2")
-    with opened(target) as one, opened(target) as other:
-        texts = [pipeline.generate(TOKENS, BOTH[1]).tokens for pipeline in (one, other, one)]
-        until(lambda: len(files(".state")) == 3)
-
-    assert texts[0] == texts[1] == texts[2]
-    (kept,) = cached_models()
-    assert (kept.model, kept.chunks) == (target, len(files()))
-    assert "mamba2" in CliRunner().invoke(cache_command, ["list"]).output

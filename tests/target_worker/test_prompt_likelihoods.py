@@ -16,7 +16,8 @@ from protocol.messages.worker import FromWorker, Prefilled, PromptLikelihoods, S
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, network, tree_model
-from tests.target_worker.kv.test_checkpoint import HELLO, PROMPT, Talk, answers, start
+from tests.support.target_requests import HELLO, Request, answers
+from tests.target_worker.kv.test_checkpoint import PROMPT, start
 
 TOLD = Sampling(prompt_logprobs=True, logprobs=2)
 
@@ -116,7 +117,7 @@ def test_the_tokens_that_follow_are_the_same():
     silent = start([*PROMPT])
     told = replace(silent, prompt_tokens=len(PROMPT), sampling=replace(silent.sampling, prompt_logprobs=True))
 
-    assert Talk(target(7), told).decode(9) == Talk(target(7), silent).decode(9)
+    assert Request(target(7), told).decode(9) == Request(target(7), silent).decode(9)
 
 
 def test_no_message_tells_of_more_tokens_than_it_may():

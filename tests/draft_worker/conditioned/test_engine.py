@@ -190,36 +190,6 @@ def _grow(ours: ConditionedSequence, expected: Simulated, chance: random.Random)
     _assert_alike(ours.evaluate(batch), expected.evaluate(batch))
 
 
-def test_rewritten_rows_equal_true_features_from_the_start(engine: ConditionedEngine):
-    tokens = _tokens(20)
-    late = _opened(engine)
-    late.prefill(tokens[:8])
-    late.evaluate(_batch(tokens[8:11], (-1, 0, 1)))
-    late.keep((0, 1, 2), ())
-    late.feed(0, FEATURES[:11])
-
-    after, whole = late.evaluate(_batch([7])), _fed(engine, tokens[:11]).evaluate(_batch([7]))
-
-    assert np.allclose(_chances(after[0]), _chances(whole[0]), atol=1e-5)
-
-
-def test_nodes_stay_as_they_are_when_features_come(engine: ConditionedEngine, folder: Path):
-    tokens = _tokens(9)
-    sequence = _fed(engine, tokens)
-    sequence.evaluate(_batch([4, 5], (-1, 0)))
-    sequence.keep((0,), (1,))
-    sequence.feed(9, FEATURES[9:10])
-
-    found = sequence.evaluate(_batch([6], (1,)))
-
-    reference, rows = _reference(folder), list[Row]()
-    for token in range(1, 10):
-        rows.append(reference.row([*tokens, 4][token], reference.fuse(FEATURES[token - 1]), rows, token))
-    for place, token in ((10, 5), (11, 6)):
-        rows.append(reference.row(token, rows[-1].output, rows, place))
-    _assert_alike(found, [reference.logits(rows[-1])])
-
-
 def test_a_prompt_read_in_chunks_equals_one_forward(engine: ConditionedEngine):
     tokens, chunked = _tokens(90), _opened(engine)
     whole = _fed(engine, tokens).evaluate(_batch([7]))

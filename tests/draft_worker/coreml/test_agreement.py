@@ -15,8 +15,8 @@ from draft_worker.coreml.conversion.build import convert as convert_folder
 from draft_worker.coreml.conversion.weights import compress, restore
 from draft_worker.coreml.converted import Converted
 from protocol.contracts.coreml.conversion import Choices
-from tests.support.models.coreml_runs import CONTEXT, MODELS, WIDTHS, Run, convert, greedy, half, tiny
-from tests.support.models.tiny_models import VOCABULARY, stock_logits
+from tests.support.models.coreml_runs import MODELS, WIDTHS, Run, convert, half, tiny
+from tests.support.models.tiny_models import VOCABULARY
 from tests.support.paths import DEMO_DRAFT, ROOT
 
 PROMPT = [random.Random(1).randrange(VOCABULARY) for _ in range(21)]
@@ -48,15 +48,6 @@ def deviation(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(got - want).max() / want.std())
 
 
-@pytest.mark.sampled(2)
-def test_greedy_tokens_are_those_of_mlx_lm(pair: Pair):
-    tokens = list(PROMPT)
-    for _ in range(24):
-        tokens.append(int(stock_logits(pair.reference, tokens).argmax()))
-
-    assert greedy(Run(pair.converted), PROMPT, 24) == tokens[len(PROMPT) :]
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair, width: int):
@@ -85,32 +76,6 @@ def test_fp16_only_rounds(pair: Pair):
     got = Run(pair.converted, "fp16").chain(4, PROMPT)
 
     assert 0 < deviation(got, reference_logits(pair.reference, PROMPT)) < ROUNDING
-
-
-def test_logits_do_not_depend_on_what_dropped_rows_left_behind(tmp_path: Path):
-    converted = convert(tiny(), tmp_path / "model")
-    run = Run(converted)
-    run.chain(16, PROMPT[:16])
-    run.evaluate(4, [1, 2, 3], [15, 16, 16])
-
-    got = run.evaluate(16, PROMPT[16:], [15, 19, 20, 21, 22])
-
-    assert deviation(got, Run(converted).chain(1, PROMPT)[16:]) < EXACT
-
-
-@pytest.mark.thorough
-def test_a_cache_held_by_core_ml_gives_the_same_logits(tmp_path: Path):
-    by_host, by_core_ml = (convert(tiny(), tmp_path / kind, cache=kind) for kind in ("io", "state"))
-
-    for width in WIDTHS:
-        assert np.array_equal(Run(by_core_ml).chain(width, PROMPT), Run(by_host).chain(width, PROMPT))
-
-
-def test_positions_reach_to_the_end_of_the_context(tmp_path: Path):
-    converted = convert(tiny(), tmp_path / "model")
-    tokens = [random.Random(3).randrange(VOCABULARY) for _ in range(CONTEXT)]
-
-    assert deviation(Run(converted).chain(16, tokens), reference_logits(tiny(), tokens)) < EXACT
 
 
 @pytest.mark.thorough

@@ -24,7 +24,7 @@ from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
 from tests.support.models import architectures
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
-from tests.support.models.coreml_runs import CONTEXT, Run, convert, greedy, half
+from tests.support.models.coreml_runs import CONTEXT, Run, half
 from tests.support.models.tiny_models import stock_logits
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -94,15 +94,6 @@ def test_every_known_architecture_is_tested():
     modules = {entry.network.__module__.split(".")[-1] for entry in ARCHITECTURES}
 
     assert modules - {"qwen2", "qwen3"} <= {name for name, _ in MODELS.values()}
-
-
-@pytest.mark.sampled(1)
-def test_greedy_tokens_are_those_of_mlx_lm_beyond_the_window(pair: Pair):
-    tokens = list(PROMPT)
-    for _ in range(WINDOW):
-        tokens.append(int(stock_logits(pair.reference, tokens).argmax()))
-
-    assert greedy(Run(pair.converted), PROMPT, WINDOW) == tokens[len(PROMPT) :]
 
 
 @pytest.mark.sampled(4)
@@ -241,21 +232,6 @@ def test_a_folder_is_read_with_the_fields_that_the_model_drops(name: str, tmp_pa
 
     assert loaded.shape.positions == 256
     assert loaded.fingerprint() == Checkpoint(tiny(name, **changes), config=config).fingerprint()
-
-
-def test_a_window_that_the_context_fits_in_needs_no_mask_of_its_own(tmp_path: Path):
-    short = convert(tiny("gemma3_text", sliding_window_pattern=2, sliding_window=64), tmp_path / "model", context=64)
-
-    assert list(short.package.masks) == ["mask"]
-
-
-@pytest.mark.thorough
-def test_queries_are_scaled_only_where_a_position_of_the_context_asks_for_it(tmp_path: Path):
-    model = tiny("ministral3", **_BOTH)
-    contexts = {context: convert(model, tmp_path / str(context), context=context).package for context in (32, 64)}
-
-    assert not contexts[32].position_scale
-    assert contexts[64].position_scale
 
 
 @pytest.mark.parametrize("slots", [TreeSlots, FixedSlots])

@@ -181,11 +181,6 @@ def test_a_head_of_some_tokens_is_converted_alone(demo: Converted, tmp_path: Pat
     assert sizes[0] - sizes[1] == pytest.approx(saved, abs=4096)
 
 
-def test_without_the_file_the_whole_head_is_converted(demo: Converted):
-    assert demo.package.head_rows == demo.package.shape.vocabulary
-    assert demo.tables.head_tokens is None
-
-
 def test_another_head_is_another_model():
     heads = [None, np.array([1, 2], np.int32), np.array([1, 3], np.int32)]
 
@@ -414,15 +409,6 @@ def test_a_conversion_writes_nowhere_but_beside_its_folder(tmp_path: Path, monke
     assert not list(elsewhere.iterdir())
     assert [entry.name for entry in (tmp_path / "there").iterdir()] == ["model"]
     assert tempfile.gettempdir() == str(elsewhere)
-
-
-@pytest.mark.thorough
-def test_the_command_explains_what_is_wrong(tmp_path: Path):
-    result = CliRunner().invoke(cli, ["convert", "--out", str(tmp_path / "model"), "--context", "100"])
-
-    assert isinstance(result.exception, InputError)
-    assert "multiple of 32" in str(result.exception)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.thorough

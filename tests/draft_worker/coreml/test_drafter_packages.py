@@ -200,46 +200,6 @@ def test_copies_go_on_by_themselves(packages: dict[str, DrafterPackage]):
         assert_alike(*(each.evaluate(Batch((), [5, 6], [-1, -1], 4)) for each in (first, second)))
 
 
-FUNCTIONS = {
-    "reduced head": {
-        "fuse_32": {"features_0": (1, 96, 1, 32)},
-        **{
-            f"width_{width}": {
-                "x": (1, 32, 1, width),
-                "g": (1, 32, 1, width),
-                "cos": (1, 1, 8, width),
-                "sin": (1, 1, 8, width),
-                "mask": (1, 1, width, 96 + width),
-                "kv": (2, 2, 96, 8),
-            }
-            for width in (1, 4, 16)
-        },
-    },
-    "z-lab with windows": {
-        "context_32": {"features_0": (1, 64, 1, 32), "cos": (1, 1, 8, 32), "sin": (1, 1, 8, 32)},
-        **{
-            f"block_{width}": {
-                "x": (1, 32, 1, width),
-                "cos": (1, 1, 8, width),
-                "sin": (1, 1, 8, width),
-                "mask": (1, 1, width, 96 + width),
-                "window_mask": (1, 1, width, 96 + width),
-                "kv": (4, 2, 96, 8),
-            }
-            for width in (4, 16)
-        },
-    },
-}
-
-
-@pytest.mark.parametrize("kind", FUNCTIONS)
-def test_each_function_has_inputs_of_its_own_width(kind: str, packages: dict[str, DrafterPackage]):
-    functions = packages[kind].converted.file.functions
-
-    found = {name: {input: tensor.shape for input, tensor in each.inputs.items()} for name, each in functions.items()}
-    assert found == FUNCTIONS[kind]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_of_a_drafter_leaves_the_neural_engine(kind: str, packages: dict[str, DrafterPackage]):
     findings = lint(packages[kind].converted.file)

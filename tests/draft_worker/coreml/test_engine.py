@@ -14,12 +14,10 @@ from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.wrapped_engine import PacedEngine
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
-from protocol.worker.pacing import Pacer
 from tests.support.models.coreml_runs import CONTEXT, convert, tiny
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.processing import processors
@@ -286,21 +284,6 @@ def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[...,
     assert second.evaluate(batch) == first.evaluate(batch)
 
 
-def test_a_paced_engine_resumes_like_its_inner_engine(shared: Callable[..., CoreMlEngine]):
-    slow = PacedEngine(shared(), Pacer(None), lambda: 0.0)
-    first, second = (slow.open(GREEDY, VOCABULARY) for _ in range(2))
-    first.prefill(range(40))
-    saved = first.save()
-    assert saved is not None
-    assert second.adopt(saved) == ""
-    second.close()
-    third = slow.open(GREEDY, VOCABULARY)
-    third.prefill(range(33))
-
-    assert first.size == third.size > 0
-    assert third.save() == KvReference(saved.name, 33)
-
-
 def test_nothing_is_saved_for_a_few_tokens(shared: Callable[..., CoreMlEngine]):
     sequence = opened(shared())
     sequence.prefill(range(31))
@@ -321,25 +304,6 @@ def test_a_cache_of_another_life_of_the_pipeline_is_refused(shared: Callable[...
     assert "epoch 9, not 10" in second.adopt(saved)
     assert second.committed == 0
     second.prefill(range(40))
-
-
-def test_a_damaged_cache_is_refused(shared: Callable[..., CoreMlEngine]):
-    first = opened(shared())
-    first.prefill(range(40))
-    saved = first.save()
-    assert saved is not None
-    first._cache.array[0, 0, 3, 0] += 1
-
-    assert "torn" in opened(shared()).adopt(saved)
-
-
-def test_more_tokens_than_were_saved_are_refused(shared: Callable[..., CoreMlEngine]):
-    first = opened(shared())
-    first.prefill(range(40))
-    saved = first.save()
-    assert saved is not None
-
-    assert "are wanted" in opened(shared()).adopt(KvReference(saved.name, 41))
 
 
 def test_the_next_sequence_reuses_the_cache_of_a_closed_one(shared: Callable[..., CoreMlEngine]):

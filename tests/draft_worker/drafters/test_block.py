@@ -81,15 +81,6 @@ def test_the_markov_correction_equals_the_reference(kind: str, folders: dict[str
     assert np.allclose(found, expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
-def test_blocks_in_one_forward_equal_blocks_one_by_one(kind: str, folders: dict[str, Path]):
-    together = computed(folders, kind, BLOCKS)
-
-    for block, rows in zip(BLOCKS, together, strict=True):
-        alone = computed(folders, kind, [block])[0]
-        assert mx.allclose(rows.logits, alone.logits, atol=1e-4).item()
-
-
 def test_a_context_fed_in_parts_truncated_and_copied_is_the_same(folders: dict[str, Path]):
     context = BlockContext(BlockKv(read_block(folders["vanilla"]).network))
     context.feed(0, FEATURES[:4])

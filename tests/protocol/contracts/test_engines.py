@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.contracts.engines import EngineDeclaration, declared_engines, draft_engine, draft_engines, draft_model
+from protocol.contracts.engines import EngineDeclaration, declared_engines, draft_engine, draft_engines
 from protocol.errors import InputError
 
 PROPER = 'ENGINE = EngineDeclaration(help="guesses", model="none")\n'
@@ -72,7 +72,3 @@ def test_a_name_that_no_engine_has_is_answered_with_the_choices():
     choices = "auto, block, coreml, eagle3, layerskip, mlx, mtp, ngram, redrafter or none"
     with pytest.raises(InputError, match=rf"no draft engine called 'crystal ball': choose {choices}\."):
         draft_engine("crystal ball")
-
-
-def test_no_draft_needs_no_model():
-    assert draft_model("none") == "none"

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -29,7 +28,7 @@ from protocol.features.ring_header import (
 )
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
-from protocol.kv.segments import SegmentError, create_segment, open_segment, sweep
+from protocol.kv.segments import SegmentError, create_segment, sweep
 from protocol.messages.features import FINAL, FeatureForm
 from tests.support.paths import ROOT
 
@@ -249,13 +248,6 @@ def test_a_ring_that_becomes_another_one_is_not_read(other: dict[str, object]):
     assert ring.read(0, 1, FORM.outputs) is None
 
 
-def test_rows_are_never_written_again():
-    ring = filled(5)
-
-    with pytest.raises(AssertionError):
-        ring.write(4, rows(1))
-
-
 @pytest.mark.parametrize(
     ("form", "element", "capacity"),
     [
@@ -342,12 +334,6 @@ def test_a_kv_arena_is_no_ring():
         FeatureRing.attach(arena.name)
 
 
-@pytest.mark.parametrize("name", ["../etc/passwd", "lp-../../../x", "", "lp-" + "g" * 20, "psm_1"])
-def test_only_names_of_launch_pipeline_are_opened(name: str):
-    with pytest.raises(SegmentError, match="is no name"):
-        FeatureRing.attach(name)
-
-
 def test_another_users_segment_is_refused(monkeypatch: pytest.MonkeyPatch):
     ring = filled(5)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
@@ -357,23 +343,6 @@ def test_another_users_segment_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 # Lifetime ----------------------------------------------------------------------------------------
-
-
-def test_no_other_user_can_open_a_ring():
-    ring = create()
-    if Path("/dev/shm").is_dir():
-        assert (Path("/dev/shm") / ring.name).stat().st_mode & 0o777 == 0o600
-
-
-def test_an_unlinked_ring_is_gone_and_its_reader_goes_on():
-    ring = filled(5)
-    reader = FeatureRing.attach(ring.name)
-    ring.unlink()
-    ring.close()
-
-    with pytest.raises(SegmentError):
-        open_segment(ring.name)
-    np.testing.assert_array_equal(reader.read(0, 5, FORM.outputs), rows(5).astype(np.float32))
 
 
 @pytest.fixture

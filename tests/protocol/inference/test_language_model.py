@@ -93,26 +93,6 @@ def test_a_wrapped_model_still_serves_mlx_lm_itself():
     assert mx.array_equal(stock_logits(tree_model().network, _PROMPT), plain)
 
 
-def test_a_chain_costs_no_mask():
-    sequence = tree_model().sequence()
-    sequence.prefill(_PROMPT)
-    sequence.evaluate((1, 2), (-1, 0))
-    sequence.keep([0], [])
-    sequence.evaluate((3,), (-1,))
-
-    assert sequence.caches[0].forward[:4] == (len(_PROMPT) + 1, 1, None, None)
-
-
-def test_prefill_in_chunks_equals_prefill_at_once():
-    model = tree_model()
-    chunked, whole = model.sequence(), model.sequence()
-    for begin in range(0, len(_PROMPT), 2):
-        chunked.prefill(_PROMPT[begin : begin + 2])
-    whole.prefill(_PROMPT)
-
-    assert _equal(chunked.evaluate((1,), (-1,)), whole.evaluate((1,), (-1,)))
-
-
 class _Walk:
     """A sequence and plain lists of its expected contents."""
 
@@ -192,20 +172,6 @@ def test_a_copy_and_its_original_are_independent(length: int):
     assert _equal(walk.sequence.evaluate((8,), (-1,))[0], stock_logits(walk.model.network, (*walk.committed, 8)))
 
 
-def test_surviving_rows_keep_their_numbers_and_values_through_a_move(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tree_sequence, "_DEAD_SLOTS", 1)
-    model = tree_model()
-    sequence = model.sequence()
-    sequence.prefill(_PROMPT)
-    sequence.evaluate((10, 11, 12, 13, 14), (-1, -1, 0, 1, 3))
-    sequence.keep([1], [3, 4])
-
-    logits = sequence.evaluate((20, 21), (4, 3))
-
-    assert _equal(logits[0], stock_logits(model.network, (*_PROMPT, 11, 13, 14, 20)))
-    assert _equal(logits[1], stock_logits(model.network, (*_PROMPT, 11, 13, 21)))
-
-
 def test_dead_slots_never_pile_up():
     sequence = tree_model().sequence()
     for _ in range(60):
@@ -216,18 +182,6 @@ def test_dead_slots_never_pile_up():
 
     assert sequence._table.dead < 64
     assert sequence._table.size < sequence.committed + 64 + 4
-
-
-def test_sequences_of_one_model_do_not_disturb_each_other():
-    model = tree_model()
-    one, other = model.sequence(), model.sequence()
-    one.prefill(_PROMPT)
-    other.prefill(_PROMPT[::-1])
-    first = one.evaluate(_TOKENS, _PARENTS)
-    second = other.evaluate((1,), (-1,))
-
-    assert _equal(first[5], stock_logits(model.network, (*_PROMPT, 1, 2, 4, 6)))
-    assert _equal(second[0], stock_logits(model.network, (*_PROMPT[::-1], 1)))
 
 
 def test_a_model_that_mlx_lm_can_not_run_is_refused():
@@ -335,16 +289,6 @@ def test_a_folder_that_mlx_lm_can_not_load_is_refused(config: dict[str, object],
     with pytest.raises(InputError, match=r"can't be loaded.*download it again") as refused:
         LanguageModel.load(tmp_path)
     assert str(tmp_path) in str(refused.value)
-
-
-def test_broken_files_are_refused(tmp_path: Path):
-    _save(network(), tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(InputError, match="can't be loaded"):
-        LanguageModel.load(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match="can't be loaded"):
-        LanguageModel.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -69,16 +69,6 @@ def test_every_element_type_survives_to_the_last_bit(kind: mx.Dtype):
     np.testing.assert_array_equal(logits(other), logits(prefilled(model)))
 
 
-def test_dead_slots_and_tree_rows_are_not_exported():
-    model = tree_model()
-    source = gappy(model)
-
-    exported = source.export(0, 100)
-
-    assert exported[0][0].shape == (2, 100, 8)
-    np.testing.assert_array_equal(logits(adopted(model, exported, 100)), logits(gappy_alone(model)))
-
-
 def gappy_alone(model: LanguageModel) -> TreeSequence:
     """The same tokens evaluated in the same widths, without dead slots or other rows."""
     sequence = prefilled(model, PROMPT[:60])
@@ -104,19 +94,6 @@ def test_rows_behind_the_tokens_are_ignored():
     )
 
     np.testing.assert_array_equal(logits(adopted(model, (keys, values), 100)), logits(prefilled(model)))
-
-
-def test_an_adopting_sequence_continues_like_any_other():
-    model = tree_model()
-    other, fresh = adopted(model, prefilled(model).export(0, 100), 100), prefilled(model)
-    for sequence in (other, fresh):
-        sequence.prefill(PROMPT[:9])
-        logits(sequence)
-        sequence.keep([0, 2], [])
-        sequence.truncate(107)
-
-    assert other.committed == 107
-    np.testing.assert_array_equal(logits(other), logits(fresh))
 
 
 def test_later_changes_of_a_sequence_do_not_change_its_export():

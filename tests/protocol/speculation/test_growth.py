@@ -173,15 +173,6 @@ def test_best_first_stops_at_the_node_cap():
     assert MAX_TREE_NODES - 4 < len(grower.tree) <= MAX_TREE_NODES
 
 
-def test_best_first_continues_after_a_re_root_below_the_cap():
-    grower = Grower(BestFirst(width=16, fan=4)).rest()
-    main = grower.tree.root.main_child
-    assert main is not None
-    grower.advance([main.token])
-
-    assert grower.step()
-
-
 def test_best_first_skips_improbable_nodes():
     grower = Grower(BestFirst(width=1, fan=2))
     step = grower.growth.next_step()
@@ -208,17 +199,6 @@ def test_best_first_goes_on_when_the_root_moves_to_what_it_paused_at():
     assert step is not None
     grower.growth.expand(step, [Candidates([1, 2], [0.4, 0.2])])
     assert grower.growth.next_step() is None
-    grower.advance([2])
-    grower.step()
-
-    assert [node.token for node in grower.steps[-1]] == [2]
-
-
-def test_an_improbable_node_is_evaluated_as_the_root():
-    grower = Grower(BestFirst(width=1, fan=2))
-    step = grower.growth.next_step()
-    assert step is not None
-    grower.growth.expand(step, [Candidates([1, 2], [MIN_PATH_PROBABILITY / 2, MIN_PATH_PROBABILITY / 4])])
     grower.advance([2])
     grower.step()
 
@@ -290,16 +270,6 @@ def test_fan_out_takes_one_forward_a_level(fan: tuple[int, ...]):
     assert [len(step) for step in grower.steps] == [1] * (depth + 1) + levels
 
 
-def test_fan_out_guesses_are_the_best_candidates_beside_the_chain():
-    grower = Grower(FanOut(depth=2, fan=(2, 0, 3))).rest()
-    chain = chain_from(grower.tree.root)[:3]
-
-    guesses = [[guess.token for guess in at_position] for at_position in guesses_at(chain)]
-    assert guesses[0] == oracle((chain[0].id,), 4).tokens[1:3]
-    assert guesses[1] == []
-    assert guesses[2] == oracle((chain[2].id,), 4).tokens[:3]
-
-
 def test_fan_out_needs_one_forward_before_guessing_again_after_a_hit():
     plan = FanOut(depth=3, fan=(1, 1, 1, 2))
     grower = Grower(plan).rest()
@@ -313,15 +283,6 @@ def test_fan_out_needs_one_forward_before_guessing_again_after_a_hit():
     root_chain = chain_from(hit)[:4]
     assert grower.steps[steps] == [root_chain[3]]
     assert list(map(len, guesses_at(root_chain))) == [1, 1, 1, 2]
-
-
-def test_fan_out_starts_over_after_a_miss():
-    grower = Grower(FanOut(depth=2, fan=(1, 1, 1))).rest()
-    steps = len(grower.steps)
-    grower.advance([49, 48])
-    grower.rest()
-
-    assert [len(step) for step in grower.steps[steps:]] == [1, 1, 1, 3, 3]
 
 
 @given(plans)
@@ -385,10 +346,3 @@ def test_growth_in_turns_takes_the_steps_that_it_is_asked_for():
 
     grower.growth.advance([next(iter(grower.tree.root.children))])
     assert not grower.step()
-
-
-def test_growth_without_turns_needs_no_request():
-    grower = Grower(BestFirst(width=2, fan=2))
-    grower.growth.extend(1)
-
-    assert all(grower.step() for _ in range(5))

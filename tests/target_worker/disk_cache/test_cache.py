@@ -226,17 +226,6 @@ def test_a_full_disk_turns_it_off_and_is_told_once(monkeypatch: pytest.MonkeyPat
     assert cache.read(TOKENS, 0) is None
 
 
-def test_a_folder_that_others_can_enter_is_not_used():
-    disk_cache_folder().mkdir(parents=True, mode=0o755)
-    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
-    cache.keep(sequence, TOKENS[:620], PROMPT)
-    cache.close()
-
-    assert "chmod 700" in cache.turned_off()
-    assert cache.read(TOKENS, 0) is None
-    assert not files(".state")
-
-
 def test_beyond_the_limit_the_oldest_go_first():
     kept("mamba2", TOKENS[:620])
     size = sum(file.stat().st_size for file in files(".state"))
