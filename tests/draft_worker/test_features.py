@@ -208,15 +208,6 @@ def test_anew_drops_all_nodes_and_grows_from_the_root_with_fresh_features():
     assert bench.rows.evaluated[asked] == tuple(bench.target.tokens)
 
 
-def test_without_anew_the_nodes_below_the_new_root_stay():
-    bench = drafting()
-    guess = bench.rows.evaluated[-1][len(PROMPT)]
-    again = bench.target.commit(guess)
-
-    assert again
-    assert bench.worker.has_work
-
-
 # How long it waits --------------------------------------------------------------------------------
 
 
@@ -282,26 +273,6 @@ def test_roots_without_features_are_waited_for_once():
     assert HOLD_SECONDS - 0.01 < held < HOLD_SECONDS + 0.05
 
 
-def test_after_late_features_the_next_root_is_waited_for_again():
-    bench = drafting()
-    for late in (True, False):
-        bench.target.commit(unguessed(bench))
-        assert not bench.worker.has_work
-        bench.clock.now += 1.0 if late else 0.0
-        assert bench.worker.has_work is late
-        bench.target.prefill()
-        assert bench.work(3)
-
-
-def test_a_draft_that_starts_in_mid_request_waits_for_them_a_little():
-    bench = Bench()
-    bench.target.start(prompt=False)
-    assert not bench.worker.has_work
-    bench.clock.now += HOLD_SECONDS
-
-    assert bench.worker.has_work
-
-
 def test_a_paced_draft_takes_the_devices_time_to_read_features_and_none_to_note_tokens():
     bench = Bench()
     pace = DevicePace(steps=((1, 0.25),), prefill_rate=64.0)
@@ -350,16 +321,6 @@ def test_features_that_can_not_be_used_are_not_fed_and_not_waited_for(fault: str
     assert len(bench.target.ring.reads) == reads + 1
 
 
-def test_damaged_features_are_left_out_and_later_ones_fed():
-    bench = Bench()
-    bench.target.ring.damage = lambda rows, first: None if first <= 20 else rows
-    bench.target.start()
-    bench.target.prefill(30)
-    bench.target.prefill()
-
-    assert bench.fed() == list(range(30, len(PROMPT) - 1))
-
-
 def test_rows_that_are_overwritten_during_the_reading_are_left_out_and_no_others():
     def overwriting(rows: np.ndarray, first: int) -> np.ndarray | None:
         bench.target.ring.begin = 10
@@ -371,15 +332,6 @@ def test_rows_that_are_overwritten_during_the_reading_are_left_out_and_no_others
     bench.target.prefill()
 
     assert bench.fed() == list(range(10, len(PROMPT) - 1))
-
-
-def test_a_ring_that_is_gone_costs_a_step_without_features():
-    bench = Bench()
-    bench.rings.clear()
-    bench.target.start()
-    bench.target.prefill()
-
-    assert bench.work(1)[0].staleness == len(PROMPT) - 1
 
 
 @pytest.mark.parametrize(
@@ -417,17 +369,6 @@ def test_blocks_from_another_machine_feed_like_a_ring():
     assert grow.staleness == 0
 
 
-def test_a_damaged_block_is_neither_fed_nor_waited_for():
-    bench = Bench()
-    bench.target.start()
-    rows = features(0, PROMPT[:-1], FORM.outputs)
-    (shipment,) = shipments(ONE, 0, 0, FORM, ElementType.FLOAT32, rows)
-    list(bench.worker.handle(shipment._replace(payload=shipment.payload[:-1] + b"x")))
-
-    assert bench.fed() == []
-    assert bench.work(1)[0].staleness == len(PROMPT) - 1
-
-
 # Shared prefixes ----------------------------------------------------------------------------------
 
 
@@ -445,22 +386,6 @@ def test_the_next_request_of_a_chat_goes_on_from_the_rows_that_the_last_one_kept
     assert sequence.engine.positions == {index: index for index in range(239)}
     assert bench.work(5)[0].staleness == 0
     assert sequence.engine.reads == [32]
-
-
-def test_a_prompt_that_the_target_shares_with_a_live_request_is_taken_over_from_its_draft():
-    bench = Bench(LONG[:200], prefix_cache=1 << 20)
-    other = Target(bench.worker, bench.rings, (*LONG[:190], 1, 2, 3), TWO, "lp-22222222222222222222")
-    bench.target.start()
-    other.start()
-    bench.target.prefill()
-    other.ring.begin = other.ring.written = 190
-    other.prefill()
-    grown = bench.work(20)
-    sequence = bench.worker._sequences[TWO]
-    assert isinstance(sequence.engine, ConditionedSequence)
-
-    assert sequence.engine.positions == {index: index for index in range(192)}
-    assert [grow.staleness for grow in grown if grow.sequence == TWO]
 
 
 # Any order ----------------------------------------------------------------------------------------

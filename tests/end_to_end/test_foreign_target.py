@@ -15,7 +15,6 @@ from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 PROMPT = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=4)
-SETUP = {"session": "", "address": "", "target": "", "draft": ""}
 NOTE = "There is no draft, since no shipped draft fits the target"
 
 

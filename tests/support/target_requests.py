@@ -13,7 +13,7 @@ ROOT = NodeId(1234)
 HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
 
 
-def answers(worker: Any, message: ToWorker) -> list[FromWorker]:
+def answers(worker: Any, message: ToWorker) -> list[Any]:
     """All replies to a message and of the work that follows, but for how far a prompt has been read."""
     replies = list(worker.handle(message))
     while worker.has_work:

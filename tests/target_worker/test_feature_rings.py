@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,26 +15,16 @@ from mlx_lm.models.cache import make_prompt_cache
 from protocol.features.ring import FeatureRing
 from protocol.inference.language_model import LanguageModel
 from protocol.kv import segment_registry
-from protocol.kv.segments import SegmentError, create_segment, open_segment
+from protocol.kv.segments import create_segment
 from protocol.messages.base import SequenceId
 from protocol.messages.features import FINAL, Features, Tap
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import (
-    Fault,
-    Forest,
-    FromWorker,
-    Prefilled,
-    Prefilling,
-    Start,
-    Stop,
-    ToWorker,
-    Verdict,
-)
-from protocol.sampling.grammar import GrammarError
+from protocol.messages.worker import Forest, FromWorker, Prefilled, Prefilling, Start, Stop, ToWorker, Verdict
 from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, tree_model
+from tests.support.segments import exists
 from tests.support.target_requests import HELLO, ROOT, Request
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -130,14 +120,6 @@ def names(replies: Sequence[FromWorker]) -> set[str]:
     return {reply.name for reply in replies if isinstance(reply, Features)}
 
 
-def gone(name: str) -> bool:
-    try:
-        open_segment(name).close()
-    except SegmentError:
-        return True
-    return False
-
-
 def test_a_prompt_has_rows_behind_each_chunk():
     talk = Talk(chunk=3)
     talk.send(Tap(_OUTPUTS))
@@ -208,27 +190,6 @@ def test_a_repeated_verify_gets_its_verdict_and_no_second_rows():
     assert_rows(talk, request, range(len(request.tokens) - 1))
 
 
-class _Refusing:
-    """Logits processors of a grammar that allows no token."""
-
-    def apply(self, *_: object) -> NoReturn:
-        raise GrammarError("no token is allowed")
-
-
-def test_a_tree_that_a_grammar_refuses_leaves_no_rows(monkeypatch: pytest.MonkeyPatch):
-    talk = Talk()
-    talk.send(Tap(_OUTPUTS))
-    request = talk.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(talk.worker._sequences[SequenceId(1)], "_processors", _Refusing())
-        (fault,) = talk.send(request.verify(*request.tree(0)))
-    assert isinstance(fault, Fault)
-    assert sorted(talk.rows[1]) == list(range(7))
-
-    request.step(*request.tree(1))
-    assert_rows(talk, request, range(len(request.tokens) - 1))
-
-
 def test_a_restart_begins_a_new_ring_whose_rows_begin_behind_the_kv_that_was_kept():
     talk = Talk()
     talk.send(Tap(_OUTPUTS))
@@ -240,7 +201,7 @@ def test_a_restart_begins_a_new_ring_whose_rows_begin_behind_the_kv_that_was_kep
     again = talk.start(forked, round=9)
     again.step(*again.tree(1))
 
-    assert gone(before)
+    assert not exists(before)
     assert_rows(talk, again, range(len(forked) - 4, len(again.tokens) - 1))
 
 
@@ -291,7 +252,7 @@ def test_a_tap_that_changes_while_a_forward_runs_never_mixes_outputs():
     request.step()
 
     assert begun is not None
-    assert gone(before)
+    assert not exists(before)
     assert_rows(talk, request, range(position, len(request.tokens) - 1), (1,))
 
 
@@ -305,11 +266,11 @@ def test_a_ring_ends_with_its_sequence_and_with_the_tap():
     )
 
     talk.send(Stop(SequenceId(1)))
-    assert (gone(one), gone(other)) == (True, False)
+    assert (exists(one), exists(other)) == (False, True)
     talk.send(Tap(_OUTPUTS))
-    assert not gone(other)
+    assert exists(other)
     talk.send(Tap(()))
-    assert gone(other)
+    assert not exists(other)
     talk.requests[2].step()
     assert not isinstance(talk.replies[-1], Features)
 
@@ -373,7 +334,7 @@ def test_the_first_ring_removes_those_of_a_target_that_crashed(monkeypatch: pyte
     entry.write_bytes(entry.read_bytes().replace(str(os.getpid()).encode(), b"999999999"))
     talk = Talk()
     talk.send(Tap(_OUTPUTS))
-    assert not gone(name)
+    assert exists(name)
 
     talk.start()
-    assert gone(name)
+    assert not exists(name)

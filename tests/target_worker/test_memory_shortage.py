@@ -5,21 +5,12 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import PipelineError
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import (
-    Fault,
-    Prefilled,
-    Start,
-    Stop,
-    Verdict,
-    Verify,
-)
+from protocol.messages.worker import Fault, Prefilled, Start, Stop, Verdict, Verify
 from protocol.worker.memory_shortage import SurvivingWorker, is_shortage
 from target_worker.engine import TargetEngine
-from target_worker.tensor_parallel.rank_shortage import LeadingWorker
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import tree_model
 from tests.support.target_requests import HELLO, ROOT, answers
@@ -107,19 +98,6 @@ def test_a_sequence_begins_again_once_where_the_prefix_cache_had_memory_to_spare
 
     assert [fault.kind for fault in answers(worker, _start(1, LONG))] == ["lost"]
     assert [fault.kind for fault in answers(worker, _start(1, LONG))] == ["refused"]
-
-
-def test_a_rank_of_a_divided_target_ends_with_a_sentence(limit, capfd: pytest.CaptureFixture[str]):
-    whole = TargetWorker(TargetEngine(tree_model(), 32), lambda: 0.0, HELLO)
-    worker = LeadingWorker(whole, 2)
-    assert isinstance(answers(worker, _start(2, SHORT))[-1], Prefilled)
-    limit(100)
-
-    with pytest.raises(PipelineError, match=r"^Rank 0 of 2 ran out of memory: it held \d+\.\d GiB") as found:
-        answers(worker, _start(1, LONG))
-
-    assert "--context" in str(found.value)
-    assert capfd.readouterr().err == f"{found.value}\n"
 
 
 def test_another_error_is_no_shortage(limit):

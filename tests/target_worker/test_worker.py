@@ -15,6 +15,7 @@ from protocol.messages.base import Level, SequenceId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
+    CacheOff,
     Fault,
     Forest,
     FromWorker,
@@ -188,17 +189,6 @@ def test_a_verification_does_not_wait_for_another_sequence_s_prompt():
 
     assert isinstance(verdict, Verdict)
     assert worker.has_work
-
-
-def test_prompts_are_prefilled_in_turns():
-    worker = _worker(chunk=2)
-    list(worker.handle(_start(sequence=1)))
-    list(worker.handle(_start(_PROMPT[:3], sequence=2)))
-    replies = []
-    while worker.has_work:
-        replies += worker.work()
-
-    assert [reply.sequence for reply in replies if isinstance(reply, Prefilled)] == [2, 1]
 
 
 def test_a_start_reuses_the_prefix_that_is_held():
@@ -438,6 +428,15 @@ def test_a_prompt_is_prefilled_if_the_disk_is_late_and_its_tokens_are_the_same()
     assert _decoded(orchestrator, lambda _: ((), ())) == list(_reference(_GREEDY))
 
 
+def test_a_disk_cache_that_is_turned_off_is_told_once_without_a_request():
+    disk = _HangingDisk()
+    worker = _worker(disk=disk)
+    disk.reason = "No space left on device"
+
+    assert answers(worker, Ping(0)) == [CacheOff("No space left on device")]
+    assert not worker.has_work
+
+
 def test_an_ended_sequence_gives_its_reading_up():
     disk = _HangingDisk()
     worker = _worker(disk=disk)
@@ -589,19 +588,6 @@ def test_a_tree_beyond_the_targets_level_is_refused_and_changes_no_token(
     assert words in fault.text
     assert [type(answer) for answer in others] == [Verdict] * joint
     assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
-
-
-def test_a_target_of_one_path_serves_paths_of_any_length():
-    orchestrator = Request(_worker(level="chain"), _start(sampling=_HOT))
-    path = random.Random(4)
-
-    def propose(tokens: list[int]) -> Tree:
-        length = path.randrange(6)
-        right = list(_reference(_HOT)[len(tokens) : len(tokens) + length])
-        return [*right[:3], *(path.randrange(VOCABULARY) for _ in right[3:])], range(len(right))
-
-    assert tuple(_decoded(orchestrator, propose)) == _reference(_HOT)
-    assert orchestrator.round < _GENERATED
 
 
 @pytest.mark.parametrize("tokens", [[1] * 513, [1, VOCABULARY, 2]], ids=["too long", "unknown token"])

@@ -18,7 +18,6 @@ from draft_worker.engine import Batch
 from draft_worker.engines.eagle3 import loaded
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
-from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.candidates import Candidates
 from tests.support.eagle3_reference import Reference, Row
 from tests.support.models import eagle3_folders as folders
@@ -312,19 +311,6 @@ def test_candidates_are_ranked_with_the_noise_of_the_head_s_tokens(engine: Condi
         found = _fed(engine, tokens, sampling).evaluate(_batch([7]))[0]
         sampled = np.argmax(np.array(scores(mx.array(whole), [21], sampling, Noise(VOCABULARY))))
         assert found.tokens[0] == sampled
-
-
-def test_rejection_proposes_from_the_head_s_distribution(engine: ConditionedEngine):
-    sampling = Sampling(temperature=1.0, seed=5, verification="rejection")
-    expected = _chances(_fed(engine, _tokens(20)).evaluate(_batch([7]))[0])
-
-    found = _fed(engine, _tokens(20), sampling).evaluate(_batch([7]))[0]
-
-    assert found.support is not None
-    proposed = dict(zip(found.support.tokens, found.support.probabilities, strict=True))
-    assert np.allclose([proposed[token] for token in HEAD], expected, atol=1e-5)
-    noise = np.array(Noise(VOCABULARY).row(5, 21, NoiseStream.DRAFT))[list(HEAD)]
-    assert found.tokens[0] == HEAD[int(np.argmax(np.log(expected) + noise))]
 
 
 def test_a_held_feature_stands_in_for_every_missing_one(tmp_path: Path):

@@ -57,21 +57,6 @@ def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair, width: int):
 
 
 @pytest.mark.sampled(6)
-def test_a_tree_gives_what_its_paths_give(pair: Pair):
-    parents, tokens = [20, 20, 21, 21, 22, 23, 25, 26], [random.Random(2).randrange(VOCABULARY) for _ in range(8)]
-    run = Run(pair.converted)
-    run.chain(16, PROMPT)
-    got = np.concatenate([run.evaluate(4, tokens[:4], parents[:4]), run.evaluate(16, tokens[4:], parents[4:])])
-
-    for node in range(8):
-        path, row = [], node + 21
-        while row > 20:
-            path.insert(0, tokens[row - 21])
-            row = parents[row - 21]
-        assert deviation(got[node], reference_logits(pair.reference, PROMPT + path)[-1]) < EXACT
-
-
-@pytest.mark.sampled(6)
 def test_fp16_only_rounds(pair: Pair):
     got = Run(pair.converted, "fp16").chain(4, PROMPT)
 
@@ -120,18 +105,3 @@ def test_the_converted_demo_draft_keeps_its_most_probable_tokens(kind: Any, shar
     got = Run(Converted.open(tmp_path / "model"), "fp16").chain(32, tokens)
 
     assert (got.argmax(-1) == reference_logits(network, tokens).argmax(-1)).mean() >= share
-
-
-@pytest.mark.slow
-def test_a_model_of_real_size_converts_and_agrees(tmp_path: Path):
-    """Qwen2.5-0.5B's shape, random: ten chunks of vocabulary, 24 layers, heads of 64 shared by seven."""
-    sizes = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "num_attention_heads": 14}
-    model = tiny("qwen2", vocab_size=151_936, tie_word_embeddings=True, **sizes)
-    model.update(
-        tree_map(lambda weights: half(weights * 0.02 / 2.5) if weights.ndim == 2 else weights, model.parameters())
-    )
-
-    converted = convert(model, tmp_path / "model", widths=(1, 8))
-
-    assert len(converted.package.outputs) == 10
-    assert deviation(Run(converted).chain(8, PROMPT), reference_logits(model, PROMPT)) < EXACT

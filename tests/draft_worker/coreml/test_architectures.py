@@ -19,13 +19,16 @@ from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.tree_slots import FixedSlots, TreeSlots
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
+from draft_worker.engines.mlx import MlxEngine
 from protocol.contracts.coreml.conversion import Choices
 from protocol.errors import InputError
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
+from protocol.speculation.candidates import Candidates
 from tests.support.models import architectures
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
 from tests.support.models.coreml_runs import CONTEXT, Run, half
-from tests.support.models.tiny_models import stock_logits
+from tests.support.twin_sequences import GREEDY, Twins
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _BOTH = {"layer_types": [_SLIDING, _FULL], "sliding_window": WINDOW}
@@ -104,83 +107,40 @@ def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair):
         assert deviation(Run(pair.converted).chain(width, PROMPT), want) < EXACT
 
 
-class Walk:
-    """Random trees on a sequence of the engine, each node compared with its path in mlx-lm's model."""
+def assert_walks_alike(pair: Pair, seed: int, width: int) -> None:
+    """Random trees of the package and of mlx-lm's model, whatever was kept, dropped and cut before."""
+    package = CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted, "fp32"))
+    stock = MlxEngine(LanguageModel(pair.reference), "")
+    ours, theirs = package.open(GREEDY, VOCABULARY), stock.open(GREEDY, VOCABULARY)
+    walk = Twins(ours, theirs, seed, vocabulary=VOCABULARY)
+    walk.prefill(WINDOW + 3)
+    for _ in range(4):
+        assert_first_guesses_alike(*walk.evaluate(width))
+        walk.keep()
+    walk.truncate(WINDOW - 2)
+    walk.prefill(WINDOW)
+    assert_first_guesses_alike(*walk.evaluate(width))
 
-    def __init__(self, pair: Pair, seed: int) -> None:
-        self.source = random.Random(seed)
-        self.reference = pair.reference
-        self.rows = CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted, "fp32")).open(Sampling(), VOCABULARY)
-        self.tokens: list[int] = []
-        self.paths: dict[int, list[int]] = {}
-        """By row: the tokens behind the committed prefix."""
 
-    def prefill(self, count: int) -> None:
-        tokens = [self.source.randrange(VOCABULARY) for _ in range(count)]
-        self.rows.prefill(tokens)
-        self.tokens += tokens
-
-    def grow(self, count: int) -> list[list[int]]:
-        """New nodes below the prefix, below earlier nodes or below one another. Returns the paths behind which the
-        most probable token is not that of mlx-lm's model."""
-        begin, parents, tokens = self.rows.next_row, [], []
-        for index in range(count):
-            parent = self.source.choice([-1, *self.paths])
-            token = self.source.randrange(VOCABULARY)
-            self.paths[begin + index] = [*self.paths.get(parent, []), token]
-            parents.append(parent)
-            tokens.append(token)
-        found = self.rows.evaluate(Batch((), tokens, parents, 4))
-        paths = [self.paths[begin + index] for index in range(count)]
-        wanted = [stock_logits(self.reference, self.tokens + path).argmax().item() for path in paths]
-        return [path for path, each, want in zip(paths, found, wanted, strict=True) if each.tokens[0] != want]
-
-    def keep(self) -> None:
-        """Commit a longest path, and keep what is below one of its nodes."""
-        longest = max(self.paths.values(), key=len)
-        chosen = longest[: self.source.randrange(1, len(longest) + 1)]
-        path = [
-            next(row for row, tokens in self.paths.items() if tokens == chosen[:end])
-            for end in range(1, len(chosen) + 1)
-        ]
-        below = {
-            row: tokens[len(chosen) :]
-            for row, tokens in self.paths.items()
-            if len(tokens) > len(chosen) and tokens[: len(chosen)] == chosen and row > path[-1]
-        }
-        self.rows.keep(path, below)
-        self.tokens += chosen
-        self.paths = below
+def assert_first_guesses_alike(ours: list[Candidates], theirs: list[Candidates]) -> None:
+    assert [each.tokens[0] for each in ours] == [each.tokens[0] for each in theirs]
 
 
 @pytest.mark.sampled(4)
 def test_trees_give_the_tokens_of_their_paths_whatever_was_kept_and_dropped(pair: Pair):
-    walk = Walk(pair, seed=5)
-    walk.prefill(WINDOW + 3)
-    for _ in range(4):
-        assert walk.grow(7) == []
-        walk.keep()
-    walk.rows.truncate(WINDOW - 2)
-    walk.tokens, walk.paths = walk.tokens[: WINDOW - 2], {}
-    walk.prefill(WINDOW)
-    assert walk.grow(5) == []
+    assert_walks_alike(pair, seed=5, width=7)
 
 
 @pytest.mark.sampled(1)
 def test_a_cache_held_by_core_ml_gives_the_same_tokens_where_it_can_be_had(pair: Pair, tmp_path: Path):
     name, changes = next(value for value in MODELS.values() if value[0] == pair.reference.model_type)
-    shape, choices = pair.converted.package.shape, Choices(widths=(4,), context=CONTEXT, cache="state")
-    if shape.convolutions:
+    choices = Choices(widths=(4,), context=CONTEXT, cache="state")
+    if pair.converted.package.shape.convolutions:
         with pytest.raises(InputError, match="--kv io"):
             write(checkpoint(tiny(name, **changes)), tmp_path / "model", choices)
         return
     write(checkpoint(tiny(name, **changes)), tmp_path / "model", choices)
-    by_core_ml = Pair(tiny(name, **changes), Converted.open(tmp_path / "model"))
-    walk = Walk(by_core_ml, seed=6)
-    walk.prefill(WINDOW + 3)
-    for _ in range(3):
-        assert walk.grow(4) == []
-        walk.keep()
+    assert_walks_alike(Pair(tiny(name, **changes), Converted.open(tmp_path / "model")), seed=6, width=4)
 
 
 @pytest.mark.sampled(4)

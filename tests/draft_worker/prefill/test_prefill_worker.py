@@ -15,13 +15,14 @@ from draft_worker.prefill.worker import PrefillWorker
 from protocol.errors import InputError
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
-from protocol.kv.segments import SegmentError, open_segment
+from protocol.kv.segments import open_segment
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Fault, Prefill, Stop, ToWorker
 from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.memory_shortage import SurvivingWorker
 from tests.support.models.tiny_models import VOCABULARY
+from tests.support.segments import exists
 from tests.support.target_requests import Request
 from tests.target_worker.kv.test_checkpoint import exchange, expected, model, start, target
 
@@ -50,14 +51,6 @@ def offered(reader: Worker, message: ToWorker) -> KvOffer:
     (offer,) = answers(reader, message)
     assert isinstance(offer, KvOffer)
     return offer
-
-
-def exists(name: str) -> bool:
-    try:
-        open_segment(name).close()
-    except SegmentError:
-        return False
-    return True
 
 
 def test_an_offer_states_its_tokens_size_and_seconds():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.contracts.engines import EngineDeclaration, declared_engines, draft_engine, draft_engines
+from protocol.contracts.engines import EngineDeclaration, declared_engines, draft_engine
 from protocol.errors import InputError
 
 PROPER = 'ENGINE = EngineDeclaration(help="guesses", model="none")\n'
@@ -40,23 +40,6 @@ def test_a_new_module_is_a_new_engine(tmp_path: Path):
 )
 def test_a_module_without_a_literal_declaration_is_no_engine(tmp_path: Path, source: str):
     assert found(tmp_path, source) == {}
-
-
-def test_the_installed_engines_are_listed_with_their_models():
-    models = {name: engine.model for name, engine in draft_engines().items()}
-
-    assert models == {
-        "block": "drafter",
-        "coreml": "package",
-        "eagle3": "drafter",
-        "layerskip": "drafter",
-        "mlx": "checkpoint",
-        "mtp": "drafter",
-        "ngram": "none",
-        "random": "checkpoint",
-        "redrafter": "drafter",
-    }
-    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random"]
 
 
 def test_listing_the_engines_imports_none_of_them():

@@ -4,7 +4,6 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -30,7 +29,7 @@ from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.kv.segments import SegmentError, create_segment, sweep
 from protocol.messages.features import FINAL, FeatureForm
-from tests.support.paths import ROOT
+from tests.support.segments import child
 
 FORM = FeatureForm((FINAL, 1, 3), width=4)
 MODEL = "a" * 64
@@ -58,13 +57,6 @@ def filled(count: int, capacity: int = 8) -> FeatureRing:
     return ring
 
 
-def child(script: str) -> subprocess.Popen[str]:
-    header = "from tests.protocol.features.test_ring import *\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", header + script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-
 def test_rows_that_are_read_are_those_that_were_written():
     reader = FeatureRing.attach(filled(5).name)
 
@@ -77,26 +69,6 @@ def test_a_reader_chooses_its_outputs():
 
     np.testing.assert_array_equal(ring.read(1, 2, (3, FINAL)), rows(5)[1:3, [8, 9, 10, 11, 0, 1, 2, 3]])
     assert ring.read(1, 2, (2, 3)) is None
-
-
-@pytest.mark.parametrize(
-    ("element", "written"),
-    [
-        (ElementType.FLOAT16, np.array([1.5, -2], np.float16)),
-        (ElementType.FLOAT32, np.array([1.5, -2], np.float32)),
-        (ElementType.BFLOAT16, np.array([0x3FC0, 0xC000], np.uint16)),
-    ],
-)
-def test_every_element_type_is_read_as_float32(element: ElementType, written: np.ndarray):
-    ring = create(element=element, form=FeatureForm((0,), 2))
-    ring.write(0, written[None])
-
-    found = ring.read(0, 1, (0,))
-
-    assert found is not None
-    assert found.dtype == np.float32
-    assert found.tolist() == [[1.5, -2]]
-    np.testing.assert_array_equal(ring.copied(0, 1, (0,)), written[None])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -179,19 +151,6 @@ def test_a_flipped_bit_of_the_header_makes_all_rows_unavailable(place: int, bit:
     ring.unlink()
 
 
-@pytest.mark.parametrize("written", [1, 12, 23])
-def test_a_writer_that_stops_in_the_middle_of_a_row_leaves_no_wrong_row(written: int):
-    """The row of position 8 goes where that of position 0 was, and the header does not know it yet."""
-    ring = filled(8)
-    half = rows(1, seed=9).tobytes()[:written]
-    begin = ring.layout.rows_begin
-
-    ring._memory[begin : begin + written] = half
-
-    assert ring.read(0, 1, FORM.outputs) is None
-    assert ring.read(1, 7, FORM.outputs) is not None
-
-
 def test_a_row_of_another_token_in_the_same_place_is_not_read():
     """A reader that holds an old header, while the new one is not written yet."""
     ring = filled(8)
@@ -212,21 +171,6 @@ def test_rows_are_announced_to_be_gone_before_they_are_overwritten(monkeypatch: 
 
     assert seen == [range(3, 8)] * 3
     assert reader.available == range(3, 11)
-
-
-def test_rows_that_leave_while_they_are_copied_are_not_read(monkeypatch: pytest.MonkeyPatch):
-    writer = filled(8)
-    reader = FeatureRing.attach(writer.name)
-    asked = reader._holds
-
-    def overtaken(first: int, count: int) -> bool:
-        held = asked(first, count)
-        writer.write(writer.available.stop + 8, rows(0))
-        return held
-
-    monkeypatch.setattr(reader, "_holds", overtaken)
-
-    assert reader.read(0, 1, FORM.outputs) is None
 
 
 @pytest.mark.parametrize(
@@ -352,7 +296,7 @@ def writer() -> Iterator[subprocess.Popen[str]]:
         "ring = create(capacity=64)\nprint(ring.name, flush=True)\n"
         "position = 0\nwhile True:\n    ring.write(position % 1000000, row(position % 1000)[None])\n    position += 1"
     )
-    process = child(script)
+    process = child(__name__, script)
     yield process
     process.kill()
     process.communicate()

@@ -19,7 +19,7 @@ from protocol.kv.exchange import KvExchange
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Prefilled, Start, Stop, Verdict
+from protocol.messages.worker import Prefilled, Start, Verdict
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
@@ -94,18 +94,6 @@ def test_a_restarted_target_adopts_the_saved_kv_and_gives_the_same_tokens():
     assert second.decode(70) == list(expected(140))
 
 
-def test_a_prefix_of_what_was_saved_serves_another_sequence():
-    worker = target()
-    talk = Request(worker, start())
-    talk.decode(70)
-    forked = [*talk.tokens[:120], 5, 6, 7]
-
-    other = Request(worker, start(forked, reference(talk.offers[-1], 120), sequence=2))
-
-    assert (other.prefilled.adopted, other.prefilled.tokens) == (120, 2)
-    assert other.decode(20) == Request(target(), start(forked)).decode(20)
-
-
 def test_adopted_kv_is_saved_again_only_with_enough_new_tokens():
     first = Request(target(), start())
     other = Request(target(), start([*PROMPT, 1, 2], reference(first.offers[0]), sequence=2))
@@ -144,16 +132,6 @@ def test_a_released_arena_is_not_written_any_more():
 
     assert len(talk.offers) == 1
     assert talk.tokens == list(expected(70))
-
-
-def test_the_saved_kv_of_a_stopped_sequence_stays():
-    talk = Request(target(), start())
-    answers(talk.worker, Stop(SequenceId(1)))
-
-    other = Request(talk.worker, start(adopt=reference(talk.offers[0]), sequence=2))
-
-    assert (other.prefilled.adopted, other.prefilled.tokens) == (89, 0)
-    assert other.decode(40) == list(expected(40))
 
 
 def test_a_restarted_sequence_keeps_its_kv_and_its_arena():
@@ -202,22 +180,6 @@ def test_a_damaged_arena_costs_a_prefill_and_a_warning(mishap: Any):
 
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
     assert offer.name in talk.prefilled.warning or "no KV arena" in talk.prefilled.warning
-    assert talk.decode(40) == list(expected(40))
-
-
-@pytest.mark.parametrize(
-    "writer",
-    [{"epoch": 8}, {"fingerprint": "another"}, {"kv_heads": 1, "head_size": 16}, {"layers": 1}],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_foreign_arena_costs_a_prefill_and_a_warning(writer: dict[str, Any]):
-    arena = exchange(**writer).create(89)
-    arena.commit(89)
-
-    talk = Request(target(), start(adopt=KvReference(arena.name, 89)))
-
-    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
-    assert "prefill again" in talk.prefilled.warning
     assert talk.decode(40) == list(expected(40))
 
 

@@ -30,11 +30,6 @@ def _kept(row: mx.array) -> set[int]:
     return set(np.flatnonzero(np.isfinite(np.array(row))).tolist())
 
 
-def test_plain_sampling_wants_no_processors():
-    assert processors(Sampling()) is None
-    assert processors(Sampling(temperature=1.0, seed=3)) is None
-
-
 def test_bias_for_an_unknown_token_is_ignored():
     logits = _logits(1)
 
