@@ -35,6 +35,8 @@ def test_a_worker_of_another_machine_joins_a_server(
         if role == "target":
             until(lambda: "No target has joined yet" in server.client.get("/health").json()["reason"], SECONDS)
             assert server.client.post(COMPLETIONS, json=ASKED).status_code == 503
+        else:
+            until(lambda: server.health() == "ok", SECONDS)
         told = server.client.post(INVITATION, json={}).json()
         assert server.client.post(INVITATION, json={}, headers={"authorization": "Bearer no"}).status_code == 401
         with machine(tmp_path / "guest", role, told["line"], *engine, "--name", "mac"):
