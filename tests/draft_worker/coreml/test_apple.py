@@ -79,18 +79,6 @@ def test_another_conversion_is_compiled_to_another_path(home: Path, monkeypatch:
     assert compiled(first.folder) != compiled(second.folder)
 
 
-@pytest.mark.thorough
-def test_inputs_are_what_core_ml_takes_without_a_copy(pair: tuple[Converted, Library]):
-    converted, library = pair
-    seen: list[np.ndarray] = []
-    library._predict = lambda function, data: (seen.extend(data.values()), library.executor.predict(function, data))[1]
-    sequence = CoreMlEngine(converted, CoreMlRuntime(converted)).open(Sampling(), VOCABULARY)
-    sequence.prefill(range(20))
-
-    assert {value.dtype for value in seen} <= {np.dtype(np.float32), np.dtype(np.int32)}
-    assert all(value.flags.c_contiguous for value in seen)
-
-
 def test_the_runtime_is_core_ml_only_on_a_mac(home: Path):
     converted = convert(tiny(), home / "model")
 

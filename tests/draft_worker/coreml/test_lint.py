@@ -32,6 +32,16 @@ def test_a_converted_graph_has_no_errors(architecture: str, weights: str, tmp_pa
     assert not errors(file)
 
 
+def test_a_state_only_brings_a_warning_of_its_slots(tmp_path: Path):
+    file = convert(tiny(head_dim=32), tmp_path / "model", widths=(1,), cache="state").file
+
+    assert not errors(file)
+    assert [(found.rule, found.where) for found in lint(file)][:2] == [
+        ("run-time slot", "begin"),
+        ("run-time slot", "end"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -49,20 +59,28 @@ def test_an_operation_that_leaves_the_neural_engine_is_found(build: Any, words: 
     assert any(words in finding.where + finding.reason for finding in found)
 
 
-def test_fp32_is_found(tmp_path: Path):
-    assert errors(saved(tmp_path, {"x": (1, 8, 1, 32)}, lambda x: MB.tanh(x=x), kind="fp32")) == {"element type"}
+VIOLATIONS: dict[str, tuple[tuple[int, ...], Any, str]] = {
+    "axis length": ((1, 16_385, 1, 32), lambda x: MB.tanh(x=x), "fp16"),
+    "element type": ((1, 8, 1, 32), lambda x: MB.tanh(x=x), "fp32"),
+    "channels": (
+        (1, 8, 1, 32),
+        lambda x: MB.reduce_sum(
+            x=MB.conv(x=x, weight=np.zeros((16_385, 8, 1, 1), np.float16), pad_type="valid"), axes=[1]
+        ),
+        "fp16",
+    ),
+}
 
 
-def test_an_axis_that_is_too_long_is_found(tmp_path: Path):
-    assert errors(saved(tmp_path, {"x": (1, 16_385, 1, 32)}, lambda x: MB.tanh(x=x))) == {"axis length"}
+@pytest.mark.parametrize("rule", VIOLATIONS)
+def test_a_violation_is_found_by_its_rule(rule: str, tmp_path: Path):
+    shape, build, kind = VIOLATIONS[rule]
+
+    assert rule in errors(saved(tmp_path, {"x": shape}, build, kind=kind))
 
 
-def test_too_many_channels_are_found(tmp_path: Path):
-    def build(x: Any) -> Any:
-        weight = np.zeros((16_385, 8, 1, 1), np.float16)
-        return MB.reduce_sum(x=MB.conv(x=x, weight=weight, pad_type="valid"), axes=[1])
-
-    assert "channels" in errors(saved(tmp_path, {"x": (1, 8, 1, 32)}, build))
+def test_a_state_of_odd_size_is_found(tmp_path: Path):
+    assert errors(convert(tiny(), tmp_path / "model", widths=(1,), cache="state").file) == {"state alignment"}
 
 
 def test_scales_of_blocks_within_a_channel_are_found(tmp_path: Path):

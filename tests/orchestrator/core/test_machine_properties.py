@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import count
 
 import hypothesis.strategies as st
 import pytest
@@ -36,11 +37,8 @@ THEN = st.tuples(st.integers(0, 60), st.integers(0, 1 << 16))
 
 @pytest.fixture(autouse=True)
 def hits_are_given_up_often(monkeypatch: pytest.MonkeyPatch):
-    def choose(freshness: Freshness) -> bool:
-        freshness._hits += 1
-        return freshness._hits % 3 == 0
-
-    monkeypatch.setattr(Freshness, "choose", choose)
+    hits = count(1)
+    monkeypatch.setattr(Freshness, "choose", lambda _: next(hits) % 3 == 0)
 
 
 class DisorderedSimulation(Simulation):

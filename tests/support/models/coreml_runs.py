@@ -92,16 +92,6 @@ class Run:
         return np.concatenate(parts)
 
 
-def greedy(run: Run, prompt: Sequence[int], count: int) -> list[int]:
-    """The prompt in wide calls, then one token a call."""
-    logits = run.chain(4, prompt)[-1]
-    tokens = []
-    for _ in range(count):
-        tokens.append(int(logits.argmax()))
-        logits = run.chain(1, tokens[-1:])[-1]
-    return tokens
-
-
 def half(weights: mx.array) -> mx.array:
     """Rounded to fp16, and fp32 again."""
     return weights.astype(mx.float16).astype(mx.float32) if weights.dtype == mx.float32 else weights

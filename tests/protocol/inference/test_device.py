@@ -1,5 +1,7 @@
-"""Laws of wired memory: the processes of a pipeline together wire no more than macOS recommends."""
+"""Laws of the device: all processes together wire no more than macOS recommends; a Mac's processor compiles nothing."""
 
+import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -13,10 +15,13 @@ from protocol.inference.device import (
     TARGET,
     Reserve,
     bound_freed_buffers,
+    compute_on_processor,
     wire,
     wired_limit,
 )
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
+from tests.support.paths import DEMO_DRAFT
 
 _GIB = 1 << 30
 _RECOMMENDED = {8: 5_726_623_061, 16: 11_453_246_122, 24: 17_179_869_184, 64: 51_539_607_552}
@@ -48,25 +53,6 @@ def test_the_sum_never_exceeds_what_is_recommended(recommended: int, target: int
     assert all(found[role] <= size + _RESERVES[role].headroom for role, size in weights.items())
     if sum(weights.values()) <= recommended:
         assert all(found[role] >= size - 1 for role, size in weights.items()), "weights that fit are wired"
-
-
-@pytest.mark.parametrize(
-    ("machine", "weights", "expected"),
-    [
-        (8, {"target": 1 * _GIB, "draft": _GIB // 4}, {"target": 4.27, "draft": 1.07}),
-        (16, {"target": 2 * _GIB, "draft": _GIB // 2}, {"target": 6.0, "draft": 1.5}),
-        (24, {"target": 8 * _GIB, "draft": _GIB // 2}, {"target": 12.0, "draft": 0.94}),
-        (
-            64,
-            {"target": 20 * _GIB, "draft": 1 * _GIB, "prefill": 20 * _GIB},
-            {"target": 23.41, "draft": 1.17, "prefill": 21.0},
-        ),
-    ],
-)
-def test_machines_of_these_sizes_wire_so_much(machine: int, weights: dict[Role, int], expected: dict[Role, float]):
-    found = {role: limit / _GIB for role, limit in limits(_RECOMMENDED[machine], weights).items()}
-
-    assert found == {role: pytest.approx(size, abs=0.01) for role, size in expected.items()}
 
 
 class Metal:
@@ -106,3 +92,47 @@ def test_the_installed_mlx_has_these_functions_and_this_key():
     assert isinstance(mx.get_active_memory(), int)
     assert isinstance(mx.device_info(), dict)
     assert isinstance(mx.metal.is_available(), bool)
+
+
+@pytest.fixture(autouse=True)
+def _compiles_again() -> Iterator[None]:
+    device = mx.default_device()
+    yield
+    mx.enable_compile()
+    mx.set_default_device(device)
+
+
+def calls_of_a_compiled_function() -> int:
+    """How often two calls run the function: once if it is compiled, and traced for that."""
+    calls = 0
+
+    @mx.compile
+    def double(x: mx.array) -> mx.array:
+        nonlocal calls
+        calls += 1
+        return x + x
+
+    double(mx.array([1.0]))
+    double(mx.array([2.0]))
+    return calls
+
+
+@pytest.mark.parametrize(("platform", "calls"), [("darwin", 2), ("linux", 1)])
+def test_a_process_that_moves_to_the_processor_compiles_nothing_on_macos(
+    platform: str, calls: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "platform", platform)
+
+    compute_on_processor()
+
+    assert mx.default_device() == mx.Device(mx.cpu)
+    assert calls_of_a_compiled_function() == calls
+
+
+def test_nor_does_a_model_that_is_loaded_on_the_processor(monkeypatch: pytest.MonkeyPatch):
+    mx.set_default_device(mx.cpu)
+    monkeypatch.setattr(sys, "platform", "darwin")
+
+    LanguageModel.load(DEMO_DRAFT)
+
+    assert calls_of_a_compiled_function() == 2

@@ -1,4 +1,4 @@
-"""Laws of a prompt's log-probabilities: they are stock mlx-lm's, for every token, and change nothing else."""
+"""Laws of log-probabilities: they are stock mlx-lm's, best first, for prompts too, and change nothing else."""
 
 import random
 from collections.abc import Sequence
@@ -14,9 +14,12 @@ from protocol.messages.base import MAX_NODES, Level, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import FromWorker, Prefilled, PromptLikelihoods, Stop, ToWorker
 from target_worker.engine import TargetEngine
+from target_worker.verification.acceptance import likelihoods
 from target_worker.worker import TargetWorker
+from tests.support.logit_rows import rows, sorted_widths
 from tests.support.models.tiny_models import VOCABULARY, network, tree_model
-from tests.target_worker.kv.test_checkpoint import HELLO, PROMPT, Talk, answers, start
+from tests.support.target_requests import HELLO, Request, answers
+from tests.target_worker.kv.test_checkpoint import PROMPT, start
 
 TOLD = Sampling(prompt_logprobs=True, logprobs=2)
 
@@ -116,7 +119,7 @@ def test_the_tokens_that_follow_are_the_same():
     silent = start([*PROMPT])
     told = replace(silent, prompt_tokens=len(PROMPT), sampling=replace(silent.sampling, prompt_logprobs=True))
 
-    assert Talk(target(7), told).decode(9) == Talk(target(7), silent).decode(9)
+    assert Request(target(7), told).decode(9) == Request(target(7), silent).decode(9)
 
 
 def test_no_message_tells_of_more_tokens_than_it_may():
@@ -129,3 +132,39 @@ def test_no_message_tells_of_more_tokens_than_it_may():
     sizes = [len(reply.likelihoods) for reply in replies if isinstance(reply, PromptLikelihoods)]
     assert sizes == [MAX_NODES, 49]
     assert len(told(replies)) == len(prompt) - 1
+
+
+@pytest.mark.parametrize("kind", ["normal", "tied", "half"])
+@pytest.mark.parametrize("width", [100, 5000])
+def test_the_best_are_the_head_of_a_stable_sort(kind: str, width: int):
+    logits = rows(kind, 3, width, seed=2)
+    logs = logits.astype(np.float64) - np.logaddexp.reduce(logits.astype(np.float64), axis=-1)[:, None]
+
+    found = likelihoods(mx.array(logits), (2, 0), (4, 9), count=20)
+
+    for each, row, token in zip(found, (2, 0), (4, 9), strict=True):
+        order = np.argsort(-logits[row], kind="stable")[:20]
+        assert each.chosen == pytest.approx(logs[row, token], abs=1e-4)
+        assert [id for id, _ in each.best] == order.tolist()
+        assert [log for _, log in each.best] == pytest.approx(logs[row, order].tolist(), abs=1e-4)
+
+
+def test_without_alternatives_nothing_is_sorted():
+    with sorted_widths() as widths:
+        (found,) = likelihoods(mx.array(rows("normal", 1, 100, seed=2)), (0,), (4,), count=0)
+
+    assert found.best == ()
+    assert widths == []
+
+
+def test_alternatives_beyond_a_small_vocabulary_are_all_tokens():
+    (found,) = likelihoods(mx.array([[0.0, 2.0, 1.0]]), (0,), (1,), count=20)
+
+    assert [id for id, _ in found.best] == [1, 2, 0]
+
+
+def test_a_certain_token_has_no_more_than_certainty():
+    (found,) = likelihoods(mx.array([[0.0, 500.0]]), (0,), (1,), count=2)
+
+    assert found.chosen == 0.0
+    assert all(log <= 0.0 for _, log in found.best)

@@ -1,13 +1,16 @@
-"""Laws of the tokenizer fingerprints: equal exactly when token ids, or those of plain text, mean the same text."""
+"""Laws of the fingerprints: equal exactly when token ids mean the same text, and when two models can share KV."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
+from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import first_difference, tokenizer_fingerprint, vocabulary_fingerprint
 from protocol.errors import InputError
-from tests.support.paths import ROOT
 
 TOKENIZER = {
     "added_tokens": [{"id": 3, "content": "<end>", "special": True}],
@@ -29,28 +32,21 @@ def model(**changes: object) -> dict:
     return TOKENIZER["model"] | changes
 
 
-def test_cosmetic_fields_do_not_matter(tmp_path: Path):
-    plain = fingerprint(tmp_path)
-
-    assert fingerprint(tmp_path, version="2.0", truncation={"max_length": 8}, post_processor=None) == plain
-    assert fingerprint(tmp_path, model=model(dropout=None, vocab={"ab": 2, "b": 1, "a": 0})) == plain
-
-
-def test_both_spellings_of_merges_are_the_same(tmp_path: Path):
-    assert fingerprint(tmp_path, model=model(merges=[["a", "b"]])) == fingerprint(tmp_path)
-
-
-def test_a_special_token_may_also_stand_in_the_vocabulary(tmp_path: Path):
-    vocabulary = {"a": 0, "b": 1, "ab": 2, "<end>": 3}
-
-    assert fingerprint(tmp_path, model=model(vocab=vocabulary)) == fingerprint(tmp_path)
-
-
-def test_config_of_the_model_does_not_matter(tmp_path: Path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "2.0", "truncation": {"max_length": 8}, "post_processor": None},
+        {"model": model(dropout=None, vocab={"ab": 2, "b": 1, "a": 0})},
+        {"model": model(merges=[["a", "b"]])},
+        {"model": model(vocab={"a": 0, "b": 1, "ab": 2, "<end>": 3})},
+    ],
+    ids=["cosmetic fields", "order", "both spellings of merges", "a special token in the vocabulary"],
+)
+def test_what_means_the_same_text_is_the_same(tmp_path: Path, change: dict):
     plain = fingerprint(tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 152064}')
 
-    assert tokenizer_fingerprint(tmp_path) == plain
+    assert fingerprint(tmp_path, **change) == plain
 
 
 @pytest.mark.parametrize(
@@ -73,14 +69,6 @@ def test_unigram_vocabularies_are_lists(tmp_path: Path):
     second = fingerprint(tmp_path, model={"type": "Unigram", "vocab": [["b", -1.0], ["a", -2.0]]})
 
     assert first != second
-
-
-def test_the_demo_pair_agrees():
-    root = ROOT
-
-    assert tokenizer_fingerprint(root / "target_worker/demo_model") == tokenizer_fingerprint(
-        root / "draft_worker/demo_model"
-    )
 
 
 def test_a_missing_tokenizer_is_named_with_the_next_step(tmp_path: Path):
@@ -128,3 +116,46 @@ def test_the_first_difference_is_named(tmp_path: Path, change: dict, difference:
 
     assert vocabulary_fingerprint(ours) != vocabulary_fingerprint(theirs)
     assert first_difference(ours, theirs) == difference
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    save(tmp_path / "model", mx.zeros((100, 1000)))
+    return tmp_path / "model"
+
+
+def save(folder: Path, weights: mx.array, name: str = "model.safetensors") -> None:
+    mx.save_safetensors(str(folder / name), {"weights": weights})
+
+
+def test_a_copy_elsewhere_is_the_same_model(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "copy")
+
+    assert model_fingerprint(tmp_path / "copy") == model_fingerprint(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "config.json").write_text('{"model_type": "qwen2"}'),
+        lambda folder: save(folder, mx.zeros((1000, 100))),
+        lambda folder: save(folder, mx.zeros((100, 1001))),
+        lambda folder: save(folder, mx.ones((100, 1000))),
+        lambda folder: save(folder, mx.zeros((100, 1000), mx.float16)),
+        lambda folder: save(folder, mx.zeros((2, 2)), "more.safetensors"),
+        lambda folder: (folder / "model.safetensors").rename(folder / "other.safetensors"),
+    ],
+    ids=["config", "shape", "size", "values", "type", "another file", "name"],
+)
+def test_another_model_has_another_fingerprint(folder: Path, change: Callable[[Path], None]):
+    before = model_fingerprint(folder)
+    change(folder)
+
+    assert model_fingerprint(folder) != before
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"can't be read.*name a folder"):
+        model_fingerprint(tmp_path)
