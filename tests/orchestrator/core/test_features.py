@@ -1,5 +1,7 @@
 """Laws of the target's features in the state machine: what is recorded, who gets it, and that no round notices."""
 
+import pytest
+
 from orchestrator.core.commands import Dismiss, SendMessage
 from orchestrator.core.events import Arrived
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
@@ -67,19 +69,14 @@ def test_a_target_is_not_told_to_record_for_drafts_that_read_tokens_alone():
 
 def test_the_target_records_the_ascending_union_of_what_the_attached_drafts_read():
     simulation = pipeline()
-    one = attach(simulation, HIGH)
-    attach(simulation, LOW)
+    one, two = attach(simulation, HIGH), attach(simulation, LOW)
     simulation.remove(one.incarnation)
     simulation.kill("draft")
+    earlier = taps(simulation)
+    simulation.remove(two.incarnation)
 
-    assert taps(simulation) == [(1, 4), (-1, 1, 4), (1, 4)]
-
-
-def test_the_last_draft_that_leaves_ends_the_recording():
-    simulation = pipeline()
-    simulation.kill("draft")
-
-    assert taps(simulation) == [(1, 4), ()]
+    assert earlier == [(1, 4), (-1, 1, 4), (1, 4)]
+    assert taps(simulation) == [*earlier, ()]
 
 
 def test_a_draft_that_dies_in_mid_request_ends_no_ring():
@@ -122,29 +119,24 @@ def test_a_new_target_records_before_it_is_sent_the_prompt():
     assert [type(message) for message in sent] == [Tap, Start]
 
 
-def test_a_draft_of_another_width_is_dismissed_with_a_sentence():
-    simulation = pipeline(form=FeatureForm((1,), 32))
+@pytest.mark.parametrize(
+    ("form", "offered", "words"),
+    [
+        (FeatureForm((1,), 32), TAPS, "reads states of 32 numbers, and the target's have 64"),
+        (FeatureForm((12,), 64), TAPS, "layer 12"),
+        (LOW, None, "offers none"),
+    ],
+)
+@pytest.mark.parametrize("order", [("target", "draft"), ("draft", "target")])
+def test_a_draft_that_reads_what_the_target_does_not_record_is_dismissed_with_a_sentence(
+    form: FeatureForm, offered: Taps | None, words: str, order: tuple[Role, ...]
+):
+    simulation = pipeline(form, order, taps=offered)
     (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
 
-    assert "reads states of 32 numbers, and the target's have 64" in dismissed.text
-    assert "trained for this target" in dismissed.text
-    assert taps(simulation) == []
-
-
-def test_a_draft_that_reads_a_layer_too_many_is_dismissed_by_a_target_that_comes_later():
-    simulation = pipeline(form=FeatureForm((12,), 64), order=("draft", "target"))
-    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
-
-    assert "layer 12" in dismissed.text
+    assert words in dismissed.text
     assert taps(simulation) == []
     decoded(simulation)
-
-
-def test_a_draft_that_reads_states_does_not_serve_a_target_that_records_none():
-    simulation = pipeline(taps=None)
-    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
-
-    assert "offers none" in dismissed.text
 
 
 def test_features_go_unchanged_to_the_drafts_in_use_that_read_them_and_to_no_other():

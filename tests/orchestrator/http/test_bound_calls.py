@@ -417,14 +417,6 @@ def test_a_syntax_whose_texts_can_not_be_told_from_numbers_is_not_bound(answerin
     assert call_writer(ToolSyntax("muse_spark"), answering.template) is None
 
 
-def test_too_long_schemas_are_refused(answering: Model):
-    asked = {**HELLO, "tools": [tool("f", {"enum": ["x" * 70_000]})], "tool_choice": "required"}
-    error = post(CHAT, asked, template=answering.template).json()["error"]
-
-    assert (error["code"], error["param"]) == ("invalid_value", "tools")
-    assert "the limit is 65,536" in error["message"]
-
-
 def test_a_token_beyond_the_vocabulary_is_refused(answering: Model):
     grammar = answering.bound(tool_choice="required")
     assert grammar.calls is not None

@@ -29,12 +29,6 @@ def test_an_echo_puts_each_prompt_before_its_answers(prompt: Any, texts: list[st
     assert found == [f"{text}Hello" for text in texts for _ in range(2)]
 
 
-def test_without_an_echo_the_answer_is_the_new_text():
-    (choice,) = post(COMPLETIONS, {"prompt": "Say", "echo": False}).json()["choices"]
-
-    assert choice["text"] == "Hello"
-
-
 def result(text: str, *logs: float) -> Result:
     likelihoods = tuple(map(Likelihood, logs))
     return Result(text, (1,) * len(logs), "stop", statistics(1, len(logs)), 0, likelihoods=likelihoods)

@@ -146,12 +146,8 @@ def test_a_request_is_translated_to_a_chat():
     assert (list(prompt), params) == (list(expected), chat)
 
 
-def test_tools_are_those_of_a_chat():
-    chat = Response(input="a", tools=TOOLS, tool_choice="auto", parallel_tool_calls=False).chat([])
-
-    assert chat.most_calls == 1
-    (tool,) = chat.offered
-    assert tool["function"] == {"name": "add", "parameters": {"type": "object"}, "strict": False}
+def test_a_request_may_allow_one_call_at_most():
+    assert Response(input="a", tools=TOOLS, tool_choice="auto", parallel_tool_calls=False).chat([]).most_calls == 1
 
 
 def became(path: str, body: Any, template: ChatTemplate) -> Any:
@@ -161,23 +157,28 @@ def became(path: str, body: Any, template: ChatTemplate) -> Any:
     return (answer.json()["error"]["code"] if answer.status_code == 400 else ""), pipeline.asked
 
 
-@pytest.mark.parametrize("choice", ["none", "required", "nonsense", {"type": "function", "name": "add"}])
-def test_a_choice_of_tools_is_what_it_is_in_a_chat(hermes: ChatTemplate, choice: Any):
-    named = {"type": "function", "function": {"name": "add"}}
-    chosen = {"tools": CHAT_TOOLS, "tool_choice": named if isinstance(choice, dict) else choice}
+NAMED = {"type": "function", "function": {"name": "add"}}
+IN_CHATS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *(
+        ({"tools": TOOLS, "tool_choice": choice}, {"tools": CHAT_TOOLS, "tool_choice": in_chat})
+        for choice, in_chat in (
+            *((word, word) for word in ("none", "auto", "required", "nonsense")),
+            ({"type": "function", "name": "add"}, NAMED),
+        )
+    ),
+    *(({"text": {"format": form}}, {"response_format": form}) for form in ({"type": "text"}, {"type": "json_object"})),
+    (
+        {"text": {"format": {"type": "json_schema", **SCHEMA}}},
+        {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    ),
+]
 
-    found = became(RESPONSES, {"input": "a", "seed": 1, "tools": TOOLS, "tool_choice": choice}, hermes)
 
-    assert found == became(CHAT, {**SAME_CHAT, **chosen}, hermes)
+@pytest.mark.parametrize(("fields", "in_chats"), IN_CHATS)
+def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, fields: Any, in_chats: Any):
+    found = became(RESPONSES, {"input": "a", "seed": 1, **fields}, hermes)
 
-
-@pytest.mark.parametrize("form", [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", **SCHEMA}])
-def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, Any]):
-    schema = {"type": "json_schema", "json_schema": SCHEMA} if form["type"] == "json_schema" else form
-
-    found = became(RESPONSES, {"input": "a", "seed": 1, "text": {"format": form}}, hermes)
-
-    assert found == became(CHAT, {**SAME_CHAT, "response_format": schema}, hermes)
+    assert found == became(CHAT, {**SAME_CHAT, **in_chats}, hermes)
 
 
 @pytest.mark.parametrize(
@@ -490,10 +491,3 @@ def test_a_used_response_stays_longer():
     with pytest.raises(ApiError):
         store.get("b")
     assert store.get("a").answer == {}
-
-
-def test_the_key_is_required():
-    async def ask(client: httpx.AsyncClient) -> httpx.Response:
-        return await client.post(RESPONSES, json={"input": "a"})
-
-    assert talk(ask, headers={}).status_code == 401

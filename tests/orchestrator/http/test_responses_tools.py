@@ -38,18 +38,14 @@ def functions(*tools: Any) -> dict[str, Any]:
     return {function.pop("name"): function for function in ({**each} for each in offered)}
 
 
-def test_functions_of_namespaces_get_joined_names():
+def test_functions_of_namespaces_get_joined_names_and_the_description_of_a_namespace_is_read_once():
+    about_add = {**ADD, "description": "Adds."}
     found = functions(NAMESPACE, {**NAMESPACE, "name": "crm_", "tools": [{**ADD, "name": "_add"}]})
+    described = functions({**NAMESPACE, "tools": [about_add, {**about_add, "name": "more"}]})
 
     assert list(found) == ["mcp__sums__add", "mcp__sums__sub", "crm__add"]
     assert found["mcp__sums__sub"] == {"parameters": {"type": "object"}, "strict": False}
-
-
-def test_the_description_of_a_namespace_is_read_once():
-    about_add = {**ADD, "description": "Adds."}
-    found = functions({**NAMESPACE, "tools": [about_add, {**about_add, "name": "more"}]})
-
-    assert [function["description"] for function in found.values()] == ["Sums.\n\nAdds.", "Adds."]
+    assert [function["description"] for function in described.values()] == ["Sums.\n\nAdds.", "Adds."]
 
 
 def test_a_custom_tool_is_a_function_of_one_text_which_its_grammar_describes():
@@ -119,12 +115,8 @@ def test_tools_that_are_not_run_here_are_left_out_and_told(hermes: ChatTemplate)
             "image_generation",
         ]
         assert event["response"]["tools"] == CODEX
-
-
-def test_a_model_without_tools_answers_if_none_is_left():
-    answer = post(RESPONSES, {"input": "Hi", "tools": [SEARCH], "top_logprobs": 1})
-
-    assert answer.status_code == 200
+    # A model without tools answers if none is left.
+    assert post(RESPONSES, {"input": "Hi", "tools": [SEARCH], "top_logprobs": 1}).status_code == 200
 
 
 def test_earlier_calls_have_the_names_that_the_model_knows():

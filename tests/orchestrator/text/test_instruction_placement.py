@@ -1,12 +1,11 @@
 """Laws of instructions: whatever a template does with roles, the model reads every instruction, or somebody is told."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.text.chat_template import ChatTemplate, Messages, place_instructions
+from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError
 from tests.orchestrator.text.test_chat_template import model
 
@@ -80,22 +79,3 @@ def test_a_template_without_a_place_for_instructions_renders_the_rest(tmp_path: 
 def test_a_template_that_refuses_every_form_says_why(tmp_path: Path):
     with pytest.raises(InputError, match="never"):
         ChatTemplate(model(tmp_path, "{{ raise_exception('never') }}")).render([SYSTEM, HI])
-
-
-def drawn(render: Callable[[Messages], str]) -> list[Messages]:
-    """The conversations that were rendered to find the form."""
-    seen: list[Messages] = []
-
-    def watched(messages: Messages) -> str:
-        seen.append(messages)
-        return render(messages)
-
-    place_instructions([SYSTEM, HI], watched)
-    return seen
-
-
-def test_a_conversation_that_is_rendered_whole_is_tried_once():
-    (tried,) = drawn(lambda messages: "".join(message["content"] for message in messages))
-
-    assert [message["role"] for message in tried] == ["system", "user"]
-    assert not {"Be brief.", "Hi"} & {message["content"] for message in tried}

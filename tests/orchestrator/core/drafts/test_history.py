@@ -19,22 +19,6 @@ def offer(sequence: SequenceId, name: str, tokens: int = 40) -> KvOffer:
     return KvOffer(sequence, name, tokens, size=1000, seconds=0.0)
 
 
-def test_the_next_life_finds_what_the_last_offered():
-    arenas = DraftArenas()
-    arenas.add(offer(ONE, A), live=True)
-    arenas.add(offer(ONE, A, 72), live=True)
-
-    assert arenas.draft_down() == []
-    assert arenas.adopt(ONE) == KvReference(A, 72)
-
-
-def test_the_present_life_is_not_told_of_its_own_arenas():
-    arenas = DraftArenas()
-    arenas.add(offer(ONE, A), live=True)
-
-    assert arenas.adopt(ONE) is None
-
-
 def test_a_life_that_ends_before_it_offers_anything_leaves_what_it_took_over():
     arenas = DraftArenas()
     arenas.add(offer(ONE, A), live=True)
@@ -81,13 +65,6 @@ def test_an_arena_that_serves_another_sequence_is_that_ones():
     assert arenas.adopt(TWO) == KvReference(A, 33)
 
 
-def test_an_offer_that_comes_after_the_end_of_its_sequence_is_not_forgotten():
-    arenas = DraftArenas()
-    arenas.add(offer(ONE, A), live=False)
-
-    assert arenas.draft_down() == [Release(A)]
-
-
 def test_an_arena_that_was_refused_is_counted_and_given_up():
     arenas = DraftArenas()
     arenas.add(offer(ONE, A), live=True)
@@ -97,13 +74,6 @@ def test_an_arena_that_was_refused_is_counted_and_given_up():
 
     assert arenas.warnings == 1
     assert arenas.draft_down() == [Release(A)]
-
-
-def test_an_arena_that_was_taken_over_is_no_warning():
-    arenas = DraftArenas()
-    arenas.note_adoption(Prefilled(ONE, 3, 2, 0.0, 38, ""))
-
-    assert arenas.warnings == 0
 
 
 # In the machine ------------------------------------------------------------------------------------
@@ -122,22 +92,16 @@ def drafting() -> Machine:
     return machine
 
 
-def test_a_draft_that_is_back_is_told_what_the_last_one_left():
+def test_a_draft_that_is_back_is_told_what_the_last_one_left_and_counted_if_it_could_not_use_it():
     machine = drafting()
     (first,) = starts(machine.step(Submitted(ONE, Request(tuple([7] * 60), Sampling(), 10)), 0.0))
     machine.step(Arrived("draft", 2, offer(ONE, A, 59)), 0.1)
     machine.step(WorkerDown("draft", 2), 0.2)
     (second,) = starts(machine.step(WorkerUp(3, modelled_hello("draft")), 0.3))
+    machine.step(Arrived("draft", 3, Prefilled(ONE, 0, 2, 0.0, 0, "torn")), 0.4)
 
     assert first.adopt is None
     assert second.adopt == KvReference(A, 59)
-
-
-def test_a_draft_that_could_not_use_it_is_counted():
-    machine = drafting()
-    machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
-    machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 2, 0.0, 0, "torn")), 0.1)
-
     assert machine.drafts.warnings == 1
 
 

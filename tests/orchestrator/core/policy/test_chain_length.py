@@ -13,6 +13,7 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import Chain, FanOut
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import node_id
+from tests.support.sequence_views import sequence_view
 
 ROOT, VOCABULARY = NodeId(1), 100
 CHAIN = (7, 8, 9, 10)
@@ -42,19 +43,8 @@ def without_draft(guesses: list[tuple[int, float]]) -> SequenceView:
 
 
 def _view(speculation: Speculation, draft_tokens: int | None) -> SequenceView:
-    return SequenceView(
-        tree=speculation.tree,
-        estimates=speculation.estimates,
-        now=0.0,
-        ready_since=0.0,
-        grown_at=0.0,
-        room=100,
-        drafting=speculation.drafting,
-        lag=0.0,
-        draft_ready_at=0.0,
-        lookup=lambda node, limit: [],
-        draft_tokens=draft_tokens,
-    )
+    fields = {"drafting": speculation.drafting, "draft_tokens": draft_tokens}
+    return sequence_view(speculation.tree, speculation.estimates, **fields)
 
 
 @pytest.mark.parametrize("strategy", ["sd", "ssd"])

@@ -4,12 +4,13 @@ import pytest
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import SequenceView, VerifyNodes, WaitUntil
+from orchestrator.core.policy.decision import VerifyNodes, WaitUntil
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow
+from tests.support.sequence_views import sequence_view
 
 ROOT, VOCABULARY = NodeId(1), 100
 
@@ -30,34 +31,19 @@ def least(found: Estimates) -> float:
     return plan.least
 
 
-def test_without_measurements_the_draft_grows_whatever_it_can():
-    assert least(Estimates()) == 0.0
-
-
-def test_tokens_that_cost_the_target_nothing_are_all_worth_growing():
-    assert least(estimates(0.0)) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_target_that_claims_to_take_no_time_breaks_nothing():
-    found = Estimates()
-    for width in (1, 5, 9, 17):
-        found.target.observe(width, 0.0)
-
-    assert 0.0 <= least(found) < 0.01
-
-
 def test_the_more_a_token_costs_the_more_probable_a_node_must_be():
+    """Without measurements the draft grows whatever it can; even the dearest token leaves a limit."""
+    timeless = Estimates()
+    for width in (1, 5, 9, 17):
+        timeless.target.observe(width, 0.0)
     limits = [least(estimates(cost)) for cost in (0.005, 0.02, 0.06)]
+
+    assert least(Estimates()) == 0.0
+    assert least(estimates(0.0)) == pytest.approx(0.0, abs=1e-6)
+    assert 0.0 <= least(timeless) < 0.01
     assert 0.0 < limits[0] < limits[1] < limits[2] < 0.1
-
-
-def test_the_limit_rises_with_the_rate():
+    assert all(0.0 < least(estimates(1.0, acceptance)) <= 0.1 for acceptance in (0.0, 1.0))
     assert least(estimates(0.02, 0.3)) < least(estimates(0.02, 0.8))
-
-
-@pytest.mark.parametrize("acceptance", [0.0, 1.0])
-def test_even_the_dearest_token_leaves_a_limit(acceptance: float):
-    assert 0.0 < least(estimates(1.0, acceptance)) <= 0.1
 
 
 @pytest.mark.parametrize(("claimed", "decision"), [(0.9, WaitUntil), (0.001, VerifyNodes)])
@@ -67,17 +53,6 @@ def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decisio
     speculation = Speculation(ROOT, 3, 5, found, True, 0.0)
     speculation.start(0, 0.0)
     speculation.merge(Grow(SequenceId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), VOCABULARY, 0.01)
-    view = SequenceView(
-        tree=speculation.tree,
-        estimates=found,
-        now=0.0101,
-        ready_since=0.01,
-        grown_at=0.01,
-        room=100,
-        drafting=True,
-        lag=0.0,
-        draft_ready_at=0.0,
-        lookup=lambda node, limit: [],
-    )
+    view = sequence_view(speculation.tree, found, now=0.0101, ready_since=0.01, grown_at=0.01, drafting=True)
 
     assert isinstance(Adaptive(Options()).decide(view), decision)

@@ -11,6 +11,7 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Grow
+from tests.support.sequence_views import sequence_view
 
 ROOT, POSITION, VOCABULARY = NodeId(1), 5, 100
 LONGEST_PAUSE = 0.25
@@ -22,18 +23,8 @@ def growth(token: int, seconds: float) -> Grow:
 
 
 def view(speculation: Speculation, now: float) -> SequenceView:
-    return SequenceView(
-        tree=speculation.tree,
-        estimates=speculation.estimates,
-        now=now,
-        ready_since=0.0,
-        grown_at=speculation.grown_at,
-        room=100,
-        drafting=speculation.drafting,
-        lag=0.0,
-        draft_ready_at=0.0,
-        lookup=lambda node, limit: [],
-    )
+    fields = {"now": now, "grown_at": speculation.grown_at, "drafting": speculation.drafting}
+    return sequence_view(speculation.tree, speculation.estimates, **fields)
 
 
 def pause(strategy: str, claimed: float, every: float, known: float = 0.02) -> float:

@@ -56,15 +56,17 @@ def test_every_api_reaches_its_model(path: str):
     assert '"other"' in answer.text
 
 
-def test_an_unknown_name_is_refused_and_loads_nothing():
-    models = FakeModels()
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [(b"{", 400, ""), (json.dumps({**HI, "model": "/etc"}).encode(), 404, "big, other, small, gpt-4o-mini")],
+)
+def test_what_is_refused_loads_nothing(body: bytes, status: int, words: str):
+    models, sent = FakeModels(), {"content": body, "headers": {"content-type": "application/json"}}
 
-    answer = models.talk(lambda client, _: client.post(CHAT, json={**HI, "model": "/etc"}))
+    answer = models.talk(lambda client, _: client.post(CHAT, **sent))
 
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "model_not_found"
-    assert "big, other, small, gpt-4o-mini" in answer.json()["error"]["message"]
-    assert models.loads == []
+    assert (answer.status_code, models.loads) == (status, [])
+    assert words in answer.json()["error"]["message"]
 
 
 def test_the_lists_of_both_apis_say_what_is_loaded():
@@ -109,15 +111,7 @@ def test_a_model_whose_unloading_fails_leaves_its_room_to_others():
 @pytest.mark.parametrize("path", ASKED)
 def test_a_stream_that_waits_tells_why_and_then_has_its_answer(path: str):
     models = FakeModels()
-
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
-        models.held["big"] = asyncio.Event()
-        asking = asyncio.create_task(client.post(path, json={**ASKED[path], "stream": True}))
-        await models.until_told()
-        models.held["big"].set()
-        return await asking
-
-    waited = events(models.talk(ask))
+    waited = events(models.talk(lambda client, _: models.streamed_while_loading(client, path, ASKED[path])))
     plain = events(FakeModels().talk(lambda client, _: client.post(path, json={**ASKED[path], "stream": True})))
 
     loading = [event for event in waited if "loading" in event]
@@ -135,11 +129,7 @@ def test_a_response_that_waited_keeps_its_id_and_its_numbers():
     models = FakeModels()
 
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> tuple[httpx.Response, httpx.Response]:
-        models.held["big"] = asyncio.Event()
-        asking = asyncio.create_task(client.post(RESPONSES, json={"input": "Hi", "stream": True}))
-        await models.until_told()
-        models.held["big"].set()
-        answer = await asking
+        answer = await models.streamed_while_loading(client, RESPONSES, {"input": "Hi"})
         return answer, await client.get(f"{RESPONSES}/{events(answer)[-1]['response']['id']}")
 
     answer, stored = models.talk(ask)
@@ -179,9 +169,10 @@ def test_the_others_go_on_when_one_fails_and_health_names_it():
 
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[httpx.Response]:
         answers = [await client.post(CHAT, json={**HI, "model": name}) for name in ("big", "big", "small")]
-        return [*answers, await client.get("/health"), await client.get("/metrics")]
+        stranger = await client.get("/health", headers={"authorization": "Bearer no"})
+        return [*answers, await client.get("/health"), stranger, await client.get("/metrics")]
 
-    first, second, small, health, metrics = models.talk(ask)
+    first, second, small, health, stranger, metrics = models.talk(ask)
 
     assert (first.status_code, second.status_code, said(small)) == (503, 503, "small")
     assert models.loads == ["big", "small"]
@@ -193,19 +184,8 @@ def test_the_others_go_on_when_one_fails_and_health_names_it():
         "small": "ok",
     }
     assert "no such folder" in told["models"]["big"]["reason"]
+    assert (stranger.status_code, stranger.json()) == (503, {"status": "degraded"})
     assert 'launch_pipeline_status{status="degraded"} 1.0' in metrics.text
-
-
-def test_health_tells_strangers_no_names_and_no_reasons():
-    models = FakeModels(failures={"big": "There is no such folder."})
-
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
-        await client.post(CHAT, json=HI)
-        return await client.get("/health", headers={"authorization": "Bearer no"})
-
-    health = models.talk(ask)
-
-    assert (health.status_code, health.json()) == (503, {"status": "degraded"})
 
 
 def test_a_pipeline_that_ends_by_itself_leaves_the_table():
@@ -292,7 +272,7 @@ def test_a_client_that_goes_while_it_waits_frees_its_place_and_a_running_one_its
 
     async def ask(client: httpx.AsyncClient, host: ModelHost) -> tuple[int, str]:
         running = asyncio.create_task(client.post(CHAT, json={**HI, "stream": True}))
-        await models_stuck()
+        await models.pipelines["big"].stuck.wait()
         waiting = asyncio.create_task(client.post(CHAT, json={**HI, "model": "other", "stream": True}))
         while not host.waiting:
             await asyncio.sleep(0.01)
@@ -302,9 +282,6 @@ def test_a_client_that_goes_while_it_waits_frees_its_place_and_a_running_one_its
         left = len(host.status(ModelName("big")).running)
         running.cancel()
         return left, said(await client.post(CHAT, json={**HI, "model": "other"}))
-
-    async def models_stuck() -> None:
-        await models.pipelines["big"].stuck.wait()
 
     assert models.talk(ask) == (1, "other")
     assert models.unloads == ["big"]
@@ -335,17 +312,9 @@ def test_a_client_that_disconnects_while_its_model_is_loaded_waits_no_more(strea
 
 
 def test_a_mistake_in_a_stream_that_waited_is_an_error_in_it():
-    models = FakeModels()
+    models, long = FakeModels(), {"messages": [{"role": "user", "content": "word " * 400}]}
 
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
-        models.held["big"] = asyncio.Event()
-        long = {"messages": [{"role": "user", "content": "word " * 400}], "stream": True}
-        asking = asyncio.create_task(client.post(CHAT, json=long))
-        await models.until_told()
-        models.held["big"].set()
-        return await asking
-
-    answer = models.talk(ask)
+    answer = models.talk(lambda client, _: models.streamed_while_loading(client, CHAT, long))
 
     assert answer.status_code == 200
     assert "maximum context length" in events(answer)[-1]["error"]["message"]
@@ -359,16 +328,6 @@ def test_a_pinned_model_is_loaded_at_the_start():
         return (await client.get("/health")).json()["models"]["small"]["status"]
 
     assert (models.talk(ask), models.loads) == ("ok", ["small"])
-
-
-def test_a_body_that_is_no_json_is_refused_before_anything_is_loaded():
-    models = FakeModels()
-
-    answer = models.talk(
-        lambda client, _: client.post(CHAT, content=b"{", headers={"content-type": "application/json"})
-    )
-
-    assert (answer.status_code, models.loads) == (400, [])
 
 
 def test_the_page_follows_the_model_that_was_used_last():

@@ -66,17 +66,10 @@ def test_a_request_without_a_prompt_loads_and_unloads(path: str):
 def test_a_stream_that_waits_has_lines_without_text(path: str, failure: str):
     models = FakeModels(failures={"big": failure} if failure else {})
 
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[Any]:
-        models.held["big"] = asyncio.Event()
-        asking = asyncio.create_task(client.post(path, json={**HI, "prompt": "Hi"}))
-        await models.until_told()
-        models.held["big"].set()
-        return [json.loads(line) for line in (await asking).text.splitlines()]
+    answer = models.talk(lambda client, _: models.streamed_while_loading(client, path, {**HI, "prompt": "Hi"}))
 
-    told = models.talk(ask)
-
-    assert told[0]["loading"]["status"] == "reading weights"
-    assert told[0]["done"] is False
+    told = [json.loads(line) for line in answer.text.splitlines()]
+    assert (told[0]["loading"]["status"], told[0]["done"]) == ("reading weights", False)
     if failure:
         assert failure in told[-1]["error"]
     else:

@@ -129,12 +129,16 @@ def test_earlier_calls_and_results_are_those_of_a_chat():
     assert [answer["name"] for answer in answers] == ["find", "add", "add", "other"]
 
 
-def test_a_result_without_a_name_answers_the_first_open_call():
+@pytest.mark.parametrize(
+    ("result", "id"), [({"content": "2"}, "call00000"), *(({"name": name}, None) for name in (["add"], {}, 3, ""))]
+)
+def test_a_result_without_a_name_answers_the_first_open_call_and_one_of_no_function_none(result: Any, id: str | None):
     call = {"function": {"name": "add"}}
 
-    *_, answer = chat_messages([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}])
+    *_, answer = chat_messages([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", **result}])
 
-    assert (answer["name"], answer["tool_call_id"]) == ("add", "call00000")
+    assert answer.get("tool_call_id") == id
+    assert id is None or answer["name"] == "add"
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -151,15 +155,6 @@ def test_many_calls_and_results_take_time_in_proportion(named: bool):
     ids = [call["id"] for call in said["tool_calls"]]
     assert len({*ids}) == len(names)
     assert [answer["tool_call_id"] for answer in answers] == (ids[::-1] if named else ids)
-
-
-@pytest.mark.parametrize("name", [["add"], {}, 3, ""])
-def test_a_result_for_what_is_no_function_answers_no_call(name: Any):
-    call = {"function": {"name": "add"}}
-
-    *_, answer = chat_messages([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "name": name}])
-
-    assert "tool_call_id" not in answer
 
 
 @pytest.mark.parametrize(
@@ -219,9 +214,6 @@ def test_the_last_line_has_counts_and_durations_in_nanoseconds():
     assert (last["eval_count"], last["eval_duration"]) == (5, 500_000_000)
     assert (last["total_duration"], last["load_duration"]) == (500_000_000, 0)
     assert last["prompt_eval_count"] > 0
-
-
-def test_an_answer_that_was_cut_off_says_so():
     assert lines(post(CHATS, HI, saying(["a"], "length")))[-1]["done_reason"] == "length"
 
 
@@ -245,16 +237,6 @@ def test_thinking_is_told_from_the_answer(thinker: ChatTemplate):
 
     assert "".join(part["message"].get("thinking", "") for part in told) == whole["thinking"] == "Hm."
     assert "".join(map(text, told)) == whole["response"] == "Yes."
-
-
-def test_think_turns_thinking_off(thinker: ChatTemplate):
-    pipeline = FakePipeline()
-
-    for think in (True, False):
-        post(CHATS, {**HI, "think": think}, pipeline, template=thinker)
-
-    prompts = [thinker.codec.decode(prompt) for prompt, _ in pipeline.asked]
-    assert prompts[1] == prompts[0] + "<think>\n\n</think>\n\n"
 
 
 def test_a_prompt_that_is_read_for_long_is_told_in_lines_without_text():
@@ -288,6 +270,7 @@ def test_a_model_is_not_called_loaded_before_it_is():
     answer = post(CHATS, {"model": "demo"}, FakePipeline(condition=None))
 
     assert (answer.status_code, "still being loaded" in answer.json()["error"]) == (503, True)
+    assert get("/api/ps", FakePipeline(condition=None)).json() == {"models": []}
 
 
 # Models ------------------------------------------------------------------------------------------
@@ -301,10 +284,6 @@ def test_the_list_of_models_names_them_and_their_sizes():
     assert (tags[0]["details"]["format"], tags[0]["details"]["family"]) == ("safetensors", "llama")
     assert running[0]["context_length"] == 256
     assert running[0]["expires_at"] > tags[0]["modified_at"]
-
-
-def test_nothing_runs_while_the_models_are_loaded():
-    assert get("/api/ps", FakePipeline(condition=None)).json() == {"models": []}
 
 
 @pytest.mark.parametrize("name", [{"model": "demo"}, {"name": "demo:latest"}, {}])
