@@ -50,6 +50,14 @@ def decoded(simulation: ScriptedSimulation, tokens: int = 40) -> None:
     assert client.tokens == client.reference
 
 
+def relaying(tokens: int = 40, count: int = 1) -> ScriptedSimulation:
+    """In the middle of a request of which so many features were relayed."""
+    simulation = pipeline()
+    simulation.submit(1, max_tokens=tokens)
+    simulation.run_while(lambda: len(relayed(simulation)) < count)
+    return simulation
+
+
 def attach(simulation: ScriptedSimulation, form: FeatureForm | None) -> WorkerHost:
     return simulation.attach(reader(form))
 
@@ -200,9 +208,7 @@ def test_no_round_waits_for_features_or_changes_by_them():
 
 
 def test_features_that_fit_no_committed_tokens_are_dropped():
-    simulation = pipeline()
-    simulation.submit(1, max_tokens=40)
-    simulation.run_while(lambda: not relayed(simulation))
+    simulation = relaying()
     sequence = simulation.machine.sequences[ONE]
     sent, stale = len(relayed(simulation)), simulation.machine.stale
     for sequence_id, round, first, rows in (
@@ -217,9 +223,7 @@ def test_features_that_fit_no_committed_tokens_are_dropped():
 
 
 def test_features_of_a_dead_target_or_for_a_dead_draft_go_nowhere():
-    simulation = pipeline()
-    simulation.submit(1, max_tokens=40)
-    simulation.run_while(lambda: not relayed(simulation))
+    simulation = relaying()
     sent, dead = len(relayed(simulation)), simulation.own["target"]
     simulation.kill("target")
     simulation.start("target")
@@ -233,9 +237,7 @@ def test_features_of_a_dead_target_or_for_a_dead_draft_go_nowhere():
 
 
 def test_a_draft_that_starts_later_gets_what_comes():
-    simulation = pipeline()
-    simulation.submit(1, max_tokens=80)
-    simulation.run_while(lambda: len(relayed(simulation)) < 3)
+    simulation = relaying(tokens=80, count=3)
     simulation.kill("draft")
     draft = simulation.start("draft")
     simulation.run()
@@ -245,9 +247,7 @@ def test_a_draft_that_starts_later_gets_what_comes():
 
 
 def test_a_draft_that_sends_features_changes_nothing():
-    simulation = pipeline()
-    simulation.submit(1, max_tokens=40)
-    simulation.run_while(lambda: not relayed(simulation))
+    simulation = relaying()
     commands = simulation.machine.step(
         Arrived("draft", simulation.own["draft"], Features(ONE, 0, RING, 0, 1)), simulation.now
     )

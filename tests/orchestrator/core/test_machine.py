@@ -1,9 +1,11 @@
 """Laws of the state machine, in virtual time."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.core.commands import Emit, Reject, Replace, SendMessage
-from orchestrator.core.events import Arrived, Ended
+from orchestrator.core.events import Arrived, Ended, Event, Submitted
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
@@ -13,6 +15,7 @@ from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import NodeId, Role
+from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
 from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready
 
@@ -217,8 +220,12 @@ class RefusingTarget(ModelledTarget):
 
 
 def test_a_tree_that_the_target_refuses_costs_the_draft_and_not_the_request():
+    """The target was asked again and again, and its answers come when only the root is asked about."""
     simulation = ready(build=building(target=RefusingTarget))
     simulation.submit(1, max_tokens=20)
+    simulation.run_while(lambda: not simulation.sent(Stop))
+    for _ in range(9):
+        simulation.step(Arrived("target", simulation.own["target"], Fault("refused", "nonsense", ONE, 3)))
     served(simulation)
 
     assert sum(len(verify.tokens) > 1 for verify in simulation.sent(Verify)) == 1
@@ -280,17 +287,6 @@ def test_a_fault_of_a_target_that_owes_nothing_is_stale(kind):
     assert commands == []
 
 
-def test_a_tree_that_is_refused_twice_does_not_end_the_request():
-    """The target was asked again and again, and its answers come when only the root is asked about."""
-    simulation = ready(build=building(target=RefusingTarget))
-    simulation.submit(1, max_tokens=20)
-    simulation.run_while(lambda: not simulation.sent(Stop))
-    for _ in range(9):
-        simulation.step(Arrived("target", simulation.own["target"], Fault("refused", "nonsense", ONE, 3)))
-
-    assert served(simulation).reason == "length"
-
-
 class WrongAnswerTarget(ModelledTarget):
     """Answers what it was never asked, again and again, until it is told to start anew."""
 
@@ -309,3 +305,36 @@ def test_a_target_that_holds_an_answer_to_no_question_is_told_to_start_anew():
     served(simulation)
 
     assert len(simulation.sent(Start, simulation.own["target"])) == 2
+
+
+# A sampling of the draft's own -------------------------------------------------------------------
+
+
+OWN = Sampling(temperature=0.5, seed=1)
+
+
+@pytest.mark.parametrize("own", [OWN, None])
+def test_only_the_draft_draws_with_it(own: Sampling | None, monkeypatch: pytest.MonkeyPatch):
+    simulation = ready("sd")
+    step = simulation.step
+    monkeypatch.setattr(simulation, "step", lambda event: step(with_own_sampling(event, own)))
+
+    simulation.submit(1, max_tokens=60, temperature=1.0)
+    simulation.run_events(20)
+    lost = simulation.own["draft"]
+    assert simulation.kill("draft")
+    simulation.run()
+
+    shared = Sampling(temperature=1.0, seed=1)
+    assert heard(simulation, simulation.own["target"]) == {shared}
+    assert heard(simulation, lost) == heard(simulation, simulation.own["draft"]) == {own or shared}
+
+
+def with_own_sampling(event: Event, own: Sampling | None) -> Event:
+    if not isinstance(event, Submitted):
+        return event
+    return replace(event, request=replace(event.request, draft_sampling=own))
+
+
+def heard(simulation: ScriptedSimulation, incarnation: int) -> set[Sampling]:
+    return {start.sampling for start in simulation.sent(Start, incarnation)}

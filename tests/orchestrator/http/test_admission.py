@@ -1,6 +1,7 @@
 """Laws of places: whatever tokenizes a prompt takes one, and frees it when its client has gone or the server stops."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.app import application
 from orchestrator.http.models.one import server_of_one
 from orchestrator.http.settings import ServerSettings
@@ -105,3 +107,39 @@ def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: An
     for response in asyncio.run(stopped()):
         assert response.status_code == 503
         assert "The server was stopped" in response.text
+
+
+# Threads whose client disconnects ----------------------------------------------------------------
+
+
+def test_a_cancelled_thread_holds_its_callers_lock_until_it_has_ended_and_its_failure_is_no_error_of_the_server():
+    begun, end, told = threading.Event(), threading.Event(), list[Any]()
+
+    def work() -> None:
+        begun.set()
+        end.wait()
+        raise ZeroDivisionError
+
+    async def cancelled() -> tuple[bool, bool]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        lock = asyncio.Lock()
+
+        async def held() -> None:
+            async with lock:
+                await in_thread(work)
+
+        task = asyncio.ensure_future(held())
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.05)
+        still = lock.locked()
+        end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del task
+        gc.collect()
+        return still, lock.locked()
+
+    assert asyncio.run(cancelled()) == (True, False)
+    gc.collect()
+    assert told == []

@@ -2,28 +2,38 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 from starlette.applications import Starlette
+from starlette.requests import Request
 from structlog.testing import capture_logs
 
+from orchestrator.api.client import NoPipeline
+from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.app import application
+from orchestrator.http.backend import PipelineThread, RunningPipeline
+from orchestrator.http.errors import ApiError
+from orchestrator.http.generation import ChoiceEnd, ChoiceStream, OutputEvent, TextPiece
 from orchestrator.http.models.one import server_of_one
 from orchestrator.http.monitoring.health import Condition
 from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.request_bodies import MOST_LEVELS
+from orchestrator.http.server import Invitations
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.streaming import frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState
-from tests.support.fake_pipeline import READY, FakePipeline
+from protocol.messages.remote import Invitation
+from tests.support.fake_pipeline import READY, FakePipeline, statistics
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -690,3 +700,161 @@ def test_figures_of_what_was_generated_can_be_read():
         'launch_pipeline_status{status="ok"} 1.0',
     ):
         assert line in text.splitlines()
+
+
+# Signs of life in streams ------------------------------------------------------------------------
+
+
+PATIENCE = 0.05
+
+
+class SlowCall:
+    """The text of a call, piece by piece."""
+
+    result: Result | None = None
+    chosen: Sequence[Chosen] = ()
+
+    def watch_reading(self, on_reading: OnReading) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        for _ in range(20):
+            await asyncio.sleep(PATIENCE / 5)
+            yield "{"
+        self.result = Result("{" * 20, (), "stop", statistics(1, 20), 0)
+
+
+class HoldingRenderer:
+    """Renders a call when it is complete."""
+
+    def idle(self) -> bytes:
+        return b"idle"
+
+    def reading(self, event: object) -> bytes:
+        return b"reading"
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        return {}
+
+    def opening(self) -> Iterable[bytes]:
+        return [b"opening"]
+
+    def render(self, event: OutputEvent) -> Iterable[bytes]:
+        return [b"call"] if isinstance(event, ChoiceEnd) else []
+
+    def failed(self, error: object) -> Iterable[bytes]:
+        return [b"failed"]
+
+    def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
+        return [b"ending"]
+
+
+def test_a_stream_shows_life_while_a_call_is_generated():
+    async def sent() -> list[bytes]:
+        generation = ChoiceStream([SlowCall()], lambda: None)
+        first = TextPiece(0, "{")
+        return [frame async for frame in frames(generation, HoldingRenderer(), first, PATIENCE, lambda: None)]
+
+    opening, *between, call, ending = asyncio.run(sent())
+
+    assert (opening, call, ending) == (b"opening", b"call", b"ending")
+    assert len(between) >= 2
+    assert {*between} == {b"idle"}
+
+
+# Join lines --------------------------------------------------------------------------------------
+
+
+OWNER = "a-key-of-tests"
+ALONE = msgspec.structs.replace(READY, context=0)
+
+
+def invite() -> Invitation:
+    return Invitation("lp1:LINE", 600.0)
+
+
+def create(invitations: Invitations) -> Any:
+    return json.loads(bytes(asyncio.run(invitations.create(Request({"type": "http"}))).body))
+
+
+@pytest.mark.parametrize(("state", "role"), [(READY, "draft"), (ALONE, "target")])
+def test_a_machine_is_asked_for_what_is_missing(state: PipelineState, role: str):
+    told = create(Invitations(invite, FakePipeline(condition=state), OWNER))
+
+    assert told["command"] == f"launch-pipeline attach {role} lp1:LINE"
+
+
+def refuse() -> Invitation:
+    raise PipelineError("The pipeline does not answer.")
+
+
+@pytest.mark.parametrize(
+    ("invitations", "status", "word"),
+    [
+        (Invitations(None, FakePipeline(), OWNER), 404, "--listen"),
+        (Invitations(invite, FakePipeline(), None), 403, "workers invite"),
+        (Invitations(invite, FakePipeline(condition=None), OWNER), 503, "still being loaded"),
+        (Invitations(refuse, FakePipeline(), OWNER), 503, "does not answer"),
+    ],
+)
+def test_who_gets_no_line_is_told_why(invitations: Invitations, status: int, word: str):
+    with pytest.raises(ApiError, match=word) as refused:
+        create(invitations)
+
+    assert refused.value.status == status
+
+
+# Before another program's pipeline ---------------------------------------------------------------
+
+
+class LoadingClient:
+    address = "ipc:///nowhere"
+
+    def state(self, _: float) -> PipelineState:
+        return msgspec.structs.replace(READY, ready=False)
+
+
+def test_a_pipeline_that_is_left_while_it_loads_is_not_called_ready():
+    told: list[Any] = []
+    pipeline = RunningPipeline(cast(Any, LoadingClient()))
+    thread = PipelineThread(pipeline, told.append, lambda: told.append("end"))
+
+    pipeline.close()
+    thread.start()
+    thread.join()
+
+    assert (told, thread.failure) == (["end"], None)
+
+
+class FullDisk:
+    address = "ipc:///nowhere"
+
+    def start(self) -> PipelineState:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_pipeline_that_fails_in_a_way_nobody_foresaw_has_failed():
+    thread = PipelineThread(cast(Any, FullDisk()), lambda _: None, lambda: None)
+
+    thread.run()
+
+    assert "No space left on device" in str(thread.failure)
+
+
+class PausedClient:
+    """Of a pipeline that answers after five seconds, and then says that it has failed."""
+
+    address = "ipc:///nowhere"
+
+    def state(self, wait: float = 3.0) -> PipelineState:
+        if wait < 5.0:
+            raise NoPipeline(self.address)
+        return msgspec.structs.replace(READY, failure="The target is gone.")
+
+
+def test_a_pipeline_that_answers_late_is_not_gone_and_may_say_why_it_failed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.http.backend._CHECK_SECONDS", 0.0)
+
+    for waiting in ("start", "wait"):
+        with pytest.raises(PipelineError, match="The target is gone"):
+            getattr(RunningPipeline(cast(Any, PausedClient())), waiting)()

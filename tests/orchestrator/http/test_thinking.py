@@ -24,6 +24,10 @@ from tests.orchestrator.http.test_tool_calls import TOOLS, functions
 from tests.support.fake_pipeline import FakePipeline
 
 HI = anthropic.HI
+ASKED: dict[Any, tuple[str, dict[str, Any]]] = {
+    responses: (responses.RESPONSES, {"input": "Hi", "tools": responses.TOOLS, "seed": 1}),
+    anthropic: (anthropic.MESSAGES, {**HI, "tools": anthropic.TOOLS}),
+}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 SAID = f"<think>\nLet me\nadd.\n</think>\n\nI add. {CALL}"
 QWEN = (
@@ -88,6 +92,12 @@ def cut(said: str, size: int) -> list[str]:
     return [said[start : start + size] for start in range(0, len(said), size)]
 
 
+def streamed(api: Any, asked: dict[str, Any], said: str, size: int, template: ChatTemplate) -> list[Any]:
+    """The events of an answer that comes in pieces of this size, by `responses` or `anthropic`."""
+    path, pipeline = ASKED[api][0], responses.saying(cut(said, size))
+    return api.events(post(path, {**ASKED[api][1], **asked, "stream": True}, pipeline, template=template))
+
+
 SAYINGS = [("qwen", SAID), ("always", SAID.removeprefix("<think>\n")), ("harmony", CHANNELS)]
 
 
@@ -134,12 +144,10 @@ def test_a_streamed_chat_has_the_same_parts(thinker: tuple[ChatTemplate, str], s
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_a_response_has_a_reasoning_item(thinker: tuple[ChatTemplate, str], size: int):
     template, said = thinker
-    asked = {"input": "Hi", "tools": responses.TOOLS, "seed": 1}
-    whole = post(responses.RESPONSES, asked, responses.saying([said]), template=template).json()
+    path, asked = ASKED[responses]
+    whole = post(path, asked, responses.saying([said]), template=template).json()
 
-    sent = responses.events(
-        post(responses.RESPONSES, {**asked, "stream": True}, responses.saying(cut(said, size)), template=template)
-    )
+    sent = streamed(responses, {}, said, size, template)
 
     assert responses.unnamed(sent[-1]["response"]) == responses.unnamed(whole)
     assert responses.rebuilt(sent) == sent[-1]["response"]["output"]
@@ -152,12 +160,11 @@ def test_a_response_has_a_reasoning_item(thinker: tuple[ChatTemplate, str], size
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_a_message_has_a_thinking_block(thinker: tuple[ChatTemplate, str], size: int):
     template, said = thinker
-    asked = {**HI, "tools": anthropic.TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    whole = post(anthropic.MESSAGES, asked, responses.saying([said]), template=template).json()
+    path, asked = ASKED[anthropic]
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    whole = post(path, {**asked, **thinking}, responses.saying([said]), template=template).json()
 
-    told = anthropic.events(
-        post(anthropic.MESSAGES, {**asked, "stream": True}, responses.saying(cut(said, size)), template=template)
-    )
+    told = streamed(anthropic, thinking, said, size, template)
 
     assert responses.unnamed(anthropic.rebuilt(told)) == responses.unnamed(whole)
     thought, text, call = whole["content"]
@@ -187,20 +194,9 @@ def test_a_chat_has_all_thoughts_in_its_reasoning(may: ChatTemplate, size: int):
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_a_later_thought_is_an_item_of_its_own_and_a_block_of_its_own(may: ChatTemplate, size: int):
-    asked = {"input": "Hi", "tools": responses.TOOLS, "stream": True}
-    sent = responses.events(
-        post(responses.RESPONSES, asked, responses.saying(cut(AGAIN, size)), template=may),
-    )
+    sent = streamed(responses, {}, AGAIN, size, may)
     output = responses.rebuilt(sent)
-    told = anthropic.events(
-        post(
-            anthropic.MESSAGES,
-            {**HI, "tools": anthropic.TOOLS, "stream": True},
-            responses.saying(cut(AGAIN, size)),
-            template=may,
-        )
-    )
-    blocks = anthropic.rebuilt(told)["content"]
+    blocks = anthropic.rebuilt(streamed(anthropic, {}, AGAIN, size, may))["content"]
 
     assert output == sent[-1]["response"]["output"]
     kinds = ["reasoning", "message", "reasoning", "function_call", "reasoning", "function_call"]
@@ -234,13 +230,6 @@ def test_the_mark_of_a_token_is_not_that_of_its_text(may: ChatTemplate):
 
     assert said.replace("\ufffd", "") == f"<think>{MARK}<think>{MARK}<think><think>"
     assert said.replace(MARK, "") == codec.decode(tokens)
-
-
-def test_an_answer_may_begin_inside_the_thought(always: ChatTemplate):
-    answer = post(CHAT, HELLO, responses.saying(["Hm.\n</think>", "\n\nHi"]), template=always).json()
-
-    message = answer["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hi")
 
 
 def test_a_thought_that_fills_the_answer_is_incomplete_reasoning(always: ChatTemplate):

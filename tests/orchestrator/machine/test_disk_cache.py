@@ -17,9 +17,7 @@ MODEL, CONTENT = "0123456789abcdef" * 2, bytes(1000)
 
 
 @pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
+def root(home: Path) -> Path:
     return disk_cache_folder()
 
 

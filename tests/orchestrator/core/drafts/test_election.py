@@ -20,7 +20,7 @@ from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.workers import ModelledDraft, modelled_workers
 from protocol.messages.worker import Reroot, Start, Stop, ToWorker
 from protocol.worker.pacing import DevicePace
-from tests.support.scripted_simulation import ONE, ScriptedSimulation, ready
+from tests.support.scripted_simulation import ScriptedSimulation, ready
 
 TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.005), (8, 0.006)), prefill_rate=2000.0)
@@ -284,25 +284,16 @@ def test_on_the_death_of_the_draft_another_one_is_started_in_the_same_step():
     assert simulation.machine.drafts.statuses() == {3: "active", 4: "on trial"}
 
 
-def test_one_that_stands_by_is_told_of_nothing():
+def test_one_that_stands_by_is_told_of_nothing_and_all_that_know_a_request_of_its_end():
     simulation = ready()
     on_trial, standby = simulation.start("draft").incarnation, simulation.start("draft").incarnation
-    simulation.submit(1, max_tokens=60)
-    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 15)
-
-    assert told(simulation.commands, standby) == []
-    assert {*told(simulation.commands, on_trial)} >= {Start, Reroot}
-
-
-def test_all_drafts_that_know_a_request_are_told_of_its_end():
-    simulation = ready()
-    second = simulation.start("draft").incarnation
     client = simulation.clients[simulation.submit(1, max_tokens=20)]
     simulation.run()
 
     assert client.tokens == client.reference
-    for incarnation in (2, second):
-        assert told(simulation.commands, incarnation)[-1] is Stop
+    assert told(simulation.commands, standby) == []
+    assert {*told(simulation.commands, on_trial)} >= {Start, Reroot}
+    assert [told(simulation.commands, incarnation)[-1] for incarnation in (2, on_trial)] == [Stop, Stop]
 
 
 def test_more_drafts_than_there_is_room_for_are_dismissed_with_a_sentence():

@@ -140,35 +140,6 @@ def _gains_after_growth(made: TokenTree, limit: int, width: int, acceptance: flo
     return found.gains_after_growth(width, [acceptance, 0.5 * acceptance])
 
 
-def test_another_path_may_be_best_at_another_length():
-    """Alone, the first token of the one path is more probable; the other path goes on."""
-    made = TokenTree(ROOT, 3, POSITION)
-    made.add(made.root, 1, 0.5)
-    node = made.add(made.root, 2, 0.45)
-    for _ in range(3):
-        node = made.add(node, 2, 0.95)
-
-    def verified(token: float) -> list[int]:
-        (chosen,) = decided(Options(), view(made, [0.02 + token * width for width in range(1, 20)]))
-        return [node.token for node in chosen]
-
-    assert verified(0.001) == [2, 2, 2, 2]
-    assert verified(0.012) == [1]
-    assert verified(0.1) == []
-
-
-def test_a_guess_by_prompt_lookup_that_is_more_probable_replaces_the_drafts_path():
-    made = TokenTree(ROOT, 3, POSITION)
-    made.add(made.add(made.root, 1, 0.5), 1, 0.5)
-    costs = [0.02 + 0.001 * width for width in range(1, 20)]
-
-    (chosen,) = decided(Options(), view(made, costs, [(7, 0.9), (8, 0.9)]))
-    (drafted,) = decided(Options(lookup="off"), view(made, costs, [(7, 0.9), (8, 0.9)]))
-
-    assert [node.token for node in chosen] == [7, 8]
-    assert [node.token for node in drafted] == [1, 1]
-
-
 def test_prompt_lookup_continues_the_drafts_path():
     made = TokenTree(ROOT, 3, POSITION)
     end = made.add(made.add(made.root, 1, 0.9), 1, 0.9)

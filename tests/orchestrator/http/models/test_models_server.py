@@ -2,17 +2,26 @@
 
 import asyncio
 import json
-from typing import Any
+import threading
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from orchestrator.core.model_table import ModelEntry, ModelName
+from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import application
 from orchestrator.http.models.host import ModelHost
+from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
+from orchestrator.http.monitoring.metrics import Metrics
+from orchestrator.http.responses.routes import ResponseStore
+from orchestrator.http.settings import ServerSettings
+from protocol.errors import PipelineError
+from protocol.messages.client import PipelineState
 from tests.orchestrator.http.test_rules import SCOPE, receiving
 from tests.support.fake_models import FakeModels
-from tests.support.fake_pipeline import FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -340,3 +349,82 @@ def test_the_page_follows_the_model_that_was_used_last():
         return host.latest is host.loaded(ModelName("big"))
 
     assert models.talk(ask)
+
+
+# Loading a pipeline ------------------------------------------------------------------------------
+
+
+class SlowPipeline:
+    """Takes its time to start, like a real one."""
+
+    address = "ipc:///nowhere"
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self._closed = threading.Event()
+
+    def start(self) -> PipelineState:
+        self._closed.wait(0.1)
+        self.steps.append("started")
+        return READY
+
+    def wait(self) -> None:
+        self._closed.wait()
+
+    def close(self) -> None:
+        self.steps.append("closed")
+        self._closed.set()
+
+
+def test_a_model_without_a_tokenizer_is_closed_after_it_has_started(tmp_path: Path):
+    pipeline = SlowPipeline()
+    model = ModelPipeline(("m",), tmp_path, lambda _: cast(Any, pipeline))
+    loader = PipelineLoader([model], ServerSettings(names=()), Metrics(AdmissionLimit(1)), ResponseStore())
+
+    with pytest.raises(PipelineError):
+        asyncio.run(loader.load(ModelName("m"), lambda _: None))
+
+    assert pipeline.steps == ["started", "closed"]
+
+
+# How long a request keeps its model --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+def test_a_client_that_does_not_read_its_answer_does_not_keep_its_model(path: str, stream: bool):
+    models = FakeModels()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        await asyncio.Event().wait()
+
+    async def ask() -> str:
+        host, server = models.serve(key=None)
+        scope, receive = {**SCOPE, "path": path}, receiving({**ASKED[path], "stream": stream}, asyncio.Event())
+        asking = asyncio.create_task(application(server)(scope, receive, send))
+        while not sent:
+            await asyncio.sleep(0.01)
+        with host.lease(ModelName("other")) as lease:
+            model = await lease.model(5.0)
+        asking.cancel()
+        server.stop()
+        return "" if model is None else model.server.model_name(None)
+
+    assert asyncio.run(ask()) == "other"
+    assert models.unloads == ["big"]
+
+
+def test_a_model_stays_while_a_choice_is_generated():
+    models = FakeModels(pipelines={"big": FakePipeline(pieces=lambda params: ["a", None] if params.seed else ["a"])})
+
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> int:
+        asking = asyncio.create_task(client.post(CHAT, json={**HI, "seed": 0, "n": 2, "stream": True}))
+        await models.pipelines["big"].stuck.wait()
+        await asyncio.sleep(0.05)
+        running = len(host.status(ModelName("big")).running)
+        asking.cancel()
+        return running
+
+    assert models.talk(ask) == 1

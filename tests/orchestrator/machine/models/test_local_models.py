@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import huggingface_hub.constants
+import huggingface_hub
 import pytest
 
 from orchestrator.cli.commands.pairs import LocalModel, local_models
@@ -14,12 +14,10 @@ DIGEST = "sha256:" + "ab" * 32
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(home / "hub"))
+    return home
 
 
 def model_folder(folder: Path) -> Path:
@@ -87,10 +85,12 @@ def test_ollamas_models_are_blobs(home: Path, parts: tuple[str, ...], name: str)
     assert local_models() == [LocalModel("Ollama", name, str(blob), blob.stat().st_size)]
 
 
-def test_what_is_found_can_be_used(home: Path):
+def test_what_is_found_can_be_used_and_is_not_copied(home: Path):
     ollama(home, "library", "tiny", "latest")
+    before = sorted(home.rglob("*"))
     (found,) = local_models()
 
+    assert sorted(home.rglob("*")) == before
     assert (resolve(found.target, "target") / "config.json").is_file()
 
 
@@ -100,11 +100,3 @@ def test_a_broken_manifest_is_passed_over(home: Path, content: str):
     (home / ".ollama/models/manifests/registry.ollama.ai/library/tiny/latest").write_text(content)
 
     assert local_models() == []
-
-
-def test_nothing_is_copied(home: Path):
-    ollama(home, "library", "tiny", "latest")
-    before = sorted(home.rglob("*"))
-    local_models()
-
-    assert sorted(home.rglob("*")) == before
