@@ -90,17 +90,13 @@ def test_claude_leaves_most_of_the_context_to_the_conversation(context: int, out
     assert invocation.defaults == {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(output)}
 
 
-def test_opencode_gets_its_configuration_in_a_variable():
+def test_opencode_and_continue_get_a_configuration_of_one_model():
     content = json.loads(_settings("opencode").environment["OPENCODE_CONFIG_CONTENT"] or "")
-    provider, _, model = content["model"].partition("/")
-
-    assert model in content["provider"][provider]["models"]
-    assert content["provider"][provider]["options"]["apiKey"] == "{env:LAUNCH_PIPELINE_API_KEY}"
-
-
-def test_continue_gets_a_configuration_of_one_model():
+    provider, _, name = content["model"].partition("/")
     (model,) = json.loads(_settings("continue").files["continue.yaml"])["models"]
 
+    assert name in content["provider"][provider]["models"]
+    assert content["provider"][provider]["options"]["apiKey"] == "{env:LAUNCH_PIPELINE_API_KEY}"
     assert (model["apiBase"], model["apiKey"], model["model"]) == (SERVER.openai, KEY, SERVER.model)
 
 
@@ -219,12 +215,9 @@ def test_a_server_tells_its_models_their_context_and_whether_they_know_tools(mon
         assert not server.knows_tools("other")
 
 
-def test_a_server_that_loads_is_not_ready():
+def test_a_server_that_loads_is_not_ready_and_a_failed_one_says_why():
     with listening(FakePipeline(condition=None)) as listener:
         assert not _asked(listener).ready()
-
-
-def test_a_failed_server_says_why():
     failed = msgspec.structs.replace(READY, failure="no memory")
     with listening(FakePipeline(condition=failed)) as listener, pytest.raises(PipelineError, match="no memory"):
         _asked(listener).ready()
@@ -251,15 +244,12 @@ def test_one_of_several_models_is_loaded_before_it_is_asked_for_its_context(monk
             server.knows_tools("other")
 
 
-@pytest.mark.parametrize("key", [None, "wrong-key"])
-def test_a_wrong_key_is_told(key: str | None):
-    with listening() as listener, pytest.raises(InputError, match="refuses this key"):
-        _asked(listener, key).models()
-
-
-def test_no_server_is_told():
+def test_a_wrong_key_and_no_server_are_told():
     with listening() as listener:
         server = _asked(listener)
+        for key in (None, "wrong-key"):
+            with pytest.raises(InputError, match="refuses this key"):
+                _asked(listener, key).models()
 
     with pytest.raises(PipelineError, match="No server answers at http"):
         server.models()

@@ -214,14 +214,12 @@ def test_the_target_is_measured_first_and_the_worker_then_gets_its_trial():
     assert not choice.worker_pays(1000, 0)
 
 
-def test_always_means_whenever_there_is_enough_to_read():
+def test_always_means_whenever_there_is_enough_to_read_and_patience_ends():
+    """When the target would have been ready twice."""
     choice = PrefillCosts("always")
 
     assert choice.worker_pays(1000, 0)
     assert not choice.worker_pays(1000, 1000 - MIN_SHARED_TOKENS + 1)
-
-
-def test_patience_ends_when_the_target_would_have_been_ready_twice():
-    assert PrefillCosts("always").timeout(1000) > 5
+    assert choice.timeout(1000) > 5
     assert measured(0.01, 0.001).timeout(1000) == pytest.approx(20)
     assert measured(0.00001, 0.00001).timeout(1000) == 1.0

@@ -67,12 +67,16 @@ def test_the_target_records_what_the_draft_reads_whichever_comes_first():
     assert taps(pipeline(order=("draft", "target"))) == [(1, 4)]
 
 
-def test_a_target_is_not_told_to_record_for_drafts_that_read_tokens_alone():
-    simulation = pipeline(form=None)
+@pytest.mark.parametrize(("form", "level"), [(None, "tree"), (LOW, "plain")])
+def test_nothing_is_recorded_for_drafts_that_read_tokens_alone_or_by_a_target_that_verifies_no_guesses(
+    form: FeatureForm | None, level: Level
+):
+    simulation = pipeline(form=form, level=level)
     decoded(simulation)
-    attach(simulation, None)
+    attach(simulation, form)
 
     assert taps(simulation) == []
+    assert relayed(simulation) == []
 
 
 def test_the_target_records_the_ascending_union_of_what_the_attached_drafts_read():
@@ -105,14 +109,6 @@ def test_drafts_together_read_no_more_than_a_target_records():
     attach(simulation, FeatureForm((40,), 64))
 
     assert taps(simulation) == [(1,), tuple(range(1, 1 + MAX_OUTPUTS))]
-
-
-def test_a_target_that_verifies_no_guesses_records_nothing():
-    simulation = pipeline(level="plain")
-    decoded(simulation)
-
-    assert taps(simulation) == []
-    assert relayed(simulation) == []
 
 
 def test_a_new_target_records_before_it_is_sent_the_prompt():

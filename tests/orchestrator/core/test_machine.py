@@ -109,7 +109,7 @@ def test_end_of_sequence_is_the_last_token():
 
 
 @pytest.mark.parametrize(("options", "context"), [({}, CONTEXT), ({"context": 100}, 100)])
-def test_a_request_ends_where_the_context_ends_and_a_longer_prompt_is_refused(options: dict[str, int], context: int):
+def test_a_request_ends_where_the_context_ends_and_a_longer_prompt_is_refused(options: dict, context: int):
     simulation = ready(**options)
     simulation.submit(1, max_tokens=500, prompt=(5,) * (context - 40))
     simulation.submit(2, max_tokens=5, prompt=(5,) * context)

@@ -88,20 +88,15 @@ def test_a_message_that_leaves_tokens_out_is_dropped_and_counted(first: int):
     assert (request.told, request.machine.stale) == ([], 1)
 
 
-def test_no_more_is_told_than_the_prompt_has():
-    request = Told()
-    request.step(Arrived("target", 1, PromptLikelihoods(ONE, 0, 0, LIKELIHOODS * 2)))
-
-    assert tuple(request.told) == LIKELIHOODS
-
-
-def test_a_target_that_is_ready_too_early_is_not_believed():
+def test_no_more_is_told_than_the_prompt_has_and_a_target_that_is_ready_too_early_is_not_believed():
     request = Told()
     request.tells(0, 3)
     request.step(Arrived("target", 1, READY))
-
     assert request.machine.stale == 1
     assert [type(message) for message in request.sent["target"]] == [Start]
+    request.step(Arrived("target", 1, PromptLikelihoods(ONE, 0, 0, LIKELIHOODS * 2)))
+
+    assert tuple(request.told) == LIKELIHOODS
 
 
 def test_what_nobody_asked_for_is_dropped():

@@ -1,34 +1,24 @@
-"""Laws of enforced calls: what each syntax's grammar allows is read as calls, and any schema takes bounded time."""
+"""Laws of enforced calls: in each syntax, what the grammar allows is read as proper calls."""
 
 import json
 import random
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from tokenizers import AddedToken
 
 from orchestrator.http.chat_request import ChatRequest
-from orchestrator.http.errors import ApiError
 from orchestrator.http.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
-from orchestrator.text.answer.bound_calls import writers
 from orchestrator.text.answer.bound_calls.writers import call_writer
-from orchestrator.text.answer.parameters import Parameters
 from orchestrator.text.answer.parts import Call, Spoken
 from orchestrator.text.answer.tool_syntax import ToolSyntax
 from orchestrator.text.chat_template import ChatTemplate
-from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
-from protocol.sampling.schema_bounds import surely_longer
-from tests.orchestrator.http.test_large_bodies import JSON
 from tests.orchestrator.http.test_rules import CHAT, HELLO, post
 from tests.orchestrator.http.test_structured_output import FORM, tool
 from tests.orchestrator.http.test_thinking import model, takes
@@ -44,7 +34,7 @@ class Syntax(NamedTuple):
     call: Callable[[str, Any], str]
     """PLACE in it is the number of the call."""
     between: str = ""
-    around: tuple[str, str] = ("", "")
+    around: tuple[str, ...] = ("", "")
 
     def written(self, calls: Sequence[tuple[str, Any]]) -> str:
         said = (self.call(*call).replace("PLACE", str(place)) for place, call in enumerate(calls))
@@ -395,85 +385,3 @@ def test_a_token_beyond_the_vocabulary_is_refused(answering: Model):
     beyond = replace(grammar, calls=replace(grammar.calls, start=(1 << 19,)))
     with pytest.raises(GrammarError):
         Grammars(answering.template.folder, 1 << 13).open(beyond, tuple(answering.template.codec.eos), ())
-
-
-# Schemas that would take long --------------------------------------------------------------------
-
-
-__all__ = ["answering"]
-
-
-def twice(form: str) -> dict[str, Any]:
-    """A schema that names another one twice, that a third one twice, and so on."""
-
-    def naming(place: int) -> dict[str, Any]:
-        other = {"$ref": f"#/$defs/d{place + 1}"}
-        if form == "object":
-            return {"type": "object", "properties": {"a": other, "b": other}}
-        return {form: [other, other]}
-
-    named = {**{f"d{place}": naming(place) for place in range(50)}, "d50": {"type": "string"}}
-    return {"type": "object", "$defs": named, "properties": {"a": {"$ref": "#/$defs/d0"}}}
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("form", ["anyOf", "allOf", "object"])
-def test_schemas_that_name_others_twice_take_bounded_time(answering: Model, form: str):
-    tools = [tool("f", twice(form))]
-    demanded = converted({**HELLO, "tools": tools, "tool_choice": "required"}, ChatRequest)
-
-    began = time.process_time()
-    with suppress(ApiError):
-        ChatPrompts(answering.template).render(demanded)
-    answering.read(answering.syntax.written([("f", {"a": "x"})]), tools)
-
-    # Following each reference would take 2 ** 50 steps.
-    assert time.process_time() - began < 5
-
-
-@pytest.mark.sampled(5)
-def test_nothing_is_made_of_schemas_that_are_too_long(answering: Model, monkeypatch: pytest.MonkeyPatch):
-    def made(*_: Any) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(writers, "_relocated", made)
-    monkeypatch.setattr(Parameters, "members", made)
-    monkeypatch.setattr(Parameters, "json_schema", made)
-    schema = {"type": "object", "properties": {f"p{place}": {"type": "string"} for place in range(4_000)}}
-    response = post(
-        CHAT, {**HELLO, "tools": [tool("f", schema)], "tool_choice": "required"}, template=answering.template
-    )
-
-    assert response.status_code == 400
-    assert "The schema in tools is too long: the limit is 65,536 characters." in response.text
-
-
-@pytest.mark.sampled(5)
-def test_definitions_are_not_repeated_for_each_parameter_without_limit(
-    answering: Model, monkeypatch: pytest.MonkeyPatch
-):
-    numbers = {f"p{place}": {"type": "integer"} for place in range(1_000)}
-    schema = {"type": "object", "$defs": {"long": {"enum": ["x" * 30_000]}}, "properties": numbers}
-    asked = converted({**HELLO, "tools": [tool("f", schema)], "tool_choice": "required"}, ChatRequest)
-    texts: list[str] = []
-    write = Parameters.json_schema
-
-    def written(parameters: Parameters, schema: Any = None) -> str:
-        texts.append(write(parameters, schema))
-        return texts[-1]
-
-    monkeypatch.setattr(Parameters, "json_schema", written)
-    with suppress(ApiError):
-        ChatPrompts(answering.template).render(asked)
-
-    assert sum(map(len, texts)) <= 2 * MAX_SCHEMA
-
-
-@given(value=JSON, most=st.integers(0, 60))
-def test_what_is_surely_longer_is_longer(value: Any, most: int):
-    assert not surely_longer(value, most) or len(json.dumps(value)) > most
-
-
-def test_what_is_much_longer_is_surely_longer():
-    for value in ("x" * 100, ["x"] * 100, {f"{place}": None for place in range(100)}, [[[]] * 100]):
-        assert surely_longer(value, 90)

@@ -311,12 +311,8 @@ def test_the_deepest_body_is_answered(stream: bool):
     last = answer.text.strip().rsplit("\n", 1)[-1].removeprefix("data: ")
     found = json.loads(last)["response"] if stream else answer.json()
     assert found["metadata"] == json.loads(body)["metadata"]
-
-
-def test_a_long_flat_body_is_not_deep():
-    turns = [{"role": "user", "content": "a"}] * (2 * MOST_LEVELS)
-
-    assert post(CHAT, {"messages": turns}, FakePipeline(condition=replace(READY, context=1 << 14))).status_code == 200
+    flat, roomy = [{"role": "user", "content": "a"}] * (2 * MOST_LEVELS), replace(READY, context=1 << 14)
+    assert post(CHAT, {"messages": flat}, FakePipeline(condition=roomy)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -386,13 +382,10 @@ def test_only_models_named_at_the_start_can_be_asked_for(name: str):
         assert response.status_code == 404
     assert post(CHAT, {**HELLO, "model": "b/c"}, names=("a", "b/c")).json()["model"] == "b/c"
     assert get("/v1/models/b/c", names=("a", "b/c")).json()["id"] == "b/c"
-
-
-def test_a_name_of_an_earlier_version_is_answered_and_not_listed():
-    names: dict[str, Any] = {"names": ("SmolLM2",), "old_names": ("smollm2",)}
-
-    assert post(CHAT, {**HELLO, "model": "smollm2"}, **names).status_code == 200
-    assert [model["id"] for model in get("/v1/models", **names).json()["data"]] == ["SmolLM2"]
+    # A name of an earlier version is answered, and not listed.
+    renamed: dict[str, Any] = {"names": ("SmolLM2",), "old_names": ("smollm2",)}
+    assert post(CHAT, {**HELLO, "model": "smollm2"}, **renamed).status_code == 200
+    assert [model["id"] for model in get("/v1/models", **renamed).json()["data"]] == ["SmolLM2"]
 
 
 @pytest.mark.parametrize("condition", [replace(READY, level="chain"), replace(READY, level="plain"), None])
@@ -417,8 +410,10 @@ def test_parameters_reach_the_pipeline():
     }
 
     post(COMPLETIONS, {"prompt": [1, 2, 3], **asked}, pipeline)
+    post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": (1 << 32) - 1}, pipeline)
 
-    ((prompt, params),) = pipeline.asked
+    (prompt, params), *choices = pipeline.asked
+    assert [params.seed for _, params in choices] == [(1 << 32) - 1, 0] * 2
     assert tuple(prompt) == (1, 2, 3)
     assert {name: getattr(params, name) for name in asked} == {**asked, "stop": ("x",), "logit_bias": {50: -100.0}}
 
@@ -434,14 +429,6 @@ def test_an_omitted_limit_is_that_of_the_api():
     room = READY.context - len(chat[0])
     assert (completion[1].max_tokens, chat[1].max_tokens) == (16, room)
     assert (limited[1].max_tokens, whole[1].max_tokens) == (4, room)
-
-
-def test_choices_differ_by_their_seeds_and_the_first_has_the_one_that_was_asked_for():
-    pipeline = FakePipeline()
-
-    post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": (1 << 32) - 1}, pipeline)
-
-    assert [params.seed for _, params in pipeline.asked] == [(1 << 32) - 1, 0] * 2
 
 
 def test_a_prompt_beyond_the_context_is_refused_in_the_words_that_clients_know():

@@ -70,25 +70,19 @@ def test_width_cost_of_one_width_assumes_that_more_tokens_cost_a_little_more():
     assert 0.02 < cost(8) < 0.03
 
 
-def test_calibration_believes_what_it_measured():
-    calibration = Calibration()
+def test_calibration_believes_what_it_measured_and_tells_first_guesses_from_second_ones():
+    calibration, ranked = Calibration(), Calibration()
     random.seed(2)
     for _ in range(2000):
         calibration.observe(0.95, 0, random.random() < 0.6)
+        ranked.observe(0.5, 0, True)
+        ranked.observe(0.45, 1, False)
 
     assert calibration(0.95, 0) == pytest.approx(0.6, abs=0.08)
     assert calibration(0.1, 0) == pytest.approx(0.1, abs=0.01)
-
-
-def test_calibration_tells_first_guesses_from_second_ones():
-    calibration = Calibration()
-    for _ in range(200):
-        calibration.observe(0.5, 0, True)
-        calibration.observe(0.45, 1, False)
-
-    assert calibration(0.5, 0) > 0.9
-    assert calibration(0.45, 1) < 0.1
-    assert calibration(0.45, 3) == calibration(0.45, 7) == pytest.approx(0.45)
+    assert ranked(0.5, 0) > 0.9
+    assert ranked(0.45, 1) < 0.1
+    assert ranked(0.45, 3) == ranked(0.45, 7) == pytest.approx(0.45)
 
 
 @pytest.mark.parametrize("exponent", [0.3, 0.8, 1.5])

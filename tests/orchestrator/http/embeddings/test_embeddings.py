@@ -121,15 +121,6 @@ def test_ollama_gets_the_vectors_by_either_route():
     assert new["prompt_eval_count"] == sum(len(tokens(text)) for text in TEXTS)
 
 
-def test_many_requests_at_once_get_their_own_vectors():
-    async def all_of(client: httpx.AsyncClient) -> list[httpx.Response]:
-        return await asyncio.gather(*(client.post(OPENAI, json={"input": f"x = {n}"}) for n in range(20)))
-
-    for number, response in enumerate(asked(new_model(SETTINGS), all_of)):
-        (found,) = response.json()["data"]
-        assert found["embedding"] == pytest.approx(vector(tokens(f"x = {number}")), abs=1e-6)
-
-
 # What is refused ---------------------------------------------------------------------------------
 
 
@@ -218,16 +209,16 @@ def counted() -> Iterator[tuple[list[EmbeddingProcess], Callable[[EmbeddingComma
     assert not any(process.running for process in started)
 
 
-def test_it_starts_once_with_the_first_request():
+def test_it_starts_once_with_the_first_request_and_many_at_once_get_their_own_vectors():
+    async def all_of(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return await asyncio.gather(*(client.post(OPENAI, json={"input": f"x = {n}"}) for n in range(20)))
+
     with counted() as (started, start):
         model = new_model(SETTINGS, start)
         assert not model.loaded
-
-        async def several(client: httpx.AsyncClient) -> None:
-            for _ in range(3):
-                assert (await client.post(OPENAI, json={"input": "x"})).status_code == 200
-
-        asked(model, several)
+        for number, response in enumerate(asked(model, all_of)):
+            (found,) = response.json()["data"]
+            assert found["embedding"] == pytest.approx(vector(tokens(f"x = {number}")), abs=1e-6)
         assert len(started) == 1
 
 

@@ -96,14 +96,18 @@ def test_the_lists_of_both_apis_say_what_is_loaded():
     assert (card["level"], card["loaded"], unknown) == ("tree", True, 404)
 
 
-def test_a_model_makes_room_for_another_when_its_requests_have_ended():
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[str]:
-        return [said(await client.post(CHAT, json={**HI, "model": name})) for name in ("big", "small", "other")]
+def test_a_model_makes_room_for_another_when_its_requests_have_ended_and_the_figures_are_those_of_all():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> tuple[list[str], str]:
+        answers = [said(await client.post(CHAT, json={**HI, "model": name})) for name in ("big", "small", "other")]
+        return answers, (await client.get("/metrics")).text
 
     models = FakeModels()
+    answers, told = models.talk(ask)
 
-    assert models.talk(ask) == ["big", "small", "other"]
+    assert answers == ["big", "small", "other"]
     assert (models.loads, models.unloads) == (["big", "small", "other"], ["big"])
+    assert 'launch_pipeline_generations_total{reason="stop"} 3.0' in told
+    assert 'launch_pipeline_http_requests_total{route="/v1/chat/completions",status="200"} 3.0' in told
 
 
 def test_a_model_whose_unloading_fails_leaves_its_room_to_others():
@@ -244,18 +248,6 @@ def test_a_pipeline_that_ends_while_its_model_is_unloaded_changes_nothing():
 
     assert models.talk(ask) == ["small", "small"]
     assert (models.loads, models.unloads) == (["small", "small"], ["small"])
-
-
-def test_the_figures_are_those_of_all_models():
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> str:
-        for name in ("big", "small", "other"):
-            await client.post(CHAT, json={**HI, "model": name})
-        return (await client.get("/metrics")).text
-
-    told = FakeModels().talk(ask)
-
-    assert 'launch_pipeline_generations_total{reason="stop"} 3.0' in told
-    assert 'launch_pipeline_http_requests_total{route="/v1/chat/completions",status="200"} 3.0' in told
 
 
 def test_a_request_that_finds_too_many_waiting_gets_429():

@@ -50,18 +50,16 @@ def test_a_disk_without_models_has_none():
     assert local_models() == []
 
 
-def test_downloads_of_hugging_face_have_their_ids(home: Path):
+def test_downloads_of_hugging_face_have_their_ids_and_gguf_files_their_names(home: Path):
     model_folder(home / "hub/models--owner--name/snapshots/1234")
     (home / "hub/models--owner--half/snapshots/1234").mkdir(parents=True)
-
-    assert local_models() == [LocalModel("Hugging Face", "owner/name", "owner/name", 100)]
-
-
-def test_gguf_files_of_hugging_face_have_their_names(home: Path):
     file = gguf(home / "hub/models--owner--name-GGUF/snapshots/1234/name-Q8_0.gguf")
     name = "owner/name-GGUF:name-Q8_0.gguf"
 
-    assert local_models() == [LocalModel("Hugging Face", name, name, file.stat().st_size)]
+    assert sorted(local_models(), key=lambda model: model.name) == [
+        LocalModel("Hugging Face", "owner/name", "owner/name", 100),
+        LocalModel("Hugging Face", name, name, file.stat().st_size),
+    ]
 
 
 def test_lm_studios_models_are_paths(home: Path):
