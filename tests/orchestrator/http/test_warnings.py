@@ -12,9 +12,7 @@ from tests.orchestrator.http import test_anthropic as anthropic
 from tests.orchestrator.http import test_responses as responses
 from tests.orchestrator.http.test_rules import CHAT, chunks, post
 from tests.orchestrator.http.test_thinking import model
-from tests.support.fake_pipeline import FakePipeline
 
-DEVELOPER = {"role": "developer", "content": "Be kind."}
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"role": "tool", "tool_call_id": "1", "content": "4"}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "4"}
@@ -52,25 +50,6 @@ def test_the_beginning_of_a_stream_says_so_too(forgetful: ChatTemplate):
 
     assert all("'tool'" in told["warnings"][0] for told in (first, created["response"], started["message"]))
     assert not any("warnings" in chunk for chunk in others)
-
-
-@pytest.mark.parametrize("path", [CHAT, responses.RESPONSES])
-def test_developer_messages_are_read_as_system_messages(forgetful: ChatTemplate, path: str):
-    pipeline = FakePipeline()
-    field = "messages" if path == CHAT else "input"
-
-    answers = [
-        post(path, {field: [{**DEVELOPER, "role": role}, HI]}, pipeline, template=forgetful).json()
-        for role in ("developer", "system")
-    ]
-
-    (developer, _), (system, _) = pipeline.asked
-    assert (
-        list(developer)
-        == list(system)
-        == forgetful.codec.encode("system:Be kind.\nuser:Hi\n", special=not forgetful.own)
-    )
-    assert not any("warnings" in answer for answer in answers)
 
 
 def test_a_role_that_is_left_out_is_logged_once(forgetful: ChatTemplate):

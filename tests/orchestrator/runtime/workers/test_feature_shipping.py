@@ -35,6 +35,13 @@ def ring() -> Iterator[FeatureRing]:
     ring.close()
 
 
+@pytest.fixture
+def outlet() -> Iterator[FeatureOutlet]:
+    outlet = FeatureOutlet(READ)
+    yield outlet
+    outlet.close()
+
+
 def announced(ring: FeatureRing, first: int, count: int, round: int = 0) -> Features:
     ring.write(first, rows(first, count))
     return Features(ONE, round, ring.name, first, count)
@@ -44,30 +51,25 @@ def spans(shipments: list[FeatureShipment]) -> list[tuple[int, int]]:
     return [(shipment.block.first, shipment.block.rows) for shipment in shipments]
 
 
-def test_a_draft_gets_its_own_columns_of_what_is_announced(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_a_draft_gets_its_own_columns_of_what_is_announced(ring: FeatureRing, outlet: FeatureOutlet):
     outlet.announce(announced(ring, 7, 5, round=3))
     (shipment,) = outlet.due().blocks
     found = received(shipment.block, shipment.payload)
-    outlet.close()
 
     assert (shipment.block.sequence, shipment.block.round, shipment.block.form) == (ONE, 3, READ)
     assert found is not None
     assert np.array_equal(found, rows(7, 5)[:, 1024:].astype(np.float32))
 
 
-def test_a_draft_that_starts_late_gets_what_the_ring_held_before(ring: FeatureRing):
+def test_a_draft_that_starts_late_gets_what_the_ring_held_before(ring: FeatureRing, outlet: FeatureOutlet):
     announced(ring, 0, 10)
-    outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 10, 2))
     sent = spans(outlet.due().blocks)
-    outlet.close()
 
     assert sent == [(0, 12)]
 
 
-def test_nothing_is_sent_twice(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_nothing_is_sent_twice(ring: FeatureRing, outlet: FeatureOutlet):
     message = announced(ring, 0, 10)
     outlet.announce(message)
     outlet.announce(message)
@@ -75,13 +77,11 @@ def test_nothing_is_sent_twice(ring: FeatureRing):
     outlet.announce(message)
     outlet.announce(announced(ring, 10, 2))
     sent += spans(outlet.due().blocks)
-    outlet.close()
 
     assert sent == [(0, 10), (10, 2)]
 
 
-def test_few_blocks_are_under_way_and_the_rest_follows_in_order(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_few_blocks_are_under_way_and_the_rest_follows_in_order(ring: FeatureRing, outlet: FeatureOutlet):
     outlet.announce(announced(ring, 0, 7 * A_BLOCK))
     due = outlet.due()
     first = spans(due.blocks)
@@ -90,34 +90,29 @@ def test_few_blocks_are_under_way_and_the_rest_follows_in_order(ring: FeatureRin
     assert not outlet.acknowledge(0.5)
     assert outlet.acknowledge(1.0)
     rest = spans(outlet.due().blocks)
-    outlet.close()
 
     assert len(first) == 4
     assert first + rest == [(start, A_BLOCK) for start in range(0, 7 * A_BLOCK, A_BLOCK)]
 
 
-def test_any_later_answer_acknowledges_what_was_sent_before(ring: FeatureRing):
+def test_any_later_answer_acknowledges_what_was_sent_before(ring: FeatureRing, outlet: FeatureOutlet):
     """The answer of a Ping may be lost with its connection."""
-    outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 0, 7 * A_BLOCK))
     due = outlet.due()
     due.sent(len(due.blocks), 1.0)
     outlet.acknowledge(2.5)
     left = outlet.due().blocks
-    outlet.close()
 
     assert left
 
 
-def test_what_the_ring_lost_meanwhile_is_left_out(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_what_the_ring_lost_meanwhile_is_left_out(ring: FeatureRing, outlet: FeatureOutlet):
     outlet.announce(announced(ring, 0, 900))
     due = outlet.due()
     due.sent(len(due.blocks), 1.0)
     outlet.announce(announced(ring, 900, 900))
     outlet.acknowledge(1.0)
     (first, *_) = spans(outlet.due().blocks)
-    outlet.close()
 
     assert first == (800, A_BLOCK)
 
@@ -133,8 +128,7 @@ def test_a_ring_that_is_gone_and_outputs_that_are_not_recorded_send_nothing(ring
     assert sent == []
 
 
-def test_an_ended_sequence_is_forgotten(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_an_ended_sequence_is_forgotten(ring: FeatureRing, outlet: FeatureOutlet):
     outlet.announce(announced(ring, 0, 10))
     outlet.forget(ONE)
 
