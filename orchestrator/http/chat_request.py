@@ -3,16 +3,18 @@
 The form of OpenAI's API. Other APIs translate their requests to it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from orchestrator.api.sampling.sampling_fields import number_fields
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.request_bodies import decoded
+from orchestrator.http.history import Note, readable
+from orchestrator.http.request_bodies import converted, decoded
 from orchestrator.http.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
 from protocol.errors import InputError
@@ -82,6 +84,8 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
     user: Any = None
+    notes: tuple[Note, ...] = ()
+    """Set by the server, whatever a body says."""
 
     @property
     def choices(self) -> int:
@@ -133,6 +137,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def offered(self) -> tuple[dict[str, Any], ...]:
@@ -141,6 +147,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
             return ()
         tools, _ = allowed(self.tools or (), self.tool_choice)
         return tuple(map(dict, tools))
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message, which is the assistant's."""
+        last = self.messages[-1]
+        begun = last.get("role") == "assistant" and not last.get("tool_calls")
+        return begun and (self.continue_final_message is True or self.add_generation_prompt is False)
 
     @property
     def most_calls(self) -> int | None:
@@ -171,36 +184,31 @@ class ChatRequest(GenerationRequest, kw_only=True):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
         if self.modalities not in (*_IGNORED, ["text"]):
             raise unsupported("modalities", "Only text is supported.")
-        for kind in _kinds_without_text(self.messages):
-            raise unsupported(
-                "messages", f"A message has a part of type {kind!r}, and these models read only text: leave it out."
-            )
 
 
-RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering"))
+RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering", "continued"))
 """Variables of chat templates that requests may not choose."""
 
-
-def _kinds_without_text(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Types of the parts of messages that are images, audio or files."""
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind not in _TEXT_PARTS and not isinstance(part.get("text"), str):
-                yield kind
-
-
-_TEXT_PARTS = ("text", "refusal")
 
 Q = TypeVar("Q", bound=GenerationRequest)
 
 
 def read(body: bytes, kind: type[Q]) -> Q:
     """The question in a request's body. Raises ApiError naming what is wrong with it."""
-    question = decoded(body, kind)
-    question.refuse_unsupported()
-    return question
+    return question(decoded(body, dict[str, Any]), kind)
+
+
+def question(fields: Mapping[str, Any], kind: type[Q], notes: Sequence[Note] = ()) -> Q:
+    """The question that these fields ask; a field that is None counts as absent. `notes`: what the API that they come
+    from has changed. Raises ApiError naming what is wrong with it."""
+    found = converted({**fields, "notes": None}, kind)
+    if isinstance(found, ChatRequest):
+        history = readable(found.messages)
+        found = replace(found, messages=tuple(history.messages))
+        notes = [*notes, *history.notes]
+    found = replace(found, notes=tuple(notes))
+    found.refuse_unsupported()
+    return found
 
 
 def sampling(

@@ -79,7 +79,7 @@ class ModelServer:
             def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
                 return make_renderer(prompt, len(prompts[0]))
 
-            return PreparedRequest([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked)
+            return PreparedRequest([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked, prompt.notes)
 
         return await self.answer(request, question, prepare)
 
@@ -100,7 +100,7 @@ class ModelServer:
         with ExitStack() as stack:
             places = stack.enter_context(self._figures.limit.take(question.choices * question.prompt_count))
             state = await self.require()
-            preparing = self._preparation.ready(question, prepare, state)
+            preparing = self._preparation.ready(question, lambda: self._noted(prepare()), state)
             choices, renderer = await self._work.unless_ended(request, preparing)
             generation = ChoiceStream(
                 [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices],
@@ -123,6 +123,10 @@ class ModelServer:
         told = self._work.stop(error)
         for generation in self._open:
             generation.abort(told)
+
+    def _noted(self, prepared: PreparedRequest) -> PreparedRequest:
+        self._figures.noted({note.kind for note in prepared.notes})
+        return prepared
 
     def _end(self, generation: ChoiceStream) -> None:
         generation.close()

@@ -27,7 +27,7 @@ MOST_VALUES = MAX_CONTEXT + MOST_CONTAINERS
 _SLICE = 1 << 16
 """Bytes that are searched before other threads may run."""
 
-S = TypeVar("S", bound=msgspec.Struct)
+S = TypeVar("S", bound=msgspec.Struct | dict[str, Any])
 
 
 def decoded(body: bytes, kind: type[S]) -> S:

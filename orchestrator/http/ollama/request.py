@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.core.model_table import Seconds
-from orchestrator.http.chat_request import ChatRequest
+from orchestrator.http.chat_request import ChatRequest, question
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.request_bodies import converted
@@ -66,17 +66,17 @@ Message = dict[str, Any]
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Raises ApiError for a message with images, and for one whose calls are malformed."""
+    """The messages of a chat. Images are parts of their content."""
     found: list[Message] = []
     open_calls = _OpenCalls()
     for message in messages:
-        if message.get("images"):
-            raise unsupported("messages", "A message has images, and these models read only text: leave them out.")
         kept: Message = {"role": message.get("role"), "content": message.get("content") or ""}
+        if images := message.get("images"):
+            kept["content"] = [kept["content"], *({"type": "image"} for _ in _listed(images))]
         if message.get("thinking"):
             kept["reasoning_content"] = message["thinking"]
         if message.get("tool_calls"):
-            kept["tool_calls"] = [open_calls.add(_function(call)) for call in _calls(message)]
+            kept["tool_calls"] = [open_calls.add(call) for call in _listed(message["tool_calls"])]
         if kept["role"] == "tool":
             kept |= open_calls.answered(message.get("tool_name") or message.get("name"))
         found.append(kept)
@@ -93,12 +93,17 @@ class _OpenCalls:
         self._ids: dict[str, deque[str]] = defaultdict(deque)
         """By name."""
 
-    def add(self, function: dict[str, Any]) -> dict[str, Any]:
-        """The call with its id. Mistral's templates read only ids of nine letters and digits."""
-        id, name = f"call{next(self._numbers):05}", function["name"]
+    def add(self, call: Any) -> Any:
+        """The call with its id, if it has a name. Mistral's templates read only ids of nine letters and digits."""
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str):
+            return call
+        id = f"call{next(self._numbers):05}"
         self._names[id] = name
         self._ids[name].append(id)
-        return {"id": id, "type": "function", "function": function}
+        called = {"name": name, "arguments": function.get("arguments") or {}}
+        return {"id": id, "type": "function", "function": called}
 
     def answered(self, name: Any) -> dict[str, Any]:
         """Name and id of the call that a result for `name` answers: the first one of that name, or for None the first
@@ -113,22 +118,8 @@ class _OpenCalls:
         return {"name": name, "tool_call_id": id}
 
 
-def _calls(message: Mapping[str, Any]) -> list[Any]:
-    calls = message["tool_calls"]
-    if not isinstance(calls, list):
-        raise _wrong("The tool_calls of a message are no list.")
-    return calls
-
-
-def _function(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _wrong("Each of a message's tool_calls must have a function with a name.")
-    return {"name": function["name"], "arguments": function.get("arguments") or {}}
-
-
-def _wrong(message: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param="messages")
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 _EFFORTS = ("low", "medium", "high")
@@ -215,7 +206,9 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
         """Raises ApiError."""
         self.refuse_unsupported()
         asked = {"messages": chat_messages(self.messages or []), "tools": self.tools or None}
-        return _checked({**self.common(), **self.thinking(), **asked, "response_format": self.response_format()})
+        return question(
+            {**self.common(), **self.thinking(), **asked, "response_format": self.response_format()}, ChatRequest
+        )
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
@@ -242,7 +235,7 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         turns = [("system", self.system), ("user", self.prompt)]
         messages = [{"role": role, "content": content} for role, content in turns if content]
         asked = {"messages": messages, "response_format": self.response_format()}
-        return _checked({**self.common(), **self.thinking(), **asked})
+        return question({**self.common(), **self.thinking(), **asked}, ChatRequest)
 
     def completion(self) -> tuple[CompletionRequest, Grammar | None]:
         """The prompt without a template, and what its answer is held to. Raises ApiError."""
@@ -251,9 +244,3 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         fields["max_tokens"] = fields["max_tokens"] or MAX_CONTEXT
         form = self.response_format()
         return converted(fields, CompletionRequest), None if form is None else response_grammar(form)
-
-
-def _checked(fields: Mapping[str, Any]) -> ChatRequest:
-    chat = converted(fields, ChatRequest)
-    chat.refuse_unsupported()
-    return chat

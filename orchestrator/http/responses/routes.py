@@ -60,8 +60,7 @@ class ResponsesRoutes:
                 None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown, prompt.marked)
             )
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
-            warnings = [*tools.warnings, *prompt.warnings]
-            told = {**head, "warnings": warnings} if warnings else head
+            told = {**head, "warnings": prompt.warnings} if prompt.warnings else head
             return ResponseAnswer(told, content, transcript, store, codec.count, tools.call_item, sent)
 
         return await self._server.converse(request, chat, answer)

@@ -250,9 +250,9 @@ def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
         (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "hi"}, "messages"),
-        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, None),
+        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
     ],
 )
 def test_wrong_input_is_named(path: str, body: Any, param: str | None):

@@ -167,9 +167,7 @@ def test_a_result_for_what_is_no_function_answers_no_call(name: Any):
     [
         (CHATS, {"options": {"temperature": "hot"}}, "temperature"),
         (CHATS, {"options": {"temperature": -1}}, "temperature"),
-        (CHATS, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "images"),
-        (CHATS, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "function with a name"),
-        (CHATS, {"messages": [{"role": "assistant", "tool_calls": 3}]}, "no list"),
+        (CHATS, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "image"),
         (CHATS, {"format": "yaml"}, "schema"),
         (CHATS, {"keep_alive": "soon"}, "5m"),
         (CHATS, {"tools": TOOLS}, "tool"),

@@ -1,12 +1,12 @@
 """Laws of instructions: whatever a template does with roles, the model reads every instruction, or somebody is told."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.text.chat_template import ChatTemplate, Messages, place_instructions
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.mending import Conversation, mended
 from protocol.errors import InputError
 from tests.orchestrator.text.test_chat_template import model
 
@@ -44,12 +44,14 @@ DEVELOPER_FIRST = (
         (ONLY_SYSTEM, [SYSTEM, DEVELOPER, HI, LATER], "<system>Be brief.<system>Be kind.<user>Hi<system>Be quick."),
         (FIRST_ONLY, [DEVELOPER, HI], "<system>Be kind.<user>Hi"),
         (FIRST_ONLY, [SYSTEM, DEVELOPER, HI], f"<system>{BOTH}<user>Hi"),
-        (FIRST_ONLY, [SYSTEM, HI, ANSWER, LATER], "<system>Be brief.\n\nBe quick.<user>Hi<assistant>Yes?"),
+        (FIRST_ONLY, [SYSTEM, HI, ANSWER, LATER], "<system>Be brief.<user>Hi<assistant>Yes?<user>Be quick."),
+        (FIRST_ONLY, [SYSTEM, HI, LATER, ANSWER], "<system>Be brief.<user>Hi\n\nBe quick.<assistant>Yes?"),
+        (FIRST_ONLY, [HI, ANSWER, LATER, DEVELOPER, HI], "<user>Hi<assistant>Yes?<user>Be quick.\n\nBe kind.\n\nHi"),
         (NO_SYSTEM, [SYSTEM, DEVELOPER, HI], f"<user>{BOTH}\n\nHi"),
         (NO_SYSTEM, [SYSTEM, ANSWER], "<user>Be brief.<assistant>Yes?"),
         (DEVELOPER_FIRST, [DEVELOPER, HI], "<rules>Be kind.<user>Hi"),
         (DEVELOPER_FIRST, [SYSTEM, DEVELOPER, HI], f"<rules>{BOTH}<user>Hi"),
-        (DEVELOPER_FIRST, [HI, LATER], "<rules>Be quick.<user>Hi"),
+        (DEVELOPER_FIRST, [HI, LATER], "<user>Hi\n\nBe quick."),
     ],
 )
 def test_the_model_reads_every_instruction(tmp_path: Path, source: str, messages: list[dict[str, Any]], text: str):
@@ -74,7 +76,7 @@ def test_a_template_without_a_place_for_instructions_renders_the_rest(tmp_path: 
         model(tmp_path, "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}")
     )
 
-    assert template.render([SYSTEM, HI, ANSWER]) == ("Yes?", ("system", "user"))
+    assert template.render([SYSTEM, HI, ANSWER]) == ("Yes?", ("system", "user"), ())
 
 
 def test_a_template_that_refuses_every_form_says_why(tmp_path: Path):
@@ -82,20 +84,15 @@ def test_a_template_that_refuses_every_form_says_why(tmp_path: Path):
         ChatTemplate(model(tmp_path, "{{ raise_exception('never') }}")).render([SYSTEM, HI])
 
 
-def drawn(render: Callable[[Messages], str]) -> list[Messages]:
-    """The conversations that were rendered to find the form."""
-    seen: list[Messages] = []
-
-    def watched(messages: Messages) -> str:
-        seen.append(messages)
-        return render(messages)
-
-    place_instructions([SYSTEM, HI], watched)
-    return seen
-
-
 def test_a_conversation_that_is_rendered_whole_is_tried_once():
-    (tried,) = drawn(lambda messages: "".join(message["content"] for message in messages))
+    seen: list[Conversation] = []
 
-    assert [message["role"] for message in tried] == ["system", "user"]
-    assert not {"Be brief.", "Hi"} & {message["content"] for message in tried}
+    def render(conversation: Conversation) -> str:
+        seen.append(conversation)
+        return "".join(message["content"] for message in conversation.messages)
+
+    mended(Conversation([SYSTEM, HI]), render)
+
+    (tried,) = seen
+    assert [message["role"] for message in tried.messages] == ["system", "user"]
+    assert not {"Be brief.", "Hi"} & {message["content"] for message in tried.messages}
