@@ -15,6 +15,7 @@ from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.history import Note, readable
 from orchestrator.http.request_bodies import converted, decoded
+from orchestrator.http.request_fields import function_tools, unknown, unused, usual
 from orchestrator.http.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
 from protocol.errors import InputError
@@ -32,9 +33,6 @@ ONLY_OF_COMPLETIONS = {
     "presence_penalty": "neither the Responses API nor Anthropic's has it",
 }
 """Fields that only chat completions and completions have, and why."""
-_OWN_RANGES = {"top_k": Annotated[int, Meta(ge=-1)]}
-"""Some clients send a top_k of -1 for "all"."""
-
 _FIELDS = number_fields(NOT_IN_BODIES)
 BODY_NAMES = tuple(field.name for field in _FIELDS)
 SHARED_NAMES = tuple(name for name in BODY_NAMES if name not in ONLY_OF_COMPLETIONS)
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
 else:
     CheckedSamplingFields = msgspec.defstruct(
         "CheckedSamplingFields",
-        [(field.name, _OWN_RANGES.get(field.name, field.annotation) | None, None) for field in _FIELDS],
+        [(field.name, field.annotation | None, None) for field in _FIELDS],
         kw_only=True,
     )
     UncheckedSamplingFields = msgspec.defstruct(
@@ -65,7 +63,8 @@ else:
 MOST_CHOICES = 16
 MOST_MESSAGES = 10_000
 """Of a chat; a template may compare each with those before it."""
-_IGNORED: tuple[object, ...] = (None, False, 0, [], {})
+IGNORED: tuple[object, ...] = (None, False, 0, [], {})
+"""Values that ask for nothing."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -169,7 +168,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     def grammar(self, write: CallWriter = JSON_CALLS) -> Grammar | None:
         """What the answer is held to, calls in the syntax of `write`. Raises ApiError."""
-        form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
+        form = None if self.response_format in IGNORED else response_grammar(self.response_format)
         _, choice = allowed(self.tools or (), self.tool_choice)
         return call_grammar(self.offered, choice, self.most_calls, form, write) or form
 
@@ -180,9 +179,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
         for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
             raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
         for name in ("functions", "function_call", "audio"):
-            if getattr(self, name) not in (*_IGNORED, "none", "auto"):
+            if getattr(self, name) not in (*IGNORED, "none", "auto"):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
-        if self.modalities not in (*_IGNORED, ["text"]):
+        if self.modalities not in (*IGNORED, ["text"]):
             raise unsupported("modalities", "Only text is supported.")
 
 
@@ -195,13 +194,18 @@ Q = TypeVar("Q", bound=GenerationRequest)
 
 def read(body: bytes, kind: type[Q]) -> Q:
     """The question in a request's body. Raises ApiError naming what is wrong with it."""
-    return question(decoded(body, dict[str, Any]), kind)
+    fields = usual(decoded(body, dict[str, Any]))
+    return question(fields, kind, unused(unknown(fields, kind)))
 
 
 def question(fields: Mapping[str, Any], kind: type[Q], notes: Sequence[Note] = ()) -> Q:
     """The question that these fields ask; a field that is None counts as absent. `notes`: what the API that they come
     from has changed. Raises ApiError naming what is wrong with it."""
-    found = converted({**fields, "notes": None}, kind)
+    fields = {**usual(fields), "notes": None}
+    if isinstance(fields.get("tools"), list | tuple):
+        fields["tools"], told = function_tools(fields["tools"])
+        notes = [*notes, *told]
+    found = converted(fields, kind)
     if isinstance(found, ChatRequest):
         history = readable(found.messages)
         found = replace(found, messages=tuple(history.messages))
@@ -221,9 +225,6 @@ def sampling(
     """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open;
     `grammar`: what the answer is held to."""
     given = {name: value for name in BODY_NAMES if (value := getattr(question, name)) is not None}
-    if given.get("top_k") == -1:
-        # What some clients send for "all".
-        given["top_k"] = 0
     params = SamplingParams(
         **{**defaults, **given},
         seed=None if question.seed is None else question.seed % (1 << 32),

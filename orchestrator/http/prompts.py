@@ -104,6 +104,7 @@ class ChatPrompts:
         except PipelineError as error:
             raise of_pipeline(error) from error
         text = rendering.text
+        changed = [Note("template", sentence) for sentence in rendering.mended]
         grammar = self._behind_thought(grammar, text, question)
         # Without a thought in it, only a grammar of optional calls leaves room for one.
         room = grammar is None or grammar.optional or grammar.thought is not None
@@ -115,8 +116,21 @@ class ChatPrompts:
             # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
             self.form.marked if grammar is None or grammar.optional or grammar.free else frozenset(),
             grammar,
-            [*question.notes, *(Note("template", text) for text in rendering.mended), *_unread(rendering.left_out)],
+            [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
         )
+
+    def _of_thinking(self, question: ChatRequest) -> list[Note]:
+        """Notes that the request asks for thinking, or for none, without effect."""
+        effort, switch = question.reasoning_effort, question.enable_thinking
+        wanted = switch if switch is not None else None if effort is None else effort != "none"
+        if not self.form.thinks:
+            unsaid = "The model writes no thinking that can be told from its text, so the request for it has no effect."
+            return [Note("field", unsaid)] if wanted else []
+        if wanted is None or self._variables(question):
+            return []
+        return [
+            Note("field", "The chat template has no switch for thinking, so the model thinks as it does by itself.")
+        ]
 
     def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
         """`grammar` with the thought that may come first, and the bound of that thought. `text`: the prompt."""

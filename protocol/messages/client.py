@@ -17,7 +17,7 @@ class Submit(Message, frozen=True):
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_CONTEXT)] | None
     sampling: RequestedSampling
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
-    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=64)] = ()
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=256)] = ()
     draft_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
     """K of this request, where the pipeline's strategy verifies chains; None for the pipeline's K."""
     shown: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()

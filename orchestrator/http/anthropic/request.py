@@ -13,14 +13,12 @@ from msgspec import Meta
 
 from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.history import Note, shown
+from orchestrator.http.history import Note
 from protocol.messages.base import MAX_FUNCTIONS
 
 Block = Mapping[str, Any]
 Message = dict[str, Any]
 _THOUGHTS = ("thinking", "redacted_thinking")
-_OWN_TOOLS = ("custom", "function", None)
-"""Types of tools that the client runs."""
 
 
 def messages(system: Any, turns: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -35,23 +33,6 @@ def messages(system: Any, turns: Sequence[Mapping[str, Any]]) -> list[Message]:
         else:
             found.append({"role": role, "content": _content(content)})
     return found
-
-
-def offered(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Note]]:
-    """The tools in the form of chat requests, without those that Anthropic's servers would run."""
-    kinds = [tool.get("type") for tool in tools]
-    others = dict.fromkeys(shown(kind) for kind in kinds if kind not in _OWN_TOOLS)
-    notes = [
-        Note("tool", f"Tools of the type {kind!r} are not run here: the model does not know of them.")
-        for kind in others
-    ]
-    return [_function(tool) for tool, kind in zip(tools, kinds, strict=True) if kind in _OWN_TOOLS], notes
-
-
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"name": "name", "description": "description", "strict": "strict", "input_schema": "parameters"}
-    function = {ours: tool[theirs] for theirs, ours in names.items() if tool.get(theirs) is not None}
-    return {"type": "function", "function": function}
 
 
 def _user_messages(blocks: Sequence[Block]) -> list[Message]:
@@ -116,7 +97,6 @@ _CALLED = {
 }
 """What fields of the chat are called here."""
 _SAME = ("model", "stream", *SHARED_NAMES, "seed")
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
@@ -130,12 +110,11 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
     output_config: dict[str, Any] | None = None
     model: Any = None
 
-    def chat(self) -> ChatRequest:
+    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """Raises ApiError, in the words of this API."""
         self._refuse_unsupported()
-        tools, notes = offered(self.tools or ())
         turns = messages(self.system, self.messages)
-        fields = {**self._fields(), "messages": turns, "tools": tools or None}
+        fields = {**self._fields(), "messages": turns}
         # The beginning of an answer is the last message here.
         fields["continue_final_message"] = turns[-1]["role"] == "assistant" or None
         try:
@@ -148,16 +127,12 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
         choice = self.tool_choice or {}
         return {
             "model": self.model,
-            "tool_choice": _choice(choice),
+            "tools": self.tools,
+            "tool_choice": choice or None,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "response_format": _format((self.output_config or {}).get("format")),
-            "thinking_budget": (self.thinking or {}).get("budget_tokens") if self.demands_thinking else None,
-            "enable_thinking": {"enabled": True, "disabled": False}.get(str((self.thinking or {}).get("type"))),
+            "thinking": self.thinking,
         }
-
-    @property
-    def demands_thinking(self) -> bool:
-        return (self.thinking or {}).get("type") == "enabled"
 
     def _refuse_unsupported(self) -> None:
         """Raises ApiError for what can't be done by any model."""
@@ -166,7 +141,7 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Any = None
     stop_sequences: list[str] | None = None
     stream: Any = None
     seed: Any = None
@@ -182,13 +157,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         for name in ("mcp_servers", "container"):
             if getattr(self, name):
                 raise unsupported(name, f"{name} is not supported: nothing is run here but the model.")
-
-
-def _choice(choice: Mapping[str, Any]) -> Any:
-    if choice.get("type") == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    kind = choice.get("type")
-    return _CHOICES.get(kind, kind) if isinstance(kind, str) else kind
 
 
 def _format(form: Any) -> Any:

@@ -15,11 +15,9 @@ from msgspec import Meta
 from orchestrator.core.model_table import Seconds
 from orchestrator.http.chat_request import ChatRequest, question
 from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.history import Note
 from orchestrator.http.openai.request import CompletionRequest
-from orchestrator.http.request_bodies import converted
-from orchestrator.http.structured_output import response_grammar
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
-from protocol.messages.grammar import Grammar
 
 _LATEST = ":latest"
 """Clients add it to a name without a tag."""
@@ -122,9 +120,6 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-_EFFORTS = ("low", "medium", "high")
-
-
 class OllamaOptions(msgspec.Struct, kw_only=True):
     """The options that have an effect. Others are about Ollama's own engine."""
 
@@ -141,13 +136,11 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
     def fields(self) -> dict[str, Any]:
         """As OpenAI's requests call them; None is "not given"."""
-        same = ("temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "stop")
+        same = ("temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop")
         return {
             **{name: getattr(self, name) for name in same},
             "repetition_penalty": self.repeat_penalty,
-            # Ollama's way to say "random", and "no limit".
-            "seed": None if self.seed == -1 else self.seed,
-            "max_tokens": None if self.num_predict is None or self.num_predict <= 0 else self.num_predict,
+            "max_tokens": self.num_predict,
         }
 
 
@@ -161,6 +154,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     think: bool | Annotated[str, Meta(max_length=32)] | None = None
     keep_alive: Any = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     @property
     def streamed(self) -> bool:
@@ -170,20 +164,16 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
         """Raises ApiError for what would change the answer, if this server could do it."""
         if self.keep_alive is not None:
             keep_seconds(self.keep_alive)
-        if isinstance(self.think, str) and self.think not in _EFFORTS:
-            raise unsupported("think", f"think is {self.think!r}: give true, false, or one of {', '.join(_EFFORTS)}.")
-        if self.logprobs:
-            raise unsupported("logprobs", "Log-probabilities are told by /v1/chat/completions: leave logprobs out.")
 
     def common(self) -> dict[str, Any]:
         """Fields of OpenAI's requests."""
         options = self.options or OllamaOptions()
         return {"model": own_name(self.model), "stream": self.streamed, **options.fields()}
 
-    def thinking(self) -> dict[str, Any]:
-        if isinstance(self.think, str):
-            return {"reasoning_effort": self.think}
-        return {"enable_thinking": self.think}
+    def of_chat(self) -> dict[str, Any]:
+        """Those of a chat."""
+        told = {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs if self.logprobs else None}
+        return {**self.common(), **told, "think": self.think, "response_format": self.response_format()}
 
     def response_format(self) -> Mapping[str, Any] | None:
         """Raises ApiError for a format that is neither json nor a schema."""
@@ -202,13 +192,11 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_FUNCTIONS)] | None = None
 
-    def chat(self) -> ChatRequest:
+    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """Raises ApiError."""
         self.refuse_unsupported()
         asked = {"messages": chat_messages(self.messages or []), "tools": self.tools or None}
-        return question(
-            {**self.common(), **self.thinking(), **asked, "response_format": self.response_format()}, ChatRequest
-        )
+        return question({**self.of_chat(), **asked}, ChatRequest, notes)
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
@@ -229,18 +217,17 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         if self.raw and self.system:
             raise unsupported("system", "A raw prompt is continued as it is: put the system message into it.")
 
-    def chat(self) -> ChatRequest:
+    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """The prompt as a user's message. Raises ApiError."""
         self.refuse_unsupported()
         turns = [("system", self.system), ("user", self.prompt)]
         messages = [{"role": role, "content": content} for role, content in turns if content]
-        asked = {"messages": messages, "response_format": self.response_format()}
-        return question({**self.common(), **self.thinking(), **asked}, ChatRequest)
+        return question({**self.of_chat(), "messages": messages}, ChatRequest, notes)
 
-    def completion(self) -> tuple[CompletionRequest, Grammar | None]:
-        """The prompt without a template, and what its answer is held to. Raises ApiError."""
+    def completion(self, notes: Sequence[Note] = ()) -> CompletionRequest:
+        """The prompt without a template. Raises ApiError."""
         self.refuse_unsupported()
-        fields = {**self.common(), "prompt": self.prompt}
+        told = {"logprobs": min(self.top_logprobs or 0, 5) if self.logprobs else None}
+        fields = {**self.common(), **told, "prompt": self.prompt, "response_format": self.response_format()}
         fields["max_tokens"] = fields["max_tokens"] or MAX_CONTEXT
-        form = self.response_format()
-        return converted(fields, CompletionRequest), None if form is None else response_grammar(form)
+        return question(fields, CompletionRequest, notes)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -18,11 +18,10 @@ from starlette.routing import Route
 
 from orchestrator.core.model_table import Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
-from orchestrator.http.answer_content import AnswerContent
+from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.routes import json_response, named
-from orchestrator.http.errors import unsupported
 from orchestrator.http.model_server import ModelServer
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
 from orchestrator.http.ollama.request import (
@@ -35,14 +34,13 @@ from orchestrator.http.ollama.request import (
 from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.prompts import ChatPrompts, PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
+from orchestrator.http.request_fields import read_fields
 from orchestrator.http.streaming import EventStream
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
-from protocol.messages.grammar import Grammar
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
-_RawCompletion: TypeAlias = tuple[CompletionRequest, Grammar | None]
 
 
 class OllamaRoutes:
@@ -65,27 +63,39 @@ class OllamaRoutes:
             return await self._empty(question, chat=False)
         if isinstance(asked, ChatRequest):
             return await self._converse(request, question, asked, chat=False)
-        return await self._continue(request, *asked)
+        return await self._continue(request, asked)
 
     async def _converse(self, request: Request, question: OllamaRequest, asked: ChatRequest, *, chat: bool) -> Response:
-        name = self._server.model_name(asked.model)
-        if question.think and not self._server.prompts.form.thinks:
-            raise unsupported("think", f"{name} writes no thinking that can be told from its text: leave think out.")
+        name, codec = self._server.model_name(asked.model), self._server.codec
 
         def answer(prompt: RenderedChat, _: int) -> OllamaAnswer:
-            content = AnswerContent(prompt.new_parser(), calls=bool(asked.offered))
-            return OllamaAnswer(name, content, chat=chat, loading=_loading(request), warnings=prompt.warnings)
+            told = asked.alternatives is not None
+            return OllamaAnswer(
+                name,
+                AnswerContent(prompt.new_parser(), calls=bool(asked.offered)),
+                chat=chat,
+                loading=_loading(request),
+                warnings=prompt.warnings,
+                transcript=LogprobTranscript("chat", codec, prompt.shown, prompt.marked) if told else None,
+            )
 
         return _lines(await self._server.converse(request, asked, answer))
 
-    async def _continue(self, request: Request, asked: CompletionRequest, grammar: Grammar | None) -> Response:
+    async def _continue(self, request: Request, asked: CompletionRequest) -> Response:
         name = self._server.model_name(asked.model)
 
         def renderer(_: Sequence[Sequence[int]]) -> OllamaAnswer:
-            return OllamaAnswer(name, AnswerContent(MarkedParser(), calls=False), chat=False, loading=_loading(request))
+            return OllamaAnswer(
+                name,
+                AnswerContent(MarkedParser(), calls=False),
+                chat=False,
+                loading=_loading(request),
+                warnings=[note.text for note in asked.notes],
+                transcript=None if asked.told is None else LogprobTranscript("chat", self._server.codec),
+            )
 
         def prepare() -> PreparedRequest:
-            return PreparedRequest(asked.prompts, renderer, grammar)
+            return PreparedRequest(asked.prompts, renderer, asked.grammar, notes=asked.notes)
 
         return _lines(await self._server.answer(request, asked, prepare))
 
@@ -104,16 +114,16 @@ class OllamaRoutes:
 
 def _chat(content: bytes) -> tuple[OllamaChatRequest, ChatRequest | None]:
     """The request, and the chat that it stands for, if it has messages."""
-    question = decoded(content, OllamaChatRequest)
-    return question, question.chat() if question.messages else None
+    question, notes = read_fields(content, OllamaChatRequest, within="options")
+    return question, question.chat(notes) if question.messages else None
 
 
-def _generation(content: bytes) -> tuple[OllamaGenerateRequest, ChatRequest | _RawCompletion | None]:
+def _generation(content: bytes) -> tuple[OllamaGenerateRequest, ChatRequest | CompletionRequest | None]:
     """The request, and the chat or the completion that it stands for, if it has a prompt."""
-    question = decoded(content, OllamaGenerateRequest)
+    question, notes = read_fields(content, OllamaGenerateRequest, within="options")
     if not question.prompt:
         return question, None
-    return question, question.completion() if question.raw else question.chat()
+    return question, question.completion(notes) if question.raw else question.chat(notes)
 
 
 def _loading(request: Request) -> float:

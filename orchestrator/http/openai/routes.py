@@ -36,13 +36,17 @@ class CompletionRoutes:
             codec=None if question.told is None else self._server.codec,
             silent=question.silent,
             returned=question.returned if question.choices > question.returned else None,
+            warnings=[note.text for note in question.notes],
         )
 
         def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
             echoed = self._echoed(question, prompts)
             return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
 
-        return await self._server.answer(request, question, lambda: PreparedRequest(question.prompts, renderer))
+        def prepare() -> PreparedRequest:
+            return PreparedRequest(question.prompts, renderer, question.grammar, notes=question.notes)
+
+        return await self._server.answer(request, question, prepare)
 
     async def chat(self, request: Request) -> Response:
         question = await read_body(request, lambda content: read(content, ChatRequest))

@@ -14,6 +14,7 @@ from msgspec import Meta
 from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.history import Note, shown
+from orchestrator.http.request_fields import left_out_tools
 from orchestrator.http.responses.answer import CallItem
 from protocol.messages.base import MAX_FUNCTIONS
 
@@ -50,10 +51,7 @@ class OfferedTools:
     @property
     def notes(self) -> list[Note]:
         """About tools that the model is not told of."""
-        return [
-            Note("tool", f"Tools of the type {kind!r} are not run here: the model does not know of them.")
-            for kind in dict.fromkeys(self._left_out)
-        ]
+        return left_out_tools(self._left_out)
 
     def call_item(self, place: int, call: Mapping[str, Any]) -> CallItem:
         """The item at index `place` for a call in the form of chat responses."""
@@ -242,7 +240,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: Any = None
     tools: Annotated[Items, Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
@@ -270,7 +268,8 @@ class Response(UncheckedSamplingFields, kw_only=True):
 
     @property
     def _probes(self) -> bool:
-        return self.max_output_tokens is not None and 0 < self.max_output_tokens <= _PROBE_TOKENS
+        limit = self.max_output_tokens
+        return isinstance(limit, int) and 0 < limit <= _PROBE_TOKENS
 
     @property
     def offered(self) -> OfferedTools:
@@ -282,7 +281,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
         """Whether the answer may be referred to later."""
         return self.store is not False
 
-    def chat(self, before: Sequence[Mapping[str, Any]]) -> ChatRequest:
+    def chat(self, before: Sequence[Mapping[str, Any]], notes: Sequence[Note] = ()) -> ChatRequest:
         """`before`: items of the conversation so far. Raises ApiError, in the words of this API."""
         self._refuse_unsupported()
         heading = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -296,13 +295,19 @@ class Response(UncheckedSamplingFields, kw_only=True):
             "logprobs": self._likelihoods or None,
             "top_logprobs": self.top_logprobs or None,
             "response_format": _format((self.text or {}).get("format")),
-            "reasoning_effort": (self.reasoning or {}).get("effort"),
+            "reasoning": self.reasoning,
         }
         try:
-            return question(fields, ChatRequest, offered.notes)
+            return question(fields, ChatRequest, [*notes, *self._unused, *offered.notes])
         except ApiError as error:
             error.param = _CALLED.get(error.param or "", error.param)
             raise
+
+    @property
+    def _unused(self) -> list[Note]:
+        if self.truncation in (None, "disabled"):
+            return []
+        return [Note("field", "truncation has no effect: nothing is left out of a conversation that is too long.")]
 
     @property
     def _likelihoods(self) -> bool:
@@ -316,8 +321,6 @@ class Response(UncheckedSamplingFields, kw_only=True):
             raise unsupported(
                 "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."
             )
-        if self.truncation not in (None, "disabled"):
-            raise unsupported("truncation", "Nothing is left out of a conversation that is too long: shorten it.")
         for name, instead in _NOT_DONE.items():
             if getattr(self, name):
                 raise unsupported(name, f"{name} is not supported: {instead}.")

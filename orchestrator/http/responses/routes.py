@@ -18,7 +18,8 @@ from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
 from orchestrator.http.model_server import ModelServer
 from orchestrator.http.prompts import RenderedChat
-from orchestrator.http.request_bodies import decoded, read_body
+from orchestrator.http.request_bodies import read_body
+from orchestrator.http.request_fields import read_fields
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.request import Items, OfferedTools
 from orchestrator.http.responses.request import Response as Question
@@ -73,10 +74,10 @@ class ResponsesRoutes:
 
     def _read(self, content: bytes) -> tuple[Question, Items, ChatRequest, OfferedTools]:
         """The request, the items that it continues, the chat that it stands for, and its tools."""
-        question = decoded(content, Question)
+        question, notes = read_fields(content, Question)
         id = question.previous_response_id
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
-        return question, before, question.chat(before), question.offered
+        return question, before, question.chat(before, notes), question.offered
 
     def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""
