@@ -57,7 +57,8 @@ def ask(path: str, template: ChatTemplate | None = None, **fields: Any) -> tuple
     ],
 )
 def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
-    params, _, warnings = ask(path, **{name: limit})
+    fields: dict[str, Any] = {name: limit}
+    params, _, warnings = ask(path, **fields)
 
     assert params.max_tokens is not None
     assert (params.max_tokens > ROOM, warnings) == (True, [])
