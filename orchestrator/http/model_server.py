@@ -79,15 +79,27 @@ class ModelServer:
             def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
                 return make_renderer(prompt, len(prompts[0]))
 
-            return PreparedRequest([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked, prompt.notes)
+            return PreparedRequest(
+                [prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked, prompt.thought, prompt.notes
+            )
 
         return await self.answer(request, question, prepare)
 
-    async def chat_tokens(self, request: Request, question: ChatRequest) -> int:
-        """Number of tokens of a chat's prompt, however long. Raises ApiError for what the model's chat template can't
+    async def chat_tokens(self, request: Request, question: ChatRequest) -> Sequence[int]:
+        """The tokens of a chat's prompt, however many. Raises ApiError for what the model's chat template can't
         render."""
         with self._figures.limit.take(1):
-            return await self._work.unless_ended(request, self._preparation.count(question))
+            return await self._work.unless_ended(request, self._preparation.chat_tokens(question))
+
+    async def text_tokens(self, request: Request, text: str, *, special: bool) -> Sequence[int]:
+        """The tokens of a text, however many. `special`: as in `TextCodec.encode`."""
+        with self._figures.limit.take(1):
+            return await self._work.unless_ended(request, self._preparation.text_tokens(text, special=special))
+
+    async def rendered(self, request: Request, question: ChatRequest) -> RenderedChat:
+        """Raises ApiError for what the model's chat template can't render."""
+        with self._figures.limit.take(1):
+            return await self._work.unless_ended(request, asyncio.to_thread(self.prompts.render, question))
 
     async def answer(
         self,

@@ -27,7 +27,7 @@ from orchestrator.text.answer.tool_syntax import with_described_tools
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
-from protocol.messages.client import PipelineState
+from protocol.messages.client import PipelineState, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import require_enforceable
 
@@ -50,6 +50,8 @@ class RenderedChat:
     """Tokens that begin a thought in the midst of an answer."""
     grammar: Grammar | None
     """What the answer is held to."""
+    thought: ThoughtText | None = None
+    """Where no stop string is looked for."""
     notes: Sequence[Note] = ()
     """What of the request was changed, has no effect, or is not read by the model."""
 
@@ -116,6 +118,7 @@ class ChatPrompts:
             # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
             self.form.marked if grammar is None or grammar.optional or grammar.free else frozenset(),
             grammar,
+            self.form.thought_text(opened) if room else None,
             [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
         )
 
@@ -218,6 +221,8 @@ class PreparedRequest(NamedTuple):
     """Special tokens whose text is part of the output."""
     marked: frozenset[int] = frozenset()
     """Tokens whose text in the output comes behind a mark."""
+    thought: ThoughtText | None = None
+    """Where no stop string is looked for."""
     notes: Sequence[Note] = ()
     """As of RenderedChat."""
 
@@ -249,11 +254,15 @@ class Preparation:
         prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
         return await asyncio.to_thread(self._ready, question, prepared, prompts, state)
 
-    async def count(self, question: ChatRequest) -> int:
-        """Number of tokens of a chat's prompt, however long."""
+    async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
+        """The tokens of a chat's prompt, however many."""
         prompt = await asyncio.to_thread(self.prompts.render, question)
-        (tokens,) = await self._encoder.encode([prompt.text], special=not self._template.own)
-        return len(tokens)
+        return await self.text_tokens(prompt.text, special=not self._template.own)
+
+    async def text_tokens(self, text: str, *, special: bool) -> Sequence[int]:
+        """`special`: as in `TextCodec.encode`."""
+        (tokens,) = await self._encoder.encode([text], special=special)
+        return tokens
 
     def _ready(
         self,
@@ -276,7 +285,9 @@ class Preparation:
         default = None if isinstance(question, ChatRequest) else _COMPLETION_TOKENS
         room = state.context - len(tokens)
         params = sampling(question, room, default, self._defaults, prepared.grammar)
-        params = structs.replace(params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked))
+        params = structs.replace(
+            params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked), thought=prepared.thought
+        )
         if isinstance(question, ChatRequest):
             params = structs.replace(params, stop=(*(params.stop or ()), *self._template.stops))
         # Equal seeds would give equal texts.

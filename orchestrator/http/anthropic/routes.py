@@ -43,7 +43,7 @@ class MessagesRoutes:
     async def count(self, request: Request) -> Response:
         _, chat = await read_body(request, lambda content: _translated(content, CountTokensRequest))
         self._server.model_name(chat.model)
-        return JSONResponse({"input_tokens": await self._server.chat_tokens(request, chat)})
+        return JSONResponse({"input_tokens": len(await self._server.chat_tokens(request, chat))})
 
 
 def _translated(content: bytes, kind: type[Q]) -> tuple[Q, ChatRequest]:

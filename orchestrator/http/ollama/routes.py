@@ -246,6 +246,7 @@ class CatalogueRoutes:
             Route("/api/ps", self.running),
             Route("/api/show", self.show, methods=["POST"]),
             Route("/api/version", self.version),
+            Route("/api/v0/models", self.of_lm_studio),
         ]
 
     async def tags(self, request: Request) -> Response:
@@ -264,6 +265,13 @@ class CatalogueRoutes:
         model = next((model for model in found if model.name == wanted), found[0])
         return JSONResponse(await asyncio.to_thread(_details, model))
 
+    async def of_lm_studio(self, request: Request) -> Response:
+        """The list of LM Studio's own API."""
+        found = await self._catalogue.catalogue()
+        return JSONResponse(
+            {"object": "list", "data": [await asyncio.to_thread(_lm_studio_card, model) for model in found]}
+        )
+
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": _VERSION, "launch_pipeline": version("launch-pipeline")})
 
@@ -281,6 +289,25 @@ def _running_card(model: CataloguedModel) -> dict[str, Any]:
     size = model.bytes or card["size"]
     more = {"size": size, "size_vram": size, "context_length": model.context}
     return {**card, **more, "expires_at": (datetime.now(UTC) + left).isoformat()}
+
+
+def _lm_studio_card(model: CataloguedModel) -> dict[str, Any]:
+    kind = _kind(model.folder)
+    longest = model.context or _settings(model.folder).get("max_position_embeddings")
+    uses_tools = not model.embeds and "tools" in _capabilities(model.folder)
+    return {
+        "id": model.name,
+        "object": "model",
+        "type": "embeddings" if model.embeds else "llm",
+        "publisher": "launch-pipeline",
+        "arch": kind["family"],
+        "compatibility_type": "mlx",
+        "quantization": kind["quantization_level"],
+        "state": "loaded" if model.loaded else "not-loaded",
+        "max_context_length": longest,
+        "loaded_context_length": model.context,
+        "capabilities": ["tool_use"] if uses_tools else [],
+    }
 
 
 def _details(model: CataloguedModel) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.prompts import PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import read_body
 
+CHATS = ("/v1/chat/completions", "/api/v0/chat/completions")
+"""The second one is where clients of LM Studio ask."""
+
 
 class CompletionRoutes:
     def __init__(self, server: ModelServer) -> None:
@@ -23,7 +26,7 @@ class CompletionRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/completions", self.complete, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            *(Route(path, self.chat, methods=["POST"]) for path in CHATS),
         ]
 
     async def complete(self, request: Request) -> Response:

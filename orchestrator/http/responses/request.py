@@ -16,6 +16,7 @@ from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.history import Note, shown
 from orchestrator.http.request_fields import left_out_tools
 from orchestrator.http.responses.answer import CallItem
+from orchestrator.http.responses.compaction import summary
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
@@ -162,6 +163,8 @@ def messages(items: Iterable[Item]) -> list[Message]:
             _add_call(found, item, item.get("name"), item.get("arguments"), any(thoughts))
             if kind == "mcp_call":
                 found.append(_output(item))
+        elif (known := summary(item)) is not None:
+            found.append({"role": "user", "content": known})
         elif isinstance(kind, str) and kind.endswith("_output"):
             found.append(_output(item))
         elif isinstance(kind, str) and kind.endswith("_call") and isinstance(item.get("call_id"), str):

@@ -14,7 +14,7 @@ from orchestrator.text.answer.parsers import MARKERS
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.base import SequenceId
-from protocol.messages.client import Submit
+from protocol.messages.client import Submit, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import GrammarError, Grammars
@@ -243,6 +243,36 @@ def test_an_answer_may_begin_inside_the_thought(always: ChatTemplate):
 
     message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hi")
+
+
+@pytest.mark.parametrize(
+    ("name", "thought"),
+    [
+        ("qwen", ThoughtText("<think>", "</think>")),
+        ("always", ThoughtText("<think>", "</think>", opened=True)),
+        ("harmony", ThoughtText("", FINAL, opened=True)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {**HELLO, "stop": ["Q?"]}),
+        (anthropic.MESSAGES, {**HI, "stop_sequences": ["Q?"]}),
+        ("/api/chat", {**HELLO, "options": {"stop": ["Q?"]}}),
+    ],
+)
+def test_stop_strings_are_not_looked_for_in_thoughts(
+    request: pytest.FixtureRequest, name: str, thought: ThoughtText, path: str, asked: dict[str, Any]
+):
+    pipeline = FakePipeline()
+
+    post(path, asked, pipeline, template=request.getfixturevalue(name))
+
+    ((_, params),) = pipeline.asked
+    assert (params.stop, params.thought) == (("Q?",), thought)
+    submit = params.submit("r", "a")
+    state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, TEMPLATE.codec)
+    assert state.stops.push(f"{thought.start}Q?{thought.end}Q?") == (f"{thought.start}Q?{thought.end}", True)
 
 
 def test_a_thought_that_fills_the_answer_is_incomplete_reasoning(always: ChatTemplate):
