@@ -18,6 +18,7 @@ from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Part, Several, Text, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, parsed
+from protocol.sampling.schema_endings import closed
 from protocol.sampling.thought import ThoughtState
 from protocol.sampling.token_rules import AnyText, TokenMask, TokenRules
 
@@ -313,7 +314,8 @@ def _head(calls: Calls, rules: _Rules) -> str:
 
 
 def with_options(schema: Schema) -> Schema:
-    """The schema with llguidance's options that the client may not choose."""
+    """The schema with llguidance's options that the client may not choose, and with objects that end."""
+    schema = closed(schema)
     if isinstance(schema, bool):
         return schema
     given = schema.get("x-guidance")
