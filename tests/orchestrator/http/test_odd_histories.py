@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from orchestrator.text.chat_template import ChatTemplate
-from tests.orchestrator.http.test_rules import CHAT, post
+from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post
 from tests.orchestrator.http.test_thinking import model
 from tests.support.fake_pipeline import READY, FakePipeline
 
@@ -317,3 +317,54 @@ def test_calls_without_a_name_are_left_out(ask: Asks, path: str, calls: Any):
 
     assert text == "<user>Hi<assistant>Yes?<user>Hi"
     assert "without a name" in warning
+
+
+# Going on with the last turn ----------------------------------------------------------------------
+
+PREFILL = {"messages": [user(), said("The answer is ")]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"continue_final_message": True}),
+        (CHAT, {"continue_final_message": True, "add_generation_prompt": False}),
+        (CHAT, {"add_generation_prompt": False}),
+        (MESSAGES, {}),
+    ],
+)
+def test_an_answer_goes_on_with_the_assistant_s_last_turn(
+    tmp_path: Path, templates: dict[str, ChatTemplate], path: str, fields: dict[str, Any]
+):
+    ending = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>{% endfor %}"
+    asked = "{% if add_generation_prompt %}<assistant>{% endif %}"
+    pipeline = FakePipeline()
+
+    answer = post(path, {"max_tokens": 9, **PREFILL, **fields}, pipeline, template=model(tmp_path, ending + asked))
+
+    prompt = templates["chatml"].codec.decode(pipeline.asked[0][0])
+    assert prompt == "<user>Hi<end><assistant>The answer is "
+    assert '"Hello"' in answer.text
+
+
+def test_without_a_template_the_last_turn_goes_on_too():
+    pipeline = FakePipeline()
+
+    post(CHAT, {**PREFILL, "continue_final_message": True}, pipeline)
+
+    assert TEMPLATE.codec.decode(pipeline.asked[0][0]) == "User: Hi\nAssistant: The answer is "
+
+
+def test_a_template_that_drops_the_last_turn_has_it_behind_its_beginning_of_an_answer(tmp_path: Path):
+    source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    template = model(tmp_path, source + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    pipeline = FakePipeline()
+
+    post(CHAT, {**PREFILL, "continue_final_message": True}, pipeline, template=template)
+
+    assert template.codec.decode(pipeline.asked[0][0]) == "Hi<assistant>The answer is "
+
+
+def test_a_last_turn_that_is_not_the_assistant_s_begins_an_answer(ask: Asks):
+    assert ask("chatml", CHAT, messages=[user()], continue_final_message=True)[0] == "<user>Hi"
+    assert ask("chatml", MESSAGES, messages=[user(), said([USED])])[0] == f"<user>Hi<assistant>{ADD}1]"
