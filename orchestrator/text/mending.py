@@ -224,22 +224,40 @@ def _leading_in_first_users_turn(messages: Messages) -> Messages:
 
 
 def _users_text_in_results(messages: Messages) -> Messages:
-    """A user's turn directly behind the result of a call becomes part of it."""
+    """A user's turn directly behind the result of a call becomes part of it, unless the assistant spoke since the turn
+    before: templates that want alternation do not count calls and results."""
+    found: list[dict[str, Any]] = []
+    spoke = ""
+    """The role of the last turn but calls and results."""
+    for message in messages:
+        if message["role"] == spoke == "user" and found[-1]["role"] == "tool":
+            found[-1] = _joined(found[-1], message)
+            continue
+        found.append(message)
+        if message["role"] in ("user", "assistant") and not _calls(message):
+            spoke = message["role"]
+    return found
+
+
+def _calls_with_text(messages: Messages) -> Messages:
+    """The assistant's text and its calls in the turn behind it as one turn."""
     found: list[dict[str, Any]] = []
     for message in messages:
-        if message["role"] == "user" and found and found[-1]["role"] == "tool":
-            found[-1] = _joined(found[-1], message)
+        before = found[-1] if found else {"role": ""}
+        if _calls(message) and before["role"] == "assistant" and not _calls(before):
+            found[-1] = {**message, **_joined(before, message)}
         else:
             found.append(message)
     return found
 
 
 def _turns_joined(messages: Messages) -> Messages:
-    """Turns of the user in succession as one, and those of the assistant, unless the first of two has calls."""
+    """Turns of the user in succession as one, and those of the assistant that have no calls."""
     found: list[dict[str, Any]] = []
     for message in messages:
         before = found[-1] if found else {"role": ""}
-        if message["role"] in ("user", "assistant") and message["role"] == before["role"] and not _calls(before):
+        spoken = not _calls(before) and not _calls(message)
+        if spoken and message["role"] in ("user", "assistant") and message["role"] == before["role"]:
             found[-1] = {**message, **_joined(before, message)}
         else:
             found.append(message)
@@ -321,6 +339,10 @@ MENDS = (
     Mend(
         _of_messages(_users_text_in_results),
         "The chat template takes no user's turn behind the result of a call: its text became part of the result.",
+    ),
+    Mend(
+        _of_messages(_calls_with_text),
+        "The chat template takes no calls in a turn of their own behind a text: the two turns were joined.",
     ),
     Mend(
         _of_messages(_turns_joined),

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
+from orchestrator.http.history import template_messages
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post
 from tests.orchestrator.http.test_thinking import model
@@ -136,6 +139,10 @@ MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
     ("mistral", [user(), said("", call(NINE)), result(NINE), system("Now."), said(), user()],
      f"<user>Hi<assistant>{ADD}{NINE}]<tool>4\n\nNow.{NINE}<assistant>Yes?<user>Hi",
      ["user's turn beside", "behind the result"]),
+    ("mistral", [user(), said("I add."), said("", call(NINE)), result(NINE), said()],
+     f"<user>Hi<assistant>I add.{ADD}{NINE}]<tool>4{NINE}<assistant>Yes?", ["behind a text"]),
+    ("mistral", [user(), said(), user(), said("", call(NINE)), result(NINE), said(), user()],
+     f"<user>Hi<assistant>Yes?<user>Hi<assistant>{ADD}{NINE}]<tool>4{NINE}<assistant>Yes?<user>Hi", []),
     ("llama", [user(), said("I add.", call("1"), call("2", '{"b": 2}')), result("2", "5"), result("1")],
      f'<user>Hi<assistant>I add.{ADD}1]<tool>4<assistant>[add({{"b": 2}})2]<tool>5', ["one call in a turn"]),
     ("gemma", [system(), user(), said(), user()],
@@ -169,6 +176,29 @@ def test_ids_of_another_provider_are_replaced_consistently(ask: Asks):
     assert f"<tool>4{first}<tool>5{NINE}" in text
     assert "nine letters" in warning
     assert longer.startswith(text)
+
+
+@given(
+    roles=st.lists(st.sampled_from(["user", "system", "assistant", "calls"]), max_size=7),
+    name=st.sampled_from(["chatml", "qwen", "llama", "gemma"]),
+)
+def test_a_conversation_that_goes_on_is_mended_as_before(
+    templates: dict[str, ChatTemplate], roles: list[str], name: str
+):
+    messages = [system("S"), user("first")]
+    for place, role in enumerate(roles):
+        ids = [f"{place} {number}" for number in range(1 + place % 2)]
+        text = f"{role} {place}"
+        if role == "calls":
+            messages += [said(text, *map(call, ids)), *map(result, ids)]
+        else:
+            messages.append({"role": role, "content": text})
+    whole = templates[name].render(template_messages(messages), answering=False).text
+
+    # The KV of what the model read before each answer is used again.
+    for end in range(2, len(messages)):
+        if messages[end]["role"] == "assistant":
+            assert whole.startswith(templates[name].render(template_messages(messages[:end]), answering=False).text)
 
 
 def test_tools_without_a_description_or_parameters_are_completed_where_the_template_needs_them(ask: Asks):
