@@ -45,7 +45,10 @@ def read_fields(body: bytes, kind: type[S], *, within: str = "") -> tuple[S, lis
     """A request's body, and a note on its fields that have no effect. `within`: a field whose own fields count too.
     Raises ApiError as `decoded` does."""
     fields = decoded(body, dict[str, Any])
-    found = converted(with_whole_numbers(fields), kind)
+    whole = with_whole_numbers(fields)
+    if isinstance(inner := fields.get(within), Mapping):
+        whole[within] = with_whole_numbers(inner)
+    found = converted(whole, kind)
     return found, unused([*unknown(fields, kind), *_unknown_within(fields, kind, within)])
 
 

@@ -90,6 +90,7 @@ def test_an_echo_with_a_limit_of_zero_is_the_prompt_alone():
         (MESSAGES, {"seed": -1}, {"seed": None}),
         (OLLAMA, {"options": {"seed": -1, "num_predict": 5, "repeat_penalty": 0}},
          {"seed": None, "max_tokens": 5, "repetition_penalty": 1.0}),
+        (OLLAMA, {"options": {"top_k": 40.0, "num_predict": 5.0}}, {"top_k": 40, "max_tokens": 5}),
         (CHAT, {"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
         (CHAT, {"repetition_penalty": 0}, {"repetition_penalty": 1.0}),
         (CHAT, {"top_k": -1}, {"top_k": 0}),
