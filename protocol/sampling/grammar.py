@@ -19,6 +19,7 @@ from protocol.errors import InputError
 from protocol.json_values import is_object
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Part, Several, Text, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, parsed
+from protocol.sampling.schema_endings import closed
 from protocol.sampling.thought import ThoughtState
 from protocol.sampling.token_rules import AnyText, TokenMask, TokenRules
 
@@ -314,7 +315,8 @@ def _head(calls: Calls, rules: _Rules) -> str:
 
 
 def with_options(schema: Schema) -> Schema:
-    """The schema with llguidance's options that the client may not choose."""
+    """The schema with llguidance's options that the client may not choose, and with objects that end."""
+    schema = closed(schema)
     if isinstance(schema, bool):
         return schema
     given = schema.get("x-guidance")

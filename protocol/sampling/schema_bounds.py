@@ -19,7 +19,7 @@ MOST_INTERSECTED = 4
 """Expressions that may have to hold at once. The library can't decide whether eight of them can."""
 
 _EXPRESSIONS = ("pattern", "format", "multipleOf", "patternProperties")
-_METADATA = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
+METADATA = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
 """Keywords beside a `$ref` that do not restrict values."""
 
 Schema: TypeAlias = Mapping[str, Any] | bool
@@ -98,7 +98,7 @@ def _objects(value: Any, level: int) -> Iterator[Mapping[str, Any]]:
 def _intersects(schema: Mapping[str, Any]) -> bool:
     """Whether several schemas must hold at once."""
     several = isinstance(schema.get("allOf"), list) and (len(schema["allOf"]) > 1 or len(schema) > 1)
-    return several or ("$ref" in schema and not schema.keys() <= {"$ref", *_METADATA})
+    return several or ("$ref" in schema and not schema.keys() <= {"$ref", *METADATA})
 
 
 def _states(divisor: Any) -> int:

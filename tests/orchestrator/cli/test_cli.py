@@ -452,3 +452,14 @@ def test_the_demo_pair_is_a_pair():
 
     assert (code, errors) == (0, "")
     assert output
+
+
+@pytest.mark.thorough
+def test_json_that_the_limit_cuts_off_is_an_error_behind_its_text(tmp_path: Path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"type": "integer"}, "minItems": 50}')
+
+    code, said, told = run("generate", PROMPT, "--json-schema", str(schema), "--max-tokens", "8", "--temperature", "0")
+
+    assert (code, said.startswith("[")) == (1, True)
+    assert "The JSON is incomplete, cut off after 8 tokens" in told

@@ -160,19 +160,12 @@ def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, f
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "nobody", "content": "a"}]}, "role"),
-        ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
-        ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a user message"),
         ({"temperature": "hot"}, "temperature"),
         ({"tool_choice": {"type": []}}, ""),
         ({"stop_sequences": "x"}, "stop_sequences"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ],
 )

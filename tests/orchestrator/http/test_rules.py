@@ -219,6 +219,35 @@ def test_a_body_that_a_form_could_have_sent_is_refused_and_the_case_of_its_type_
     assert talk(lambda client: client.post(CHAT, **sent)).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("key", "headers", "answer"),
+    [
+        (KEY, {}, 200),
+        (KEY, {"content-type": "application/x-www-form-urlencoded"}, 200),
+        (KEY, {"content-type": "application/x-www-form-urlencoded", "origin": "https://evil.example"}, 200),
+        (None, {"content-type": "application/x-www-form-urlencoded", "user-agent": "curl/8.5.0"}, 200),
+        (None, {}, 200),
+        (None, {"origin": "null"}, 415),
+        (None, {"sec-fetch-site": "same-origin"}, 415),
+        (None, {"referer": "http://localhost/"}, 415),
+        (None, {"user-agent": "Mozilla/5.0"}, 415),
+        (None, {"content-type": "text/plain"}, 415),
+        (None, {"content-type": "multipart/form-data"}, 415),
+    ],
+)
+def test_a_body_without_a_type_is_read_where_no_page_can_be_its_sender(key: Any, headers: dict[str, str], answer: int):
+    response = talk(lambda client: client.post(CHAT, content=json.dumps(HELLO), headers=headers), key=key)
+
+    assert response.status_code == answer
+
+
+@pytest.mark.parametrize("agent", ["ollama/0.6 (arm64 darwin) Go/go1.24", "ollama-python/0.6.3 (x86_64 linux)"])
+def test_a_client_of_ollama_s_finds_its_server_at_the_root(agent: str):
+    found = talk(lambda client: client.get("/", headers={"user-agent": agent}), headers={})
+
+    assert (found.status_code, found.text) == (200, "Ollama is running")
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
     async def parts() -> AsyncIterator[bytes]:
@@ -245,10 +274,10 @@ def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
         (COMPLETIONS, {"prompt": [1 << 20]}, "prompt"),
         (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature"),
         (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "temperature"),
-        (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p"),
-        (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
+        (COMPLETIONS, {"prompt": "a", "top_p": 2}, "top_p"),
+        (COMPLETIONS, {"prompt": "a", "n": -1}, "n"),
         (COMPLETIONS, {"prompt": "a", "n": 17}, "n"),
-        (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
         (COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
         (COMPLETIONS, {"prompt": "a", "best_of": 17}, "best_of"),
         (COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
@@ -257,9 +286,9 @@ def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
         (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "hi"}, "messages"),
-        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, None),
+        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
     ],
 )
 def test_wrong_input_is_named(path: str, body: Any, param: str | None):
@@ -274,6 +303,27 @@ def test_a_body_that_is_not_json_is_refused(body: bytes):
     response = talk(lambda client: client.post(CHAT, content=body, headers={"content-type": "application/json"}))
 
     assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"Hi \ud83d", "Hi \ufffd"),
+        (rb"\ude00 \uD83D\uDE00 \\ud83d", "\ufffd \N{GRINNING FACE} \\ud83d"),
+        (b"Hi \xf0\x9f", "Hi \ufffd"),
+    ],
+)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_half_a_character_is_a_replacement_and_a_byte_order_mark_is_skipped(sent: bytes, read: str, mark: bytes):
+    pipeline = FakePipeline()
+    body = mark + b'{"prompt": "' + sent + b'", "user": "\\\\"}'
+
+    answer = talk(
+        lambda client: client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"}), pipeline
+    )
+
+    assert answer.status_code == 200
+    assert list(pipeline.asked[0][0]) == CODEC.encode(read)
 
 
 def deep_body(body: Any, field: str, levels: int) -> str:

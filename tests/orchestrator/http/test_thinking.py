@@ -12,7 +12,7 @@ from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.base import SequenceId
-from protocol.messages.client import Submit
+from protocol.messages.client import Submit, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import GrammarError, Grammars
@@ -230,6 +230,36 @@ def test_the_mark_of_a_token_is_not_that_of_its_text(may: ChatTemplate):
 
     assert said.replace("\ufffd", "") == f"<think>{MARK}<think>{MARK}<think><think>"
     assert said.replace(MARK, "") == codec.decode(tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "thought"),
+    [
+        ("qwen", ThoughtText("<think>", "</think>")),
+        ("always", ThoughtText("<think>", "</think>", opened=True)),
+        ("harmony", ThoughtText("", FINAL, opened=True)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {**HELLO, "stop": ["Q?"]}),
+        (anthropic.MESSAGES, {**HI, "stop_sequences": ["Q?"]}),
+        ("/api/chat", {**HELLO, "options": {"stop": ["Q?"]}}),
+    ],
+)
+def test_stop_strings_are_not_looked_for_in_thoughts(
+    request: pytest.FixtureRequest, name: str, thought: ThoughtText, path: str, asked: dict[str, Any]
+):
+    pipeline = FakePipeline()
+
+    post(path, asked, pipeline, template=request.getfixturevalue(name))
+
+    ((_, params),) = pipeline.asked
+    assert (params.stop, params.thought) == (("Q?",), thought)
+    submit = params.submit("r", "a")
+    state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, TEMPLATE.codec)
+    assert state.stops.push(f"{thought.start}Q?{thought.end}Q?") == (f"{thought.start}Q?{thought.end}", True)
 
 
 def test_a_thought_that_fills_the_answer_is_incomplete_reasoning(always: ChatTemplate):

@@ -2,15 +2,14 @@
 
 from typing import Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.http.chat_request import ChatRequest
-from orchestrator.http.prompts import ChatPrompts
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http import test_anthropic as anthropic
 from tests.orchestrator.http import test_responses as responses
-from tests.orchestrator.http.test_rules import CHAT, chunks, post
+from tests.orchestrator.http.test_rules import CHAT, chunks, post, talk
 from tests.orchestrator.http.test_thinking import model
 
 HI = {"role": "user", "content": "Hi"}
@@ -52,11 +51,14 @@ def test_the_beginning_of_a_stream_says_so_too(forgetful: ChatTemplate):
     assert not any("warnings" in chunk for chunk in others)
 
 
-def test_a_role_that_is_left_out_is_logged_once(forgetful: ChatTemplate):
-    prompts = ChatPrompts(forgetful)
+def test_answers_with_warnings_are_counted_in_the_log_and_in_the_metrics(forgetful: ChatTemplate):
+    async def ask(client: httpx.AsyncClient) -> str:
+        for _ in range(11):
+            await client.post(CHAT, json={"messages": [HI, TOOL]})
+        return (await client.get("/metrics")).text
 
     with capture_logs() as logged:
-        for _ in range(2):
-            prompts.render(ChatRequest(messages=(HI, TOOL)))
+        figures = talk(ask, template=forgetful)
 
-    assert [entry["role"] for entry in logged] == ["tool"]
+    assert [(entry["kind"], entry["requests"]) for entry in logged] == [("unread", 1), ("unread", 10)]
+    assert 'launch_pipeline_warned_requests_total{kind="unread"} 11.0' in figures.splitlines()

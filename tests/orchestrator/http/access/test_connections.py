@@ -90,6 +90,46 @@ def test_a_body_that_came_after_its_answer_leaves_the_connection_open():
             rest += client.recv(1 << 16)
 
 
+# Who ends its sending ----------------------------------------------------------------------------
+
+
+def read_all(client: socket.socket) -> bytes:
+    found = b""
+    while piece := client.recv(1 << 16):
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_ends_its_sending_gets_its_answer(stream: bool):
+    body = json.dumps({**HELLO, "stream": stream}).encode()
+
+    with listening() as server, server.client(request("POST", CHAT, body=body)) as client:
+        client.shutdown(socket.SHUT_WR)
+        answer = read_all(client)
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") if stream else b"Hello" in answer
+
+
+def test_a_client_that_waits_long_is_sent_interim_responses_until_its_answer():
+    pipeline = FakePipeline(lambda _: ["a", None])
+
+    with listening(pipeline, limits=ConnectionLimits(probe_seconds=0.05)) as server:
+        with server.client(request("POST", CHAT, body=BODY)) as client:
+            client.shutdown(socket.SHUT_WR)
+            assert [status(client) for _ in range(3)] == [102] * 3
+        until(lambda: pipeline.running == 0, SECONDS)
+
+
+def test_an_idle_or_incomplete_connection_ends_with_the_client_s_sending():
+    for sent in (HEALTH, request("POST", CHAT, body=BODY)[:-3]):
+        with listening() as server, server.client(sent) as client:
+            assert sent != HEALTH or status(client) == 200
+            client.shutdown(socket.SHUT_WR)
+            assert closed(client)
+
+
 # Who holds connections ---------------------------------------------------------------------------
 
 
