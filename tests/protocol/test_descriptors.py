@@ -1,8 +1,10 @@
 """A process and its children may open as many files as the system allows, up to macOS's most."""
 
+import ctypes
 import resource
 import subprocess
 import sys
+from ast import literal_eval
 
 import pytest
 
@@ -64,3 +66,32 @@ subprocess.run([sys.executable, "-c", asked])
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert int(told.stdout) == (WANTED if hard == UNLIMITED else min(WANTED, hard))
+
+
+def _low_limit() -> None:
+    """1,024 at most, as in many containers, and without root's right to raise it."""
+    drop, raise_limits = 24, 24  # PR_CAPBSET_DROP and CAP_SYS_RESOURCE (linux/prctl.h, linux/capability.h)
+    ctypes.CDLL(None).prctl(drop, raise_limits, 0, 0, 0)
+    resource.setrlimit(NOFILE, (1024, 1024))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit that root can't raise")
+@pytest.mark.parametrize(
+    "module",
+    ["target_worker.float32_copy", "draft_worker.engines.mlx", "orchestrator.lab.bench.mlx_lm_process"],
+)
+def test_programs_with_mlx_lm_start_under_a_low_limit(module: str):
+    program = f"import resource, {module}; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    told = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, preexec_fn=_low_limit)
+
+    assert (told.stdout, told.returncode) == ("(1024, 1024)\n", 0), told.stderr
+
+
+def test_mlx_lm_lowers_no_limit():
+    program = "import resource as r; print(r.getrlimit(r.RLIMIT_NOFILE))"
+    before = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = "import target_worker, mlx_lm.utils; " + program
+    after = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    (soft, hard), (soft_then, hard_then) = literal_eval(before.stdout), literal_eval(after.stdout)
+    assert (hard_then, soft_then >= soft) == (hard, True)
