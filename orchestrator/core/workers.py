@@ -178,6 +178,12 @@ class RestartPolicy:
             self._deaths.popleft()
         return None if len(self._deaths) >= _DEATHS else _BACKOFF[len(self._deaths) - 1]
 
+    def pardon(self) -> bool:
+        """The deaths until now had a cause that is gone. Returns whether the breaker was open."""
+        opened = len(self._deaths) >= _DEATHS
+        self._deaths.clear()
+        return opened
+
 
 class FeatureRelay:
     """The target records the outputs that at least one of the drafts reads."""
