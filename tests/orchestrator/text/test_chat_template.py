@@ -2,14 +2,17 @@
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text import chat_template
+from orchestrator.text.chat_template import ChatTemplate, abandon_renderings
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -39,6 +42,11 @@ CHATML = """
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{%- endif %}
 {%- endif %}
 """
+
+
+ENDLESS = "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}" + (
+    "{% endfor %}{% endfor %}"
+)
 
 
 def model(folder: Path, template: object = None, **files: str) -> Path:
@@ -129,3 +137,36 @@ def test_text_parts_are_joined_and_other_parts_refused():
 def test_a_template_that_fails_or_reaches_out_is_a_sentence(tmp_path: Path, source: str, words: str):
     with pytest.raises(InputError, match=words):
         ChatTemplate(model(tmp_path, source)).text(ASKED)
+
+
+def test_a_template_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat_template, "_MOST_SECONDS", 0.3)
+    template, began = ChatTemplate(model(tmp_path, ENDLESS)), time.monotonic()
+
+    with pytest.raises(PipelineError, match="did not end within"):
+        template.render(ASKED)
+    assert time.monotonic() - began < 10
+
+
+def test_the_end_of_the_server_waits_for_no_template(tmp_path: Path):
+    template, ended = ChatTemplate(model(tmp_path, ENDLESS)), threading.Event()
+
+    def render() -> None:
+        with pytest.raises(PipelineError):
+            template.render(ASKED)
+        ended.set()
+
+    thread = threading.Thread(target=render, daemon=True)
+    thread.start()
+    for _ in range(40):
+        time.sleep(0.1)
+        abandon_renderings()
+        if ended.is_set():
+            break
+
+    assert ended.is_set()
+
+
+def test_a_template_computes_no_powers(tmp_path: Path):
+    with pytest.raises(InputError, match="powers"):
+        ChatTemplate(model(tmp_path, "{{ messages[0].content * 0 ~ 9 ** 9 ** 9 }}")).render(ASKED)
