@@ -175,6 +175,9 @@ class Machine:
                 self.prefills.worker_up()
                 return []
             case "target":
+                exchanged = self._workers.exchanged(event)
+                if exchanged is not None:
+                    return [Dismiss("target", event.incarnation, exchanged)]
                 commands: list[Command] = []
                 for draft, text in self._workers.target_mismatches(event.hello).items():
                     commands.append(Dismiss("draft", draft, text))

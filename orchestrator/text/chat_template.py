@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError
@@ -399,7 +400,7 @@ def _special(token: object) -> str:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} can't be read ({error}): download the model again.") from error
     return content if isinstance(content, dict) else {}
 

@@ -437,3 +437,27 @@ def test_a_target_that_holds_an_answer_to_no_question_is_told_to_start_anew():
     served(simulation)
 
     assert len(simulation.sent(Start, simulation.own["target"])) == 2
+
+
+def test_a_target_whose_files_were_exchanged_continues_nothing():
+    simulation = ScriptedSimulation(Options())
+    fingerprints = iter(["a", "a", "b"])
+
+    def build(role):
+        worker = ModelledTarget(LANGUAGE, TARGET, CONTEXT)
+        worker.hello = replace(worker.hello, model_fingerprint=next(fingerprints))
+        return worker
+
+    simulation.build = build
+    simulation.start("target")
+    simulation.submit(1, max_tokens=30)
+    simulation.run_events(6)
+    simulation.kill("target")
+    simulation.start("target")
+    simulation.run_events(6)
+    assert not [command for command in simulation.commands if isinstance(command, Dismiss)]
+    simulation.kill("target")
+    simulation.start("target")
+
+    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
+    assert "were exchanged while the pipeline ran" in dismissed.text

@@ -146,6 +146,8 @@ def test_the_key_opens_either_way(headers: dict[str, str]):
         ("MAC.local", 200),
         ("mac.local.:80", 200),
         ("evil.example", 403),
+        ("[::1].evil.example", 403),
+        ("[::1]evil.example:8080", 403),
         ("127.0.0.1.evil.example", 403),
         ("localhost.evil.example", 403),
         ("", 403),

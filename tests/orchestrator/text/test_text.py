@@ -196,6 +196,13 @@ def test_end_tokens_are_the_union_of_all_three_files(tmp_path: Path):
     assert codec.eos == {1, 7, 8, 9}
 
 
+def test_an_end_token_that_is_no_token_is_refused_with_a_sentence(tmp_path: Path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+
+    with pytest.raises(InputError, match="eos_token_id"):
+        codec_for(tmp_path, tokenizer, config={"eos_token_id": [10**30]})
+
+
 def test_a_model_may_name_no_end_token(tmp_path: Path):
     codec = codec_for(tmp_path, Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), config={"eos_token_id": None})
 
