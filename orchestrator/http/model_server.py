@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.http.access.admission_limit import Places
-from orchestrator.http.access.disconnects import OpenWork, unless_gone
+from orchestrator.http.access.disconnects import OpenWork
 from orchestrator.http.chat_request import ChatRequest, GenerationRequest
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
 from orchestrator.http.monitoring.health import Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
-from orchestrator.http.prompts import Preparation, PreparedRequest, RenderedChat
+from orchestrator.http.prompts import Preparation, PreparedRequest, Ready, RenderedChat
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
@@ -99,9 +99,7 @@ class ModelServer:
         ApiError."""
         with ExitStack() as stack:
             places = stack.enter_context(self._figures.limit.take(question.choices * question.prompt_count))
-            state = await self.require()
-            preparing = self._preparation.ready(question, prepare, state)
-            choices, renderer = await self._work.unless_ended(request, preparing)
+            choices, renderer = await self._work.unless_ended(request, self._ready(question, prepare))
             generation = ChoiceStream(
                 [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices],
                 on_end=partial(_free, request, places),
@@ -109,12 +107,12 @@ class ModelServer:
             self._open.add(generation)
             stack.callback(self._end, generation)
             if not question.stream:
-                results = await unless_gone(request, generation.collect())
+                results = await self._work.unless_ended(request, generation.collect())
                 # The log-probabilities of a long prompt take time too.
                 return await asyncio.to_thread(lambda: JSONResponse(renderer.whole(results)))
             patience = self._settings.keep_alive
             # An error before the first event still gets its own HTTP status.
-            first = await unless_gone(request, generation.next(patience))
+            first = await self._work.unless_ended(request, generation.next(patience))
             close = stack.pop_all().close
             return EventStream(frames(generation, renderer, first, patience, close), close)
 
@@ -123,6 +121,10 @@ class ModelServer:
         told = self._work.stop(error)
         for generation in self._open:
             generation.abort(told)
+
+    async def _ready(self, question: GenerationRequest, prepare: Callable[[], PreparedRequest]) -> Ready:
+        """The choices to generate, of a pipeline that serves. One that has just ended may take long to say so."""
+        return await self._preparation.ready(question, prepare, await self.require())
 
     def _end(self, generation: ChoiceStream) -> None:
         generation.close()
