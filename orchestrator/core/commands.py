@@ -70,6 +70,12 @@ class Replace:
 
 
 @dataclass(frozen=True, slots=True)
+class Pardon:
+    """Two targets ended over a request, which was rejected, or an arena, which was released: these deaths don't
+    count."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss:
     """A worker can't serve here, and a restart would not help. The text says why and what to do."""
 
@@ -106,5 +112,5 @@ class TrialDecided:
 
 
 Command: TypeAlias = (
-    SendMessage | Emit | TellReading | Finish | Reject | Replace | Dismiss | Release | Place | TrialDecided
+    SendMessage | Emit | TellReading | Finish | Reject | Replace | Pardon | Dismiss | Release | Place | TrialDecided
 )

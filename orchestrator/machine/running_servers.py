@@ -5,7 +5,7 @@ A server's file is there while it runs. The file of a killed one stays until the
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,9 @@ def announced(folder: Path, address: str, key: str | None) -> Iterator[str]:
     """The context of a server in this process. Yields a sentence if its file can't be written, else ""."""
     process = os.getpid()
     file, note = folder / f"{process}.json", ""
+    with suppress(InputError):
+        # Keys of servers that were killed.
+        running_servers(folder)
     try:
         server = RunningServer(address, key, process, start_time(process) or "")
         write_private(private_folder(folder) / file.name, msgspec.json.encode(server))

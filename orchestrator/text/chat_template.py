@@ -3,22 +3,26 @@
 Knows the tokenizer's files, and no model. Templates are the model folder's and run in Jinja's sandbox.
 """
 
+import ctypes
 import datetime
 import json
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.text.mending import Conversation, mended
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 
 ChatMessage = Mapping[str, Any]
 """`role` and `content`, as OpenAI's API has them; content is text, or a list of text parts."""
@@ -27,6 +31,8 @@ _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant"
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
 _END = "\N{OBJECT REPLACEMENT CHARACTER}end-of-messages\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for the content of the last message, to find what the template puts before it."""
+_MOST_SECONDS = 10.0
+"""Of one rendering. The longest honest ones take tenths of a second."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -163,9 +169,60 @@ def has_template(folder: Path) -> bool:
     return bool(_sources(folder, _json(folder / "tokenizer_config.json")))
 
 
+def abandon_renderings() -> None:
+    """End all renderings of this process now; those who wait for one get a PipelineError. For its end."""
+    for limit in list(_Limited.running):
+        limit.stop()
+
+
+class _TooLong(BaseException):
+    """Not an Exception, which Jinja would take for a fault in the template and explain at length."""
+
+
+class _Limited:
+    """Raises `_TooLong` in the thread that entered it after `_MOST_SECONDS`. A template is a program: its loops can
+    last for years, and Python ends no thread from outside by other means."""
+
+    running: ClassVar[set["_Limited"]] = set()
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(_MOST_SECONDS, self.stop)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self.running.add(self)
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self.running.discard(self)
+            # One that came too late must not hit what follows.
+            _raise_in(self._thread, None)
+
+    def stop(self) -> None:
+        with self._lock:
+            if self in self.running:
+                self.running.discard(self)
+                _raise_in(self._thread, _TooLong)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise `error` in a thread at its next step in Python; None: no longer."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
+
+
 def _rendered(template: Template, /, **known: Any) -> str:
     try:
-        return template.render(known)
+        with _Limited():
+            return template.render(known)
+    except _TooLong as error:
+        raise PipelineError(
+            f"The model's chat template did not end within {_MOST_SECONDS:.0f} s, or the server ended: choose another "
+            "model if this happens again."
+        ) from error
     # A faulty template raises Python's own errors in Jinja.
     except (
         TemplateError,
@@ -204,11 +261,18 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Also refuses powers: no time limit could end the computation of a huge one."""
+
+    intercepted_binops = frozenset(("**",))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        raise SecurityError("a template may compute no powers")
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """The Jinja environment that templates on Hugging Face expect."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
     made.filters["tojson"] = _to_json
     made.globals["raise_exception"] = _refuse
     made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
@@ -269,7 +333,7 @@ def _special(token: object) -> str:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} can't be read ({error}): download the model again.") from error
     return content if isinstance(content, dict) else {}
 

@@ -5,8 +5,8 @@ Pure; knows no grammar library. The library itself rejects keywords that it does
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
-from math import prod
+from decimal import Decimal
+from math import isfinite
 from typing import Any, TypeAlias, TypeGuard
 
 from protocol.json_values import is_list, is_object
@@ -39,7 +39,12 @@ def parsed(text: str) -> Schema:
         raise SchemaError(f"it is not valid JSON ({error})") from error
     if not is_object(schema) and not isinstance(schema, bool):
         raise SchemaError("it must be an object")
-    _require_bounds(schema)
+    try:
+        _require_bounds(schema)
+    except SchemaError:
+        raise
+    except Exception as error:
+        raise SchemaError(f"its bounds can't be checked ({type(error).__name__})") from error
     return schema
 
 
@@ -71,10 +76,15 @@ def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
 
 def _require_bounds(schema: Schema) -> None:
     objects = list(_objects(schema, 0))
-    divisors = [_states(one["multipleOf"]) for one in objects if "multipleOf" in one]
     crossing = any(_intersects(one) for one in objects)
-    if (prod(divisors) if crossing else sum(divisors)) > MOST_STATES:
-        raise SchemaError(f"its multipleOf are too large: the limit of all together is {MOST_STATES:,}")
+    states = 1 if crossing else 0
+    for one in objects:
+        if "multipleOf" in one:
+            added = _states(one["multipleOf"])
+            states = states * added if crossing else states + added
+            # At once: products of large numbers take long, and Python computes nothing else meanwhile.
+            if states > MOST_STATES:
+                raise SchemaError(f"its multipleOf are too large: the limit of all together is {MOST_STATES:,}")
     expressions = sum(name in one for one in objects for name in _EXPRESSIONS)
     if crossing and expressions > MOST_INTERSECTED:
         raise SchemaError(
@@ -102,13 +112,16 @@ def _intersects(schema: Mapping[str, Any]) -> bool:
 
 
 def _states(divisor: Any) -> int:
-    """Automaton states of a `multipleOf`: those of 0.25 equal those of 25."""
-    try:
-        _, digits, exponent = Decimal(str(divisor)).normalize().as_tuple()
-    except InvalidOperation:
-        # The library rejects a divisor that is no number.
+    """Automaton states of a `multipleOf`: those of 0.25 equal those of 25. At most a little above the limit."""
+    if isinstance(divisor, str) or (isinstance(divisor, float) and not isfinite(divisor)):
+        raise SchemaError("a multipleOf must be a finite number, not a text")
+    if isinstance(divisor, bool) or not isinstance(divisor, int | float):
+        # A property of this name, or what the library rejects.
         return 1
-    return int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
+    _, digits, exponent = Decimal(str(divisor)).normalize().as_tuple()
+    if len(digits) + max(0, int(exponent)) > len(str(MOST_STATES)):
+        return MOST_STATES + 1
+    return max(1, int("".join(map(str, digits))) * 10 ** max(0, int(exponent)))
 
 
 def _no_number(name: str) -> None:

@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, PipelineError, Result, SamplingParams
+from protocol.errors import InputError
 from tests.conftest import Reference
 from tests.support.processes import generate_while, mark, members, remains, shoot, state, until
 
@@ -25,6 +28,45 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
         name = mark(pipeline)
         yield pipeline
     until(lambda: not remains(name), seconds=2.0)
+
+
+FATAL = """
+import os, sys
+
+if "target_worker" in sys.orig_argv:
+    from protocol.messages.worker import Start
+    from target_worker.worker import TargetWorker
+
+    real = TargetWorker.handle
+
+    def handle(self, message):
+        if isinstance(message, Start) and message.sampling.seed == 666:
+            os._exit(9)
+        return real(self, message)
+
+    TargetWorker.handle = handle
+"""
+
+
+@pytest.mark.thorough
+def test_a_request_over_which_targets_end_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
+):
+    (tmp_path / "sitecustomize.py").write_text(FATAL)
+    paths = [str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+    with Pipeline() as pipeline:
+        # Twice: one request more than the deaths in a minute that end a pipeline.
+        for _ in range(2):
+            with pipeline.stream(PROMPT, PARAMS) as stream:
+                next(iter(stream))
+                with pytest.raises(InputError, match="Two targets ended while they computed this request"):
+                    pipeline.generate(PROMPT, replace(PARAMS, seed=666))
+                for _ in stream:
+                    pass
+            assert stream.result is not None
+            assert stream.result.tokens == reference(PROMPT, PARAMS).tokens
 
 
 @pytest.mark.thorough

@@ -172,7 +172,9 @@ def _too_long(most: int) -> ApiError:
 
 def _without_port(host: str) -> str:
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        address, _, rest = host[1:].partition("]")
+        # Text behind the bracket that is no port makes it another name.
+        return host if rest and not rest.startswith(":") else address
     return host.partition(":")[0]
 
 

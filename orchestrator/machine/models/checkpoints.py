@@ -171,6 +171,10 @@ def _checked(folder: Path) -> Path:
         raise InputError(f"{folder} has no tokenizer.json: {_COMPLETE}; pass such a folder.")
     if not any(folder.glob("model*.safetensors")):
         raise InputError(f"{folder} has no model*.safetensors: {_COMPLETE}; convert it with `mlx_lm.convert`.")
+    for file in folder.glob("*.safetensors"):
+        # A pipe would keep whoever opens it waiting for ever.
+        if not file.is_file():
+            raise InputError(f"{file} is not a regular file: download the model again.")
     missing = _missing_shards(folder)
     if missing:
         raise InputError(f"{folder} lacks {len(missing)} of its weight files, first {missing[0]}: download it again.")
@@ -183,7 +187,7 @@ def _missing_shards(folder: Path) -> list[str]:
         return []
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{index} is broken: download the model again.") from error
     return sorted(shard for shard in shards if not (folder / str(shard)).is_file())
 

@@ -4,20 +4,30 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.commands import Emit, Reject, Replace, SendMessage
+from orchestrator.core.commands import Dismiss, Emit, Pardon, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Ended, Event, Submitted
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.phases import Phase
+from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.devices import Wire
 from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
-from protocol.messages.base import NodeId, Role
+from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
-from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready
+from protocol.messages.worker import Fault, Forest, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
+from tests.support.scripted_simulation import (
+    CONTEXT,
+    DRAFT,
+    LANGUAGE,
+    ONE,
+    TARGET,
+    THREE,
+    TWO,
+    ScriptedSimulation,
+    ready,
+)
 
 
 def served(simulation: ScriptedSimulation) -> SimulatedClient:
@@ -154,6 +164,59 @@ def test_a_worker_may_die_at_any_moment(strategy, role, events):
     simulation.start(role)
 
     assert served(simulation).reason == "length"
+
+
+def run_with_deaths(simulation, poison, deaths=10):
+    """Until all requests have ended; a target that has to verify or to prefill the request `poison` ends."""
+    target = None
+    while simulation.live and deaths:
+        if simulation.own.get("target") not in simulation.hosts:
+            target = simulation.start("target")
+        at_work = simulation.machine.sequences.get(poison)
+        if at_work is not None and at_work.phase in AWAITING_TARGET and target is not None:
+            deaths -= 1
+            simulation.kill("target")
+        else:
+            assert simulation.advance()
+    return 10 - deaths
+
+
+def test_a_request_over_which_two_targets_end_is_rejected_and_the_others_go_on():
+    simulation = ScriptedSimulation(Options())
+    for number in (1, 2, 3):
+        simulation.submit(number, max_tokens=30)
+
+    assert run_with_deaths(simulation, TWO) == 2
+    rejected = [command for command in simulation.commands if isinstance(command, Reject | Pardon)]
+    assert [type(command) for command in rejected] == [Reject, Pardon]
+    assert "Two targets ended while they computed this request" in simulation.clients[TWO].reason
+    for other in (ONE, THREE):
+        assert simulation.clients[other].tokens == simulation.clients[other].reference
+
+
+def test_requests_beside_the_one_that_ends_targets_are_tried_one_by_one():
+    simulation = ScriptedSimulation(Options())
+    for number in range(1, 9):
+        simulation.submit(number, max_tokens=10)
+    simulation.start("target")
+    # All eight are at work.
+    simulation.run_while(lambda: len(simulation.sent(Verify)) + len(simulation.sent(Forest)) < 3)
+    simulation.kill("target")
+
+    assert run_with_deaths(simulation, SequenceId(5)) == 1
+    refused = [command.sequence for command in simulation.commands if isinstance(command, Reject)]
+    assert refused == [5]
+    assert all(client.tokens == client.reference for id, client in simulation.clients.items() if id != 5)
+
+
+def test_targets_that_end_between_two_rounds_blame_nobody():
+    simulation = ready("ar")
+    simulation.submit(1, max_tokens=30)
+    for verifications in (3, 6, 9, 12):
+        simulation.run_while(lambda count=verifications: len(simulation.sent(Verify)) < count)
+        simulation.kill("target")
+        simulation.start("target")
+    served(simulation)
 
 
 def test_an_unanswered_verification_is_sent_again():
@@ -338,3 +401,27 @@ def with_own_sampling(event: Event, own: Sampling | None) -> Event:
 
 def heard(simulation: ScriptedSimulation, incarnation: int) -> set[Sampling]:
     return {start.sampling for start in simulation.sent(Start, incarnation)}
+
+
+def test_a_target_whose_files_were_exchanged_continues_nothing():
+    simulation = ScriptedSimulation(Options())
+    fingerprints = iter(["a", "a", "b"])
+
+    def build(role):
+        worker = ModelledTarget(LANGUAGE, TARGET, CONTEXT)
+        worker.hello = replace(worker.hello, model_fingerprint=next(fingerprints))
+        return worker
+
+    simulation.build = build
+    simulation.start("target")
+    simulation.submit(1, max_tokens=30)
+    simulation.run_events(6)
+    simulation.kill("target")
+    simulation.start("target")
+    simulation.run_events(6)
+    assert not [command for command in simulation.commands if isinstance(command, Dismiss)]
+    simulation.kill("target")
+    simulation.start("target")
+
+    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
+    assert "were exchanged while the pipeline ran" in dismissed.text

@@ -156,6 +156,8 @@ def test_the_key_opens_either_way(headers: dict[str, str]):
         ("MAC.local", 200),
         ("mac.local.:80", 200),
         ("evil.example", 403),
+        ("[::1].evil.example", 403),
+        ("[::1]evil.example:8080", 403),
         ("127.0.0.1.evil.example", 403),
         ("localhost.evil.example", 403),
         ("", 403),
@@ -713,6 +715,30 @@ def test_a_stopped_server_sends_waiting_clients_an_error(stream: bool):
     assert "The server was stopped" in response.text
     assert "[DONE]" not in response.text
     assert pipeline.running == 0
+
+
+def test_a_stop_reaches_requests_that_wait_for_a_pipeline_that_has_ended():
+    pipeline, asked = FakePipeline(), asyncio.Event()
+
+    async def state() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    pipeline.state = state
+
+    async def stopped() -> httpx.Response:
+        server = server_of_one(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
+        transport = httpx.ASGITransport(app=application(server))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            waiting = asyncio.create_task(client.post(CHAT, json=HELLO))
+            await asked.wait()
+            server.stop()
+            return await asyncio.wait_for(waiting, 10)
+
+    response = asyncio.run(stopped())
+
+    assert response.status_code == 503
+    assert "The server was stopped" in response.json()["error"]["message"]
 
 
 def test_figures_of_what_was_generated_can_be_read():

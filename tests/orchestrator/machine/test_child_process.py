@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lab.bench.acceptance import AcceptanceFinished, AcceptanceOrder, AcceptanceReport
+from orchestrator.lab.bench.forwards import ComparisonOrder, ComparisonReport, Sampled
 from orchestrator.machine import reporting_process
 from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.reporting_process import reports
@@ -99,7 +99,7 @@ def _alive(pid: int) -> bool:
 # A process that reports --------------------------------------------------------------------------
 
 
-ORDER = AcceptanceOrder(target="", drafts=(), texts="")
+ORDER = ComparisonOrder()
 
 
 @pytest.mark.parametrize("line", ['{"type":"progr', "", "nonsense"])
@@ -110,4 +110,4 @@ def test_a_process_killed_in_the_middle_of_a_report_is_told_in_a_sentence(
     monkeypatch.setattr(reporting_process, "module_command", lambda _: [sys.executable, "-c", script])
 
     with pytest.raises(PipelineError, match=r"The job ended unexpectedly; start it again.*out of memory"):
-        list(reports("any", ORDER, AcceptanceReport, (AcceptanceFinished,), name="The job", grace=5.0))
+        list(reports("any", ORDER, ComparisonReport, (Sampled,), name="The job", grace=5.0))

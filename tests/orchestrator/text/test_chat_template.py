@@ -2,14 +2,17 @@
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text import chat_template
+from orchestrator.text.chat_template import ChatTemplate, abandon_renderings
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -39,6 +42,11 @@ CHATML = """
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{%- endif %}
 {%- endif %}
 """
+
+
+ENDLESS = "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}" + (
+    "{% endfor %}{% endfor %}"
+)
 
 
 def model(folder: Path, template: object = None, **files: str) -> Path:
@@ -131,76 +139,34 @@ def test_a_template_that_fails_or_reaches_out_is_a_sentence(tmp_path: Path, sour
         ChatTemplate(model(tmp_path, source)).text(ASKED)
 
 
-# Instructions ------------------------------------------------------------------------------------
+def test_a_template_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat_template, "_MOST_SECONDS", 0.3)
+    template, began = ChatTemplate(model(tmp_path, ENDLESS)), time.monotonic()
+
+    with pytest.raises(PipelineError, match="did not end within"):
+        template.render(ASKED)
+    assert time.monotonic() - began < 10
 
 
-HI = {"role": "user", "content": "Hi"}
-SYSTEM = {"role": "system", "content": "Be brief."}
-DEVELOPER = {"role": "developer", "content": "Be kind."}
-LATER = {"role": "system", "content": "Be quick."}
-ANSWER = {"role": "assistant", "content": "Yes?"}
-BOTH = "Be brief.\n\nBe kind."
-ONLY_SYSTEM = (
-    "{% for m in messages %}{% if m.role in ('system', 'user') or (m.role == 'assistant' and not m.tool_calls) %}"
-    "<{{ m.role }}>{{ m.content | trim }}{% endif %}{% endfor %}"
-)
-"""As Qwen's templates, which drop other roles."""
-FIRST_ONLY = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}"
-    "{% if m.role != 'developer' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
-)
-NO_SYSTEM = (
-    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('no system') }}{% endif %}"
-    "<{{ m.role }}>{{ m.content }}{% endfor %}"
-)
-DEVELOPER_FIRST = (
-    "{% if messages[0].role in ('system', 'developer') %}<rules>{{ messages[0].content }}{% endif %}"
-    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
-    "{% endfor %}"
-)
-"""As gpt-oss' template, which knows developer messages, the first one."""
+def test_the_end_of_the_server_waits_for_no_template(tmp_path: Path):
+    template, ended = ChatTemplate(model(tmp_path, ENDLESS)), threading.Event()
+
+    def render() -> None:
+        with pytest.raises(PipelineError):
+            template.render(ASKED)
+        ended.set()
+
+    thread = threading.Thread(target=render, daemon=True)
+    thread.start()
+    for _ in range(40):
+        time.sleep(0.1)
+        abandon_renderings()
+        if ended.is_set():
+            break
+
+    assert ended.is_set()
 
 
-@pytest.mark.parametrize(
-    ("source", "messages", "text"),
-    [
-        (ONLY_SYSTEM, [DEVELOPER, HI], "<system>Be kind.<user>Hi"),
-        (ONLY_SYSTEM, [SYSTEM, DEVELOPER, HI, LATER], "<system>Be brief.<system>Be kind.<user>Hi<system>Be quick."),
-        (FIRST_ONLY, [DEVELOPER, HI], "<system>Be kind.<user>Hi"),
-        (FIRST_ONLY, [SYSTEM, DEVELOPER, HI], f"<system>{BOTH}<user>Hi"),
-        (FIRST_ONLY, [SYSTEM, HI, ANSWER, LATER], "<system>Be brief.\n\nBe quick.<user>Hi<assistant>Yes?"),
-        (NO_SYSTEM, [SYSTEM, DEVELOPER, HI], f"<user>{BOTH}\n\nHi"),
-        (NO_SYSTEM, [SYSTEM, ANSWER], "<user>Be brief.<assistant>Yes?"),
-        (DEVELOPER_FIRST, [DEVELOPER, HI], "<rules>Be kind.<user>Hi"),
-        (DEVELOPER_FIRST, [SYSTEM, DEVELOPER, HI], f"<rules>{BOTH}<user>Hi"),
-        (DEVELOPER_FIRST, [HI, LATER], "<rules>Be quick.<user>Hi"),
-    ],
-)
-def test_the_model_reads_every_instruction(tmp_path: Path, source: str, messages: list[dict[str, Any]], text: str):
-    rendering = ChatTemplate(model(tmp_path, source)).render(messages)
-
-    assert (rendering.text, rendering.left_out) == (text, ())
-
-
-def test_what_a_template_leaves_out_is_told_by_role(tmp_path: Path):
-    call = {"role": "assistant", "content": "I look.", "tool_calls": [{"function": {"name": "f"}}]}
-    silent = {**call, "content": ""}
-    result = {"role": "tool", "content": "4"}
-
-    rendering = ChatTemplate(model(tmp_path, ONLY_SYSTEM)).render([DEVELOPER, HI, silent, result, call, result])
-
-    assert rendering.text == "<system>Be kind.<user>Hi"
-    assert rendering.left_out == ("tool", "assistant", "tool")
-
-
-def test_a_template_without_a_place_for_instructions_renders_the_rest(tmp_path: Path):
-    template = ChatTemplate(
-        model(tmp_path, "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}")
-    )
-
-    assert template.render([SYSTEM, HI, ANSWER]) == ("Yes?", ("system", "user"))
-
-
-def test_a_template_that_refuses_every_form_says_why(tmp_path: Path):
-    with pytest.raises(InputError, match="never"):
-        ChatTemplate(model(tmp_path, "{{ raise_exception('never') }}")).render([SYSTEM, HI])
+def test_a_template_computes_no_powers(tmp_path: Path):
+    with pytest.raises(InputError, match="powers"):
+        ChatTemplate(model(tmp_path, "{{ messages[0].content * 0 ~ 9 ** 9 ** 9 }}")).render(ASKED)

@@ -190,6 +190,13 @@ def test_end_tokens_are_the_union_of_all_three_files(tmp_path: Path, files: dict
     assert codec_for(tmp_path, tokenizer, **files).eos == ends
 
 
+def test_an_end_token_that_is_no_token_is_refused_with_a_sentence(tmp_path: Path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+
+    with pytest.raises(InputError, match="eos_token_id"):
+        codec_for(tmp_path, tokenizer, config={"eos_token_id": [10**30]})
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
 def test_a_broken_file_is_named_with_the_next_step(tmp_path: Path, name: str):
     shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True)

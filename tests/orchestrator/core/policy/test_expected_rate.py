@@ -101,3 +101,13 @@ def test_a_worker_that_dies_three_times_a_minute_is_not_started_again_and_rare_d
 
     assert [often.died(at) for at in (0.0, 1.0, 2.0)] == [0.0, 0.5, None]
     assert [rarely.died(at) for at in (0.0, 61.0, 122.0, 183.0)] == [0.0] * 4
+
+
+def test_deaths_over_a_request_that_was_rejected_do_not_count():
+    policy = RestartPolicy()
+
+    assert [policy.died(at) for at in (0.0, 1.0)] == [0.0, 0.5]
+    assert not policy.pardon()
+    assert [policy.died(at) for at in (2.0, 3.0, 4.0)] == [0.0, 0.5, None]
+    assert policy.pardon()
+    assert policy.died(5.0) == 0.0

@@ -1,6 +1,8 @@
 """Laws of models that are already on the disk: they are found where other programs keep them, and never copied."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import huggingface_hub
@@ -8,7 +10,11 @@ import pytest
 
 from orchestrator.cli.commands.pairs import LocalModel, local_models
 from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError
 from tests.support.models.gguf_files import write_gguf
+from tests.support.paths import DEMO_TARGET
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -98,3 +104,22 @@ def test_a_broken_manifest_is_passed_over(home: Path, content: str):
     (home / ".ollama/models/manifests/registry.ollama.ai/library/tiny/latest").write_text(content)
 
     assert local_models() == []
+
+
+def test_weights_that_are_a_pipe_are_refused_at_once(tmp_path: Path):
+    weights = model_folder(tmp_path / "model") / "model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+
+    with pytest.raises(InputError, match="not a regular file"):
+        resolve(str(weights.parent), "target", lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_deeply_nested_file_is_named_in_a_sentence(tmp_path: Path, name: str):
+    folder = model_folder(tmp_path / "model")
+    shutil.copy(DEMO_TARGET / "tokenizer.json", folder)
+    (folder / name).write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+
+    with pytest.raises(InputError, match=name):
+        assert ChatTemplate(folder, TextCodec(folder))
