@@ -183,7 +183,7 @@ def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(
     free: int | None, asked: int, found: int, monkeypatch: pytest.MonkeyPatch
 ):
     free_bytes = None if free is None else free << 20
-    monkeypatch.setattr("orchestrator.api.checked_setup.free_shared_memory", lambda: free_bytes)
+    monkeypatch.setattr("orchestrator.api.settings.free_shared_memory", lambda: free_bytes)
 
     assert affordable(Options(arena_memory=asked)).arena_memory == found
 

@@ -127,8 +127,9 @@ def test_every_program_that_imports_mlx_imports_the_check():
 def _is_program(name):
     if name.partition(".")[0] not in PACKAGES:
         return False
-    path = Path(*name.split("."))
-    file = Path(__file__).parents[2] / (path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
+    path = Path(__file__).parents[2].joinpath(*name.split("."))
+    package = path / "__init__.py"
+    file = package if package.is_file() else path.with_suffix(".py")
     return any(
         isinstance(node, ast.If) and "__name__ == '__main__'" in ast.unparse(node.test)
         for node in ast.parse(file.read_text()).body

@@ -32,16 +32,6 @@ def test_a_converted_graph_has_no_errors(architecture: str, weights: str, tmp_pa
     assert not errors(file)
 
 
-def test_a_state_only_brings_a_warning_of_its_slots(tmp_path: Path):
-    file = convert(tiny(head_dim=32), tmp_path / "model", widths=(1,), cache="state").file
-
-    assert not errors(file)
-    assert [(found.rule, found.where) for found in lint(file)][:2] == [
-        ("run-time slot", "begin"),
-        ("run-time slot", "end"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -77,10 +67,6 @@ def test_a_violation_is_found_by_its_rule(rule: str, tmp_path: Path):
     shape, build, kind = VIOLATIONS[rule]
 
     assert rule in errors(saved(tmp_path, {"x": shape}, build, kind=kind))
-
-
-def test_a_state_of_odd_size_is_found(tmp_path: Path):
-    assert errors(convert(tiny(), tmp_path / "model", widths=(1,), cache="state").file) == {"state alignment"}
 
 
 def test_scales_of_blocks_within_a_channel_are_found(tmp_path: Path):

@@ -112,7 +112,6 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("serve --temperature 0 --top-p 0.5", {}, []),
     ("profile --seed 1 --temperature 0", {}, ["--seed"]),
     ("profile --seed 1 --temperature 0 --temperature 1", {}, []),
-    ("profile --out elsewhere --overhead 3", {}, ["--out"]),
     ("doctor --draft d --runtime executor", {}, ["--runtime"]),
     ("doctor --target t --draft d", {}, []),
     ("doctor --target t --neural-engine --draft d", {}, ["--target"]),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from orchestrator.core.commands import Dismiss, Emit, Pardon, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Ended, Event, Submitted
@@ -409,7 +410,7 @@ def test_a_target_whose_files_were_exchanged_continues_nothing():
 
     def build(role):
         worker = ModelledTarget(LANGUAGE, TARGET, CONTEXT)
-        worker.hello = replace(worker.hello, model_fingerprint=next(fingerprints))
+        worker.hello = structs.replace(worker.hello, model_fingerprint=next(fingerprints))
         return worker
 
     simulation.build = build

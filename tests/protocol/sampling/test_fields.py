@@ -1,7 +1,7 @@
 """Laws of the sampling fields: a processor handles each one, or a reason says why none does."""
 
-from collections.abc import Iterable
-from typing import get_args, get_type_hints
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -40,10 +40,17 @@ def test_default_sampling_wants_no_processor(processor):
     assert not processor.wanted(Sampling(temperature=1.0))
 
 
+def ranges(hint: Any) -> Iterator[Meta]:
+    for each in get_args(hint):
+        if isinstance(each, Meta):
+            yield each
+        else:
+            yield from ranges(each)
+
+
 def test_each_number_states_its_range():
     hints = get_type_hints(Sampling, include_extras=True)
-    numbers = {name: get_args(hints[name]) for name in SamplingFields.__struct_fields__}
-    limits = {name: found[1] for name, found in numbers.items() if isinstance(found[-1], Meta)}
+    limits = {name: meta for name in SamplingFields.__struct_fields__ for meta in ranges(hints[name])}
 
     assert len(limits) >= 8
     for name, meta in limits.items():

@@ -14,7 +14,6 @@ from orchestrator.cli.options import facts, option, pipeline_options, without_ef
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.prompts import read_prompts
-from protocol.ineffective import SET, Ineffective
 from protocol.messages.sampling import AT_ZERO
 
 if TYPE_CHECKING:
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     default=0,
     show_default=True,
 )
-@option(
+@click.option(
     "--out",
-    Ineffective("the cost of tracing is only printed", overhead=SET),
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("profile"),
     show_default=True,
