@@ -17,7 +17,7 @@ from protocol.inference.device import compute
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 
-_LEAST = 1 << 13
+_LEAST = 1 << 15
 """Attention scores of a layer. With fewer, waiting for each layer costs more than the exponentials."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
