@@ -114,8 +114,9 @@ def checked_options(options: Mapping[str, Any]) -> Options:
 def affordable(options: Options) -> Options:
     """With no more memory for arenas than half of what the system has for sharing."""
     free = free_shared_memory()
-    limit = options.arena_memory if free is None else min(options.arena_memory, free >> 21)
-    return msgspec.structs.replace(options, arena_memory=limit)
+    if free is None or options.arena_memory == "auto":
+        return options
+    return msgspec.structs.replace(options, arena_memory=min(options.arena_memory, free >> 21))
 
 
 def warn_ineffective(options: Options, **keywords: Any) -> None:
@@ -152,7 +153,7 @@ def _require_served(
     target: str, prefill: str, listen: str | None, hosts: str | TargetHosts | None, options: Options
 ) -> None:
     """A pipeline needs a target or a way in for one, and a prefill engine needs shared memory with the target."""
-    if prefill != "none" and not options.arena_memory:
+    if prefill != "none" and not options.arenas:
         raise InputError("A prefill engine hands KV over in shared memory: set arena_memory above 0.")
     if prefill == "coreml" and options.kv_bits != UNQUANTIZED:
         raise InputError("A Core ML prefill worker can't quantize KV: use the prefill engine mlx, or kv_bits 16.")

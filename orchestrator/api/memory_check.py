@@ -6,11 +6,13 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
-from orchestrator.machine.memory.budget import Budget, usable
+from orchestrator.machine.memory.budget import Budget, MemorySettings, PipelineNeeds, usable
+from orchestrator.machine.memory.kv_plan import KvPlan, kv_plan, planned_bytes
 from orchestrator.machine.memory.refusal import LEAST_USEFUL, refusal, size
 from orchestrator.runtime.memory_needed import memory_settings, pipeline_needs
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError
+from protocol.kv.segments import free_shared_memory
 
 _CACHES = ("arena_memory", "prefix_cache_memory")
 """The options that bound caches for KV."""
@@ -38,7 +40,48 @@ def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
     needs = pipeline_needs(setup)
     settings = memory_settings(setup.options, needs)
     options = {name: getattr(setup.options, name) for name in _FITTED}
-    return PipelineMemory(needs.budget(settings).total_bytes, settings.kv_for, options)
+    plan = setup.kv
+    taken = needs.budget(settings).total_bytes if plan is None else planned_bytes(needs, settings, plan)
+    return PipelineMemory(taken, settings.kv_for, options)
+
+
+def _planned(setup: OrchestratorSetup, needs: PipelineNeeds, settings: MemorySettings, memory: int) -> KvPlan | None:
+    """What KV may take, where the user states no memory for it; None where both bounds are stated, or nothing is
+    kept."""
+    options = setup.options
+    if "auto" not in (options.arena_memory, options.prefix_cache_memory) or not options.keeps_kv:
+        return None
+    arenas = None if options.arena_memory == "auto" else options.arena_memory << 20
+    if setup.target_hosts is not None or setup.target_engine != "mlx":
+        arenas = 0
+    stated = 0 if options.prefix_cache_memory == "auto" else needs.budget(settings).caches["prefix caches"]
+    free = free_shared_memory()
+
+    def plan(available: int) -> KvPlan:
+        return kv_plan(
+            needs,
+            settings,
+            available - stated,
+            concurrent=options.concurrent,
+            arenas=arenas,
+            shared=None if free is None else free // 2,
+        )
+
+    # What fits into the memory that every machine has for it need not be computed from what macOS recommends.
+    found = plan(int(_CERTAIN_SHARE * memory))
+    return found if found.whole else plan(usable(memory, gpu_working_set()))
+
+
+def _with_plan(setup: OrchestratorSetup, plan: KvPlan) -> OrchestratorSetup:
+    """The setup with the plan's numbers in place of `auto`; 1 MiB at least, since 0 would keep nothing at all."""
+    options = setup.options
+    if options.arena_memory == "auto":
+        options = msgspec.structs.replace(options, arena_memory=max(1, plan.arenas >> 20))
+    if options.prefix_cache_memory != "auto":
+        # Each worker has what the user stated.
+        return msgspec.structs.replace(setup, options=options)
+    options = msgspec.structs.replace(options, prefix_cache_memory=max(1, plan.target >> 20))
+    return msgspec.structs.replace(setup, options=options, kv=plan)
 
 
 def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[OrchestratorSetup, str]:
@@ -53,8 +96,17 @@ def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[Orchestra
     except InputError:
         # The worker that loads the model says what is wrong with it.
         return setup, ""
-    settings = memory_settings(options, needs)
     memory = memory_bytes()
+    if room is None and "auto" in (options.arena_memory, options.prefix_cache_memory):
+        # Of those that are planned, the least is needed.
+        options = msgspec.structs.replace(
+            options, **{name: _LEAST_CACHE for name in _CACHES if getattr(options, name) == "auto"}
+        )
+    elif room is not None:
+        options = msgspec.structs.replace(
+            options, arena_memory=options.arenas, prefix_cache_memory=options.prefix_cache
+        )
+    settings = memory_settings(options, needs)
     available = _available(needs.budget(settings), memory, asked=options.context == "auto")
     within = available if room is None else min(available, room)
     least = needs.budget(memory_settings(_with_caches(options, 0.0), needs)).cache_bytes
@@ -74,6 +126,11 @@ def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[Orchestra
         options = _with_caches(options, max(0.0, share))
         lowered = needs.budget(memory_settings(options, needs)).cache_bytes
         notes.append(f"The caches for KV are lowered to {size(lowered)}, which is what the models leave.")
+    plan = None if room is not None else _planned(setup, needs, settings, memory)
+    if plan is not None:
+        asked = {name: getattr(setup.options, name) for name in _CACHES if getattr(setup.options, name) == "auto"}
+        fitting = msgspec.structs.replace(setup, options=msgspec.structs.replace(options, **asked))
+        return _with_plan(fitting, plan), " ".join(notes)
     return msgspec.structs.replace(setup, options=options), " ".join(notes)
 
 

@@ -176,7 +176,7 @@ def _derived(field: msgspec.structs.FieldInfo) -> Decorator:
         choice = click.Choice(list(STRATEGIES))
         return click.option(flag, type=choice, default=field.default, show_default=True, help=f"{words}.")
     plain, meta = _parts(field.type)
-    if field.name == "context":
+    if "auto" in str(plain) and get_origin(plain) is not Literal:
         return click.option(
             flag, type=TokensOrAuto(), metavar="N|auto", help=f"{meta.description}  [default: {field.default}]"
         )
@@ -190,9 +190,9 @@ def _derived(field: msgspec.structs.FieldInfo) -> Decorator:
 
 
 class TokensOrAuto(click.ParamType[int | str]):
-    """A number of tokens, or auto."""
+    """A number of tokens or of MiB, or auto."""
 
-    name = "tokens"
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value == "auto":

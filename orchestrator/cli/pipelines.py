@@ -48,18 +48,29 @@ def opened(
     *,
     quiet: bool,
     on_notice: Callable[[Notice], None] | None = None,
+    conversing: bool = False,
 ) -> Pipeline:
-    """A pipeline that is not started yet; models may be fetched for it. `notes` are printed once it is valid."""
+    """A pipeline that is not started yet; models may be fetched for it. `notes` are printed once it is valid, and if it
+    is for `conversing`, how many tokens of conversations it keeps."""
     with ConversionBar(quiet) as bar:
         pipeline = Pipeline(on_progress=bar, on_notice=on_notice, **given_only(options))
-    print_notes([pipeline.note, *notes])
+    print_notes([pipeline.note, *notes, pipeline.keeps if conversing else ""])
     return pipeline
 
 
-def started(options: Mapping[str, Any], notes: Sequence[str] = (), *, quiet: bool, at_once: bool = False) -> Starting:
+def started(
+    options: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    *,
+    quiet: bool,
+    at_once: bool = False,
+    conversing: bool = False,
+) -> Starting:
     """The context of a pipeline that starts when it is entered. `at_once`: nothing else is printed while it runs."""
     notices = Notices(at_once=at_once, quiet=quiet)
-    return Starting(opened(options, notes, quiet=quiet, on_notice=notices), notices, quiet)
+    return Starting(
+        opened(options, notes, quiet=quiet, on_notice=notices, conversing=conversing and not quiet), notices, quiet
+    )
 
 
 def target_folder(name: str | None, *, quiet: bool) -> Path:

@@ -52,8 +52,8 @@ def memory_settings(options: Options, needs: PipelineNeeds) -> MemorySettings:
         context=asked or min(UNASKED_CONTEXT, needs.context),
         requests=1 if options.context == 0 else options.concurrent,
         kv_bits=options.kv_bits,
-        arenas=options.arena_memory << 20,
-        prefix_cache=(options.prefix_cache_memory << 20) if options.arena_memory else 0,
+        arenas=options.arenas << 20,
+        prefix_cache=(options.prefix_cache << 20) if options.arenas else 0,
         disk=options.disk_cache > 0,
         chunk=options.prefill_step_size,
     )

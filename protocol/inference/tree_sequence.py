@@ -68,6 +68,11 @@ class TreeSequence:
         return sum(cache.memory for cache in self.caches)
 
     @property
+    def chooses_places(self) -> bool:
+        """Some layer folds tokens into a state, and the caller chooses where to remember it."""
+        return bool(self._folding)
+
+    @property
     def next_row(self) -> int:
         """Number of the next row to be evaluated; numbers are never reused."""
         return self._table.next_row
@@ -76,9 +81,9 @@ class TreeSequence:
         """Absolute position of a live row."""
         return self._table.row(row).position
 
-    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
+    def prefill(self, tokens: Sequence[int], *, remember: bool = True) -> mx.array | None:
         """Append committed tokens in one causal forward. There must be no rows. Returns the (L, V) logits, which are
-        computed only if they are used; None without tokens."""
+        computed only if they are used; None without tokens. `remember`: states can go back to the last of them."""
         self.recorded = None
         if not tokens:
             return None
@@ -88,7 +93,7 @@ class TreeSequence:
         self._table.append(len(tokens))
         logits = self._logits(tokens, self._chain(begin, len(tokens)))
         self._compute()
-        for cache in self._folding:
+        for cache in self._folding if remember else ():
             cache.remember()
         return logits
 
@@ -170,6 +175,19 @@ class TreeSequence:
             self._cut_states(length)
         self._table.truncate(length)
         self.recorded = None
+
+    def shed(self) -> bool:
+        """Forget one state to which `truncate` could go back; the latest one goes last. Whether there was one."""
+        shed = [cache.shed() for cache in self._folding]
+        return any(shed)
+
+    def shorten(self, length: int) -> None:
+        """`truncate`, and free the memory of what is dropped."""
+        self.truncate(length)
+        for cache in self.caches:
+            cache.shrink(self._table.size)
+            # A layer at a time: both its old and its new arrays are in memory meanwhile.
+            mx.eval(cache.arrays)
 
     def copy(self, length: int) -> "TreeSequence":
         """Another sequence with the KV of the first `length` committed tokens, or of a few less: see `reach`.

@@ -96,6 +96,8 @@ class LeadingSequence(TreeSequence):
     """Every rank evaluates its share. Its KV is never exported, adopted or copied: each rank has a slice of it."""
 
     copyable = False
+    chooses_places = False
+    """All ranks remember the same states."""
 
     def __init__(
         self,
@@ -134,6 +136,9 @@ class LeadingSequence(TreeSequence):
     def truncate(self, length: int) -> None:
         self._send(TruncateCommand(self.number, length))
         super().truncate(length)
+
+    def shed(self) -> bool:
+        return False
 
 
 def follow(model: LanguageModel, commands: Iterable[RankCommand]) -> None:

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from protocol.messages.base import SequenceId
-from protocol.messages.kv import KvReference, KvRelease
-from protocol.messages.worker import Prefilled, Stop
+from protocol.messages.kv import KvOffer, KvReference, KvRelease
+from protocol.messages.worker import KvCut, Prefilled, Stop
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY
@@ -186,3 +186,58 @@ def test_without_a_prefix_cache_nothing_is_shared():
     done = at_once(target(0), [list(PROMPT)] * 2)
 
     assert [(one.adopted, one.tokens) for one in done] == [(0, 89)] * 2
+
+
+LONG = random.Random(7).choices(range(VOCABULARY), k=800)
+
+
+def test_a_short_answer_leaves_as_much_in_shared_memory_as_a_long_one():
+    worker = target(arenas=True)
+    list(worker.handle(start(LONG)))
+    while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
+        pass
+    offers = [reply for reply in answers(worker, Stop(SequenceId(1))) if isinstance(reply, KvOffer)]
+
+    assert offers[-1].tokens == 799
+
+
+def test_of_a_conversation_that_does_not_fit_the_first_tokens_are_kept():
+    whole = model().sequence()
+    whole.prefill(LONG)
+    worker = target(whole.memory // 2)
+    Talk(worker, start(LONG))
+    (cut,) = answers(worker, Stop(SequenceId(1)))
+    again = Talk(worker, start(LONG, sequence=2))
+
+    assert isinstance(cut, KvCut)
+    assert cut.tokens == 799
+    assert cut.memory > whole.memory // 2
+    assert 300 < again.prefilled.adopted == cut.kept < 600
+    assert again.decode(5) == fresh(LONG, 5)
+
+
+def test_shared_memory_is_written_before_the_rest_is_cut_from_a_worker_s_own():
+    worker = target(1 << 16, arenas=True)
+    list(worker.handle(start(LONG)))
+    while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
+        pass
+    replies = answers(worker, Stop(SequenceId(1)))
+    last = [reply for reply in replies if isinstance(reply, KvOffer)][-1]
+
+    assert last.tokens == 799
+    assert not any(isinstance(reply, KvCut) for reply in replies)
+    assert Talk(worker, start(LONG, KvReference(last.name, 799), sequence=2)).prefilled.adopted == 799
+
+
+def test_live_and_ended_kv_share_one_pool():
+    whole = model().sequence()
+    whole.prefill(LONG)
+    pool = whole.memory * 3 // 2
+    worker = TargetWorker(TargetEngine(model(), 64), float, HELLO, prefix_cache=pool, pool=pool)
+    Talk(worker, start(LONG))
+    answers(worker, Stop(SequenceId(1)))
+    other = Talk(worker, start(LONG[::-1], sequence=2))
+    held = sum(kv.memory for kv in worker._prefix_sharing.cached) + worker._sequences[SequenceId(2)].kv.memory
+
+    assert other.decode(5) == fresh(LONG[::-1], 5)
+    assert whole.memory < held <= pool

@@ -16,7 +16,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import draft_engine_option, kv_bits_option, speculation_options, without_effect
 from orchestrator.cli.pipelines import print_notes, target_folder
-from orchestrator.core.options import Options
+from orchestrator.core.options import FIXED_PREFIX_CACHE
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
@@ -84,7 +84,7 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_
         name=_checked(name),
         folder=folder,
         kv_bits=kv_bits,
-        prefix_cache=Options().prefix_cache_memory if kept is None else kept,
+        prefix_cache=FIXED_PREFIX_CACHE if kept in (None, "auto") else kept,
         line=line,
         **worker,
     )

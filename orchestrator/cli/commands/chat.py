@@ -51,7 +51,7 @@ def chat(system: str, no_history: bool, address: str | None, **options: Any) -> 
     shown = screen(None if no_history else cache_folder() / "chat" / "history")
     with ExitStack() as stack:
         if address is None:
-            client: Client = stack.enter_context(started(options, notes, quiet=not shown.lasting))
+            client: Client = stack.enter_context(started(options, notes, quiet=not shown.lasting, conversing=True))
         else:
             print_notes(notes)
             client = Client(address)

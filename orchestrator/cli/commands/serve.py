@@ -220,7 +220,7 @@ def serve(for_starter: bool, **options: Any) -> None:
             print_notes(notes)
             run(RunningPipeline(client), folder, settings, listener, made)
             return
-        pipeline = opened(options, notes, quiet=False, on_notice=Notices(at_once=True))
+        pipeline = opened(options, notes, quiet=False, on_notice=Notices(at_once=True), conversing=True)
         if options["listen"] is None:
             run(pipeline, folder, settings, listener, made)
             return

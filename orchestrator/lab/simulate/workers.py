@@ -335,6 +335,7 @@ class _CountedRows(TreeSequence):
     """The numbers of rows and of committed tokens, without KV."""
 
     copyable = False
+    chooses_places = False
 
     def __init__(self, tokens: int = 0) -> None:
         self.recorded = None

@@ -54,6 +54,12 @@ class RememberedStates(FoldingCache):
         if len(self._remembered) > _MOST_REMEMBERED + 1:
             del self._remembered[_densest(list(self._remembered))]
 
+    def shed(self) -> bool:
+        places = [place for place in self._remembered if place]
+        if places:
+            del self._remembered[_densest([0, *places]) if len(places) > 1 else places[0]]
+        return bool(places)
+
     @property
     def places(self) -> set[int]:
         return {self._end, *self._states()} - {0}

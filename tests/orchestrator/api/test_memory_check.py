@@ -136,7 +136,7 @@ def test_a_mac_is_asked_what_it_recommends_only_where_that_matters(monkeypatch: 
 
     assert not asked
     with pytest.raises(InputError, match=r"may use 0\.6 GiB"):
-        _pipeline(monkeypatch, 2000)
+        _pipeline(monkeypatch, 1500)
 
 
 @pytest.mark.parametrize("wrong", [-1, "all", 1 << 30])

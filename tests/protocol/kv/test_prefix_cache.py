@@ -14,14 +14,27 @@ STEM = list(range(100, 100 + MIN_SHARED_TOKENS - 4))
 LIMIT = 50
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class FakeKv:
     number: int
     memory: int
     copyable: bool = True
+    states: int = 0
+    """Bytes of states beside the rows."""
+    rows: int = 0
+    """Tokens that it holds, if it can be shortened."""
 
     def reach(self, tokens: int) -> int:
         return tokens
+
+    def shed(self) -> bool:
+        self.memory -= self.states
+        shed, self.states = self.states > 0, 0
+        return shed
+
+    def shorten(self, tokens: int) -> None:
+        if self.rows:
+            self.memory, self.rows = self.memory * tokens // self.rows, tokens
 
 
 class Cached(RuleBasedStateMachine):
