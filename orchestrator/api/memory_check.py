@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchestrator.core.options import Options
+from orchestrator.core.options import FIXED_ARENAS, Options
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import Budget, MemorySettings, PipelineNeeds, usable
 from orchestrator.machine.memory.kv_plan import KvPlan, kv_plan, planned_bytes
@@ -45,17 +45,20 @@ def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
     return PipelineMemory(taken, settings.kv_for, options)
 
 
-def _planned(setup: OrchestratorSetup, needs: PipelineNeeds, settings: MemorySettings, memory: int) -> KvPlan | None:
-    """What KV may take, where the user states no memory for it; None where both bounds are stated, or nothing is
-    kept."""
+def _planned(
+    setup: OrchestratorSetup, needs: PipelineNeeds, settings: MemorySettings, memory: int, room: int | None
+) -> OrchestratorSetup:
+    """The setup with a plan's numbers in place of `auto`; 1 MiB at least, since 0 would keep nothing at all."""
     options = setup.options
-    if "auto" not in (options.arena_memory, options.prefix_cache_memory) or not options.keeps_kv:
-        return None
+    free = free_shared_memory()
+    shared = None if free is None else free // 2
     arenas = None if options.arena_memory == "auto" else options.arena_memory << 20
+    if arenas is None and (setup.prefill_engine != "none" or options.prefix_cache_memory == 0):
+        # Here arenas are no copies: KV is handed over in them, or is nowhere else.
+        arenas = min(FIXED_ARENAS << 20, FIXED_ARENAS << 20 if shared is None else shared)
     if setup.target_hosts is not None or setup.target_engine != "mlx":
         arenas = 0
     stated = 0 if options.prefix_cache_memory == "auto" else needs.budget(settings).caches["prefix caches"]
-    free = free_shared_memory()
 
     def plan(available: int) -> KvPlan:
         return kv_plan(
@@ -64,24 +67,23 @@ def _planned(setup: OrchestratorSetup, needs: PipelineNeeds, settings: MemorySet
             available - stated,
             concurrent=options.concurrent,
             arenas=arenas,
-            shared=None if free is None else free // 2,
+            shared=shared,
         )
 
     # What fits into the memory that every machine has for it need not be computed from what macOS recommends.
-    found = plan(int(_CERTAIN_SHARE * memory))
-    return found if found.whole else plan(usable(memory, gpu_working_set()))
-
-
-def _with_plan(setup: OrchestratorSetup, plan: KvPlan) -> OrchestratorSetup:
-    """The setup with the plan's numbers in place of `auto`; 1 MiB at least, since 0 would keep nothing at all."""
-    options = setup.options
+    most = memory if room is None else room
+    found = plan(min(most, int(_CERTAIN_SHARE * memory)))
+    if not found.whole:
+        found = plan(min(most, usable(memory, gpu_working_set())))
     if options.arena_memory == "auto":
-        options = msgspec.structs.replace(options, arena_memory=max(1, plan.arenas >> 20))
-    if options.prefix_cache_memory != "auto":
+        options = msgspec.structs.replace(options, arena_memory=max(1, found.arenas >> 20))
+    if options.prefix_cache_memory != "auto" or not options.arena_memory:
         # Each worker has what the user stated.
-        return msgspec.structs.replace(setup, options=options)
-    options = msgspec.structs.replace(options, prefix_cache_memory=max(1, plan.target >> 20))
-    return msgspec.structs.replace(setup, options=options, kv=plan)
+        return msgspec.structs.replace(
+            setup, options=msgspec.structs.replace(options, prefix_cache_memory=options.prefix_cache)
+        )
+    options = msgspec.structs.replace(options, prefix_cache_memory=max(1, found.target >> 20))
+    return msgspec.structs.replace(setup, options=options, kv=found)
 
 
 def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[OrchestratorSetup, str]:
@@ -97,15 +99,9 @@ def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[Orchestra
         # The worker that loads the model says what is wrong with it.
         return setup, ""
     memory = memory_bytes()
-    if room is None and "auto" in (options.arena_memory, options.prefix_cache_memory):
-        # Of those that are planned, the least is needed.
-        options = msgspec.structs.replace(
-            options, **{name: _LEAST_CACHE for name in _CACHES if getattr(options, name) == "auto"}
-        )
-    elif room is not None:
-        options = msgspec.structs.replace(
-            options, arena_memory=options.arenas, prefix_cache_memory=options.prefix_cache
-        )
+    planned = {name: "auto" for name in _CACHES if getattr(options, name) == "auto"}
+    # Of what is planned, the least has to fit.
+    options = msgspec.structs.replace(options, **dict.fromkeys(planned, _LEAST_CACHE))
     settings = memory_settings(options, needs)
     available = _available(needs.budget(settings), memory, asked=options.context == "auto")
     within = available if room is None else min(available, room)
@@ -126,12 +122,10 @@ def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[Orchestra
         options = _with_caches(options, max(0.0, share))
         lowered = needs.budget(memory_settings(options, needs)).cache_bytes
         notes.append(f"The caches for KV are lowered to {size(lowered)}, which is what the models leave.")
-    plan = None if room is not None else _planned(setup, needs, settings, memory)
-    if plan is not None:
-        asked = {name: getattr(setup.options, name) for name in _CACHES if getattr(setup.options, name) == "auto"}
-        fitting = msgspec.structs.replace(setup, options=msgspec.structs.replace(options, **asked))
-        return _with_plan(fitting, plan), " ".join(notes)
-    return msgspec.structs.replace(setup, options=options), " ".join(notes)
+    setup = msgspec.structs.replace(setup, options=msgspec.structs.replace(options, **planned))
+    if planned:
+        setup = _planned(setup, needs, settings, memory, room)
+    return setup, " ".join(notes)
 
 
 def _with_caches(options: Options, share: float) -> Options:

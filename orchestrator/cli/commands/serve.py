@@ -26,6 +26,7 @@ from orchestrator.cli.serving.model_table import ConfiguredModel, configured_mod
 from orchestrator.cli.serving.remote_workers import announcement, invited, listening_options
 from orchestrator.cli.serving.server_key import server_key
 from orchestrator.core.model_table import ModelEntry, ModelName
+from orchestrator.core.options import FIXED_ARENAS, FIXED_PREFIX_CACHE
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import GIB, usable
@@ -83,11 +84,19 @@ def _examined(model: ConfiguredModel, room: int) -> tuple[Path, PipelineMemory]:
     try:
         folder = target_folder(model.options["target"], quiet=False)
         with ConversionBar(quiet=False) as bar:
-            pipeline = Pipeline(on_progress=bar, room=room, **model.options)
+            pipeline = Pipeline(on_progress=bar, room=room, **{**model.options, **_caches(model.options)})
         print_notes([pipeline.note and f"{model.name}: {pipeline.note}"])
         return folder, pipeline.memory()
     except InputError as error:
         raise InputError(f"The model {model.name} can't be served. {error}") from error
+
+
+def _caches(options: Mapping[str, Any]) -> dict[str, int]:
+    """Memory for KV where a model's options state none: several models share what there is."""
+    fixed = {"arena_memory": FIXED_ARENAS, "prefix_cache_memory": FIXED_PREFIX_CACHE}
+    if options.get("arena_memory") == 0:
+        return {}
+    return {name: mib for name, mib in fixed.items() if options.get(name, "auto") == "auto"}
 
 
 def _made(options: Mapping[str, Any], notices: Notices, tell: Callable[[str], None]) -> Pipeline:

@@ -93,6 +93,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 """The content of config.json, by name, without what all of them share."""
 
 
+WEIGHTS = {"qwen3-8b": 4.3, "gemma-3-12b": 6.6, "gpt-oss-20b": 11.3, "qwen3.8-27b": 14.2, "glm-4.7-flash": 15.7}
+"""Of the real models in 4 bits, GiB, about."""
+
+
 def configuration(shape: str) -> dict[str, Any]:
     """The config.json of the network of this shape."""
     return {"eos_token_id": 0, **_WIDTHS, **SHAPES[shape]}

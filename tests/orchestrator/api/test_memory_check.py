@@ -16,6 +16,7 @@ from protocol.errors import InputError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 MIB = 1 << 20
+STATED = {"arena_memory": 2048, "prefix_cache_memory": 512}
 
 
 @pytest.fixture(autouse=True)
@@ -79,13 +80,23 @@ def test_caches_take_what_the_models_leave(monkeypatch: pytest.MonkeyPatch):
 def test_caches_fit_as_soon_as_the_least_of_each_does(monkeypatch: pytest.MonkeyPatch):
     least = _pipeline(monkeypatch, 64_000, arena_memory=16, prefix_cache_memory=16).memory().bytes
     for room in (least + extra * MIB for extra in (0, 1, 10, 100, 500)):
-        assert room - 3 * MIB < _pipeline(monkeypatch, 64_000, room=room).memory().bytes <= room
-    assert _pipeline(monkeypatch, 64_000, room=least - 1).memory().bytes == least
+        assert room - 3 * MIB < _pipeline(monkeypatch, 64_000, room=room, **STATED).memory().bytes <= room
+    assert _pipeline(monkeypatch, 64_000, room=least - 1, **STATED).memory().bytes == least
+
+
+def test_a_plan_takes_the_room_that_there_is(monkeypatch: pytest.MonkeyPatch):
+    least = _pipeline(monkeypatch, 64_000, arena_memory=0).memory().bytes
+    for more in (50, 200):
+        pipeline = _pipeline(monkeypatch, 64_000, room=least + more * MIB)
+
+        assert least + (more - 3) * MIB < pipeline.memory().bytes <= least + more * MIB
+        assert re.match("Keeps about [0-9,]+ tokens of conversations.", pipeline.keeps)
+    assert _pipeline(monkeypatch, 64_000, **STATED).keeps == ""
 
 
 @pytest.mark.parametrize("mib", [1100, 1300])
 def test_auto_takes_what_other_pipelines_leave(monkeypatch: pytest.MonkeyPatch, mib: int):
-    asked = {"context": "auto", "concurrent": 64}
+    asked = {"context": "auto", "concurrent": 64, **STATED}
     memory = _pipeline(monkeypatch, 64_000, room=mib * MIB, **asked).memory()
     fitted = {**asked, **memory.options}
     longer = {**fitted, "context": fitted["context"] + 256}

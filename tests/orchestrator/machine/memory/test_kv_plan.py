@@ -6,14 +6,12 @@ Macs with 18 and 24 GB stand for all: what macOS recommends for their GPU, and m
 import msgspec
 import pytest
 
-from orchestrator.lab.bench.shapes import SHAPES, configuration
+from orchestrator.lab.bench.shapes import SHAPES, WEIGHTS, configuration
 from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PipelineNeeds, usable
 from orchestrator.machine.memory.kv_form import attention_heads, kv_form
 from orchestrator.machine.memory.kv_plan import KvPlan, kept_sentence, kv_plan, planned_bytes
 from protocol.contracts.stated_context import stated_positions
 
-WEIGHTS = {"qwen3-8b": 4.3, "gemma-3-12b": 6.6, "gpt-oss-20b": 11.3, "qwen3.8-27b": 14.2, "glm-4.7-flash": 15.7}
-"""GiB in 4 bits."""
 MACS = {18: usable(18 * GIB, int(12.7 * GIB)), 24: usable(24 * GIB, int(17.8 * GIB)), 64: usable(64 * GIB, 48 * GIB)}
 """Bytes that a pipeline may use, by GB."""
 UNASKED = MemorySettings(context=2048, requests=1)
