@@ -53,8 +53,9 @@ def _planned(
     free = free_shared_memory()
     shared = None if free is None else free // 2
     arenas = None if options.arena_memory == "auto" else options.arena_memory << 20
-    if arenas is None and (setup.prefill_engine != "none" or options.prefix_cache_memory == 0):
-        # Here arenas are no copies: KV is handed over in them, or is nowhere else.
+    handed_over = setup.prefill_engine != "none" or setup.draft_engine == "layerskip"
+    if arenas is None and (handed_over or options.prefix_cache_memory == 0):
+        # Here arenas are no copies: other processes take KV from them, or it is nowhere else.
         arenas = min(FIXED_ARENAS << 20, FIXED_ARENAS << 20 if shared is None else shared)
     if setup.target_hosts is not None or setup.target_engine != "mlx":
         arenas = 0
