@@ -206,9 +206,9 @@ class Orchestrator:
                 self._notices.send(Notice(text, "warning"))
             case Arrived(role, message=KvCut() as cut):
                 self._cache_warnings += 1
-                log.warning("KV was cut", role=role, kept=cut.kept, tokens=cut.tokens, bytes=cut.memory)
                 if role not in self._cut:
                     self._cut.add(role)
+                    log.warning("KV was cut", role=role, kept=cut.kept, tokens=cut.tokens, bytes=cut.memory)
                     self._notices.send(Notice(_cut_text(role, cut), "warning"))
             case WorkerRetired(incarnation):
                 # It was ended on purpose, so it does not count as lost.

@@ -37,6 +37,8 @@ class TreeSequence:
 
     copyable = True
     """Another sequence can begin with a copy of the KV."""
+    chooses_places = False
+    """Some layer folds tokens into a state, and the caller of `prefill` chooses where to remember it."""
 
     def __init__(
         self, network: Any, level: Level = "tree", encodings: Encodings = (), tap: LayerTap | None = None
@@ -51,6 +53,7 @@ class TreeSequence:
         """What the tokens of the last forward left, until the caller takes it or the rows are dropped."""
         self._layers = [replaced(stock, level) for stock in make_prompt_cache(network)]
         self._use(flat(self._layers))
+        self.chooses_places = bool(self._folding)
         self._windows = {cache.window for cache in self._rows if cache.window is not None}
         self._tokens: list[int] = []
         """The token in each slot, below level tree."""
@@ -66,11 +69,6 @@ class TreeSequence:
     def memory(self) -> int:
         """Bytes of all layer caches, room to grow included."""
         return sum(cache.memory for cache in self.caches)
-
-    @property
-    def chooses_places(self) -> bool:
-        """Some layer folds tokens into a state, and the caller chooses where to remember it."""
-        return bool(self._folding)
 
     @property
     def next_row(self) -> int:

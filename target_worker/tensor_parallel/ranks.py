@@ -96,8 +96,6 @@ class LeadingSequence(TreeSequence):
     """Every rank evaluates its share. Its KV is never exported, adopted or copied: each rank has a slice of it."""
 
     copyable = False
-    chooses_places = False
-    """All ranks remember the same states."""
 
     def __init__(
         self,
@@ -109,14 +107,16 @@ class LeadingSequence(TreeSequence):
         number: int,
     ) -> None:
         super().__init__(network, level, encodings, tap)
+        # All ranks remember the same states.
+        self.chooses_places = False
         self._send = send
         self.number = number
         """Number of this sequence on all ranks."""
         # The engine that drops a sequence does not know that other ranks hold it too.
         weakref.finalize(self, send, CloseCommand(number)).atexit = False
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Without logits: the other ranks do not compute them."""
+    def prefill(self, tokens: Sequence[int], *, remember: bool = True) -> None:
+        """Without logits: the other ranks do not compute them. Every rank remembers its state."""
         self._send(PrefillCommand(self.number, tuple(tokens)))
         super().prefill(tokens)
 

@@ -4,11 +4,13 @@ import random
 
 import pytest
 
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.worker import KvCut, Prefilled, Stop
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
+from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY
 from tests.target_worker.kv.test_checkpoint import HELLO, PROMPT, Talk, answers, exchange, model, start
 
@@ -241,3 +243,19 @@ def test_live_and_ended_kv_share_one_pool():
 
     assert other.decode(5) == fresh(LONG[::-1], 5)
     assert whole.memory < held <= pool
+
+
+def test_a_recurrent_state_is_where_the_next_turn_branches_off():
+    """A template drops the opening of an answer, or its thoughts, from the history: the prompt's last tokens change."""
+    recurrent = LanguageModel(tiny("qwen3_next"))
+    worker = TargetWorker(TargetEngine(recurrent, 64), float, HELLO, prefix_cache=1 << 30)
+    first = Talk(worker, start(LONG[:300]))
+    first.decode(20)
+    end(first)
+    turn = [*LONG[:290], *LONG[400:440]]
+
+    talk = Talk(worker, start(turn, sequence=2))
+
+    assert talk.prefilled.adopted == 299 - 16
+    alone = TargetWorker(TargetEngine(recurrent, 64), float, HELLO)
+    assert talk.decode(10) == Talk(alone, start(turn)).decode(10)

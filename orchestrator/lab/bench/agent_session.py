@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.core.options import Options
 from orchestrator.lab.bench.shapes import WEIGHTS, configuration, write_shape
 from orchestrator.lab.drill.processes import mark, members, own_registry, usage
 from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
@@ -23,6 +24,7 @@ from orchestrator.machine.memory.kv_form import attention_heads, kv_form
 from orchestrator.machine.memory.kv_plan import kv_plan
 from protocol.common_prefix import common_prefix
 from protocol.contracts.stated_context import stated_positions
+from protocol.errors import InputError
 from protocol.paths import SHARED_MEMORY
 
 _AGENT_FIRST = 25_000
@@ -129,19 +131,29 @@ def kv_bytes(shape: str, tokens: int) -> int:
 
 
 def measure_session(shape: str, watch: Watch, *, first: int, turns: int) -> Findings:
-    """Every turn of one session, the last one in a pipeline that was started again with a disk cache."""
+    """Every turn of one session, the last one in a pipeline that was started again with a disk cache.
+
+    Raises InputError for a session that is longer than the model's context.
+    """
+    longest = first + turns * _ADDED[1] * first // _AGENT_FIRST
+    if longest > (stated_positions(configuration(shape)) or longest):
+        raise InputError(
+            f"The last prompt may have {longest:,} tokens, and {shape} takes fewer: choose fewer turns, or a smaller "
+            "first prompt."
+        )
     budget = kv_bytes(shape, kept_tokens(shape, first))
     with tempfile.TemporaryDirectory() as folder:
         target = write_shape(shape, Path(folder) / shape)
         alone = Pipeline(str(target), draft_engine="none", arena_memory=0).memory().bytes
         room = alone - kv_bytes(shape, _UNASKED.context) + budget
         watch.begin(turns + 2, "the turns")
-        measured = list(_turns(lambda: _pipeline(target, room), Session(first, turns), watch.finished))
+        measured = list(_turns(lambda: _pipeline(target, room, first), Session(first, turns), watch.finished))
     return session_findings(shape, measured, budget)
 
 
-def _pipeline(target: Path, room: int) -> Pipeline:
-    return Pipeline(str(target), draft_engine="none", room=room, disk_cache=8.0)
+def _pipeline(target: Path, room: int, first: int) -> Pipeline:
+    chunk = max(_SHORT, Options().prefill_step_size * first // _AGENT_FIRST)
+    return Pipeline(str(target), draft_engine="none", room=room, disk_cache=8.0, prefill_step_size=chunk)
 
 
 def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[str], None]) -> Iterator[SessionTurn]:

@@ -80,7 +80,7 @@ def kv_plan(
         draft=draft_pool,
         arenas=min(copy, max(1, int(most * (target + waiting)))) if copy and target else copy,
         tokens=_tokens(needs, bare, target_pool, tokens) if target else 0,
-        no_copy=no_copy,  # pyright: ignore[reportArgumentType]
+        no_copy=no_copy,
         whole=(target_pool, draft_pool) != shares,
     )
 

@@ -71,10 +71,10 @@ def test_caches_take_what_the_models_leave(monkeypatch: pytest.MonkeyPatch):
     pipeline = _pipeline(monkeypatch, 2000, arena_memory=1024, prefix_cache_memory=512)
     options = _options(pipeline)
 
-    assert 16 <= options.arena_memory < 1024
-    assert options.arena_memory == pytest.approx(2 * options.prefix_cache_memory, abs=17)
+    assert 16 <= options.arenas < 1024
+    assert options.arenas == pytest.approx(2 * options.prefix_cache, abs=17)
     assert "The caches for KV are lowered to " in pipeline.note
-    assert _budget() + (options.arena_memory + 2 * options.prefix_cache_memory) * MIB <= 0.75 * 2000 * MIB
+    assert _budget() + (options.arenas + 2 * options.prefix_cache) * MIB <= 0.75 * 2000 * MIB
 
 
 def test_caches_fit_as_soon_as_the_least_of_each_does(monkeypatch: pytest.MonkeyPatch):
@@ -123,7 +123,7 @@ def test_the_note_counts_the_caches_of_the_workers_that_there_are(monkeypatch: p
     pipeline = Pipeline(str(DEMO_TARGET), draft_engine="none", arena_memory=1024, prefix_cache_memory=512)
     options = _options(pipeline)
 
-    assert f"lowered to {size((options.arena_memory + options.prefix_cache_memory) * MIB)}," in pipeline.note
+    assert f"lowered to {size((options.arenas + options.prefix_cache) * MIB)}," in pipeline.note
 
 
 def test_auto_that_fits_nothing_is_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch):
