@@ -8,8 +8,9 @@ from typing import NamedTuple
 import mlx.core as mx
 from msgspec.structs import replace
 
+from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
-from protocol.kv.prefix_sharing import PrefixSharing
+from protocol.kv.prefix_sharing import PrefixSharing, shared_tokens
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
 from protocol.messages.features import Features, Tap
@@ -223,12 +224,16 @@ class TargetWorker:
         if earlier is not None and repeated and not telling:
             yield self._prefilled(earlier)
             return
+        continued = None if telling or earlier is not None else self._continued(start.tokens[:-1])
         for id in list(self._ended):
             # The KV is wanted now, saved or not.
-            yield from self._cache(id)
+            if self._prefix_sharing.on or id == start.sequence:
+                yield from self._cache(id)
         if telling:
             # What was told of the prompt may be lost, so all of it is evaluated again.
             yield from self._end(start.sequence)
+            if start.sequence in self._ended:
+                yield from self._cache(start.sequence)
             earlier = None
         self._remove(start.sequence)
         if refusal := self._engine.refusal(start):
@@ -241,7 +246,7 @@ class TargetWorker:
             return
         began = self._clock()
         if earlier is None:
-            found = None if telling else self._prefix_sharing.find(start.tokens[:-1])
+            found = None if telling else continued or self._prefix_sharing.find(start.tokens[:-1])
             sequence = self._engine.open(start, processors, found)
             if found is not None and found.exclusive:
                 self._saving.drop(sequence)
@@ -349,6 +354,15 @@ class TargetWorker:
             self._saving.add(sequence)
             if not self._saving.saves(id):
                 yield from self._cache(id)
+
+    def _continued(self, tokens: Sequence[int]) -> Found[TargetKv] | None:
+        """The KV of an ended sequence that `tokens` continue, if the prefix cache, which may cut it, has it not yet."""
+        for id, sequence in self._ended.items() if self._prefix_sharing.on else ():
+            shared = sequence.cache.reach(shared_tokens(sequence, tokens))
+            if shared >= MIN_SHARED_TOKENS > sequence.prefilled - shared:
+                del self._ended[id]
+                return Found(sequence.kv, shared, exclusive=True)
+        return None
 
     def _cache(self, id: SequenceId) -> Iterator[KvCut]:
         """Let the prefix cache have an ended sequence."""

@@ -69,6 +69,11 @@ class PrefixSharing(Generic[Kv]):
         """By sequence with tokens to prefill, in the order of arrival: the sequence that it waits for."""
 
     @property
+    def on(self) -> bool:
+        """Sequences share KV at all."""
+        return self._limit > 0
+
+    @property
     def cached(self) -> Iterator[Kv]:
         """KV of ended sequences."""
         return iter(self._cache)

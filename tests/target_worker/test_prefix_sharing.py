@@ -259,3 +259,18 @@ def test_a_recurrent_state_is_where_the_next_turn_branches_off():
     assert talk.prefilled.adopted == 299 - 16
     alone = TargetWorker(TargetEngine(recurrent, 64), float, HELLO)
     assert talk.decode(10) == Talk(alone, start(turn)).decode(10)
+
+
+def test_a_turn_that_comes_before_all_is_saved_continues_what_the_prefix_cache_would_cut():
+    worker = target(1 << 16, arenas=True)
+    list(worker.handle(start(LONG)))
+    while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
+        pass
+    list(worker.handle(Stop(SequenceId(1))))
+    turn = [*LONG, 1, 2, 3]
+
+    talk = Talk(worker, start(turn, sequence=2))
+
+    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (799, 3)
+    assert talk.offers[-1].tokens == 802
+    assert talk.decode(5) == fresh(turn, 5)
