@@ -4,6 +4,7 @@ The text is random. The memory for KV is what a Mac with 24 GB has for the real 
 """
 
 import random
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,6 @@ from orchestrator.api.sampling.presets import UNFILTERED
 from orchestrator.api.sampling.sampling_params import SamplingParams
 from orchestrator.core.options import Options
 from orchestrator.lab.bench.shapes import WEIGHTS, configuration, write_shape
-from orchestrator.lab.drill.processes import mark, members, own_registry, usage
 from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.hardware import computes_on_processor
@@ -159,7 +159,8 @@ def _pipeline(target: Path, room: int, first: int) -> Pipeline:
 def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[str], None]) -> Iterator[SessionTurn]:
     """`opened` makes pipelines with the same models and memory."""
     params = SamplingParams(temperature=0.0, **UNFILTERED, max_tokens=_ANSWER)
-    with own_registry() as segments, ExitStack() as stack:
+    others = _segments()
+    with ExitStack() as stack:
         pipeline = stack.enter_context(opened())
         before = _resident(pipeline)
         for kind, prompt in session.prompts():
@@ -176,7 +177,7 @@ def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[
                 cached=answer.statistics.adopted_tokens,
                 first_token=answer.statistics.time_to_first_token,
                 target=max(0, _resident(pipeline) - before),
-                shared_memory=_shared_memory(segments),
+                shared_memory=_size(_segments() - others),
             )
             on_turn(kind)
             session.answered(kind, prompt, answer.tokens)
@@ -213,12 +214,18 @@ def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int) -> F
 
 
 def _resident(pipeline: Pipeline) -> int:
-    pid = members(mark(pipeline.address)).get("target_worker")
-    found = None if pid is None else usage(pid)
-    return 0 if found is None else found.memory
+    """Bytes of the target's process: only the command lines of a pipeline's processes contain its session folder."""
+    session = str(Path(pipeline.address.removeprefix("ipc://")).parent)
+    listing = subprocess.run(["ps", "-A", "-ww", "-o", "rss=,command="], capture_output=True, text=True, check=True)  # noqa: S607
+    lines = [line for line in listing.stdout.splitlines() if "-m target_worker" in line and session in line]
+    return sum(int(line.split()[0]) << 10 for line in lines)
 
 
-def _shared_memory(registered: Path) -> int:
-    """Bytes that registered arenas take; 0 where the system does not tell."""
-    segments = [SHARED_MEMORY / entry.name for entry in registered.glob("lp-*")] if registered.is_dir() else []
+def _segments() -> set[Path]:
+    """Shared memory of pipelines; none where the system does not list it."""
+    return set(SHARED_MEMORY.glob("lp-*")) if SHARED_MEMORY.is_dir() else set()
+
+
+def _size(segments: set[Path]) -> int:
+    """Bytes that they take."""
     return sum(512 * segment.stat().st_blocks for segment in segments if segment.is_file())
