@@ -94,7 +94,7 @@ def planned_bytes(needs: PipelineNeeds, settings: MemorySettings, plan: KvPlan) 
 
 def _pooled() -> tuple[str, ...]:
     """Parts of a budget that the plan has in the workers' pools."""
-    return tuple(f"the {name}'s KV" for name in (TARGET, DRAFT))
+    return f"the {TARGET}'s KV", f"the {DRAFT}'s KV", f"the KV of the {DRAFT} in Core ML"
 
 
 def _tokens(needs: PipelineNeeds, settings: MemorySettings, pool: int, conversation: int) -> int:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from orchestrator.lab.bench.shapes import SHAPES, WEIGHTS, configuration
-from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PipelineNeeds, usable
+from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PackageNeed, PipelineNeeds, usable
 from orchestrator.machine.memory.kv_form import attention_heads, kv_form
 from orchestrator.machine.memory.kv_plan import KvPlan, kept_sentence, kv_plan, planned_bytes
 from protocol.contracts.stated_context import stated_positions
@@ -100,6 +100,15 @@ def test_draft_and_target_keep_as_many_tokens_and_the_target_s_come_first():
     assert roomy.target / roomy.draft == pytest.approx(target / draft, rel=0.01)
     assert narrow.tokens < roomy.tokens
     assert short.target * draft > short.draft * target
+
+
+def test_the_caches_of_a_core_ml_draft_are_in_its_part():
+    package = PackageNeed("draft", GIB // 2, GIB // 8)
+    pipeline = msgspec.structs.replace(needs("qwen3-8b"), packages=(package,), processes=3)
+    plan = kv_plan(pipeline, UNASKED, MACS[24], concurrent=16)
+
+    assert plan.draft > 2 * package.cache
+    assert MACS[24] - GIB // 100 < planned_bytes(pipeline, UNASKED, plan) <= MACS[24]
 
 
 def test_what_is_stated_is_left_as_it_is():
