@@ -6,7 +6,7 @@ import msgspec
 
 from orchestrator.core.options import FIXED_ARENAS, Options
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
-from orchestrator.machine.memory.budget import Budget, MemorySettings, PipelineNeeds, usable
+from orchestrator.machine.memory.budget import TARGET, Budget, MemorySettings, PipelineNeeds, usable
 from orchestrator.machine.memory.kv_plan import KvPlan, kv_plan, planned_bytes
 from orchestrator.machine.memory.refusal import LEAST_USEFUL, refusal, size
 from orchestrator.runtime.memory_needed import memory_settings, pipeline_needs
@@ -50,6 +50,9 @@ def _planned(
 ) -> OrchestratorSetup:
     """The setup with a plan's numbers in place of `auto`; 1 MiB at least, since 0 would keep nothing at all."""
     options = setup.options
+    if needs.unknown(TARGET):
+        stated = {"arena_memory": options.arenas, "prefix_cache_memory": options.prefix_cache}
+        return msgspec.structs.replace(setup, options=msgspec.structs.replace(options, **stated))
     free = free_shared_memory()
     shared = None if free is None else free // 2
     arenas = None if options.arena_memory == "auto" else options.arena_memory << 20

@@ -168,6 +168,10 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         kept = sum(self._kv(model, asked, states) for model in self.models if model.name == name)
         return kept + sum(package.cache for package in self.packages if package.name == name)
 
+    def unknown(self, name: str) -> bool:
+        """Whether nothing is known of the KV of this worker's model."""
+        return any(model.kv is None for model in self.models if model.name == name)
+
     def folds(self, name: str) -> bool:
         """Whether this worker's model has recurrent states, which no arena holds."""
         return any(model.kv is not None and model.kv.state > 0 for model in self.models if model.name == name)

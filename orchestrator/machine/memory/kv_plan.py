@@ -20,6 +20,9 @@ _LEAST_COPY = 4
 _MOST = 2
 """Conversations as long as the target's context that are kept at most, for each request that is decoded at once."""
 
+_UNKNOWN = 512 << 20
+"""Bytes of a draft of whose KV nothing is known."""
+
 NoCopy: TypeAlias = Literal["", "memory", "shared memory", "states"]
 """Why shared memory has no copy of a conversation: what there is too little of, or its states; empty: it has one."""
 
@@ -72,12 +75,14 @@ def kv_plan(
         if copy * _LEAST_COPY < target + waiting:
             copy, no_copy = 0, no_copy or "memory"
     left -= copy * (2 if settings.disk else 1) + (waiting if copy else 0)
+    unknown = _UNKNOWN if needs.unknown(DRAFT) else 0
+    left -= unknown
     most = _MOST * concurrent * needs.context / tokens if tokens else 0.0
     shares = _shares(max(0, left), target, draft)
     target_pool, draft_pool = (int(min(part, most * of)) for part, of in zip(shares, (target, draft), strict=True))
     return KvPlan(
         target=target_pool,
-        draft=draft_pool,
+        draft=draft_pool or unknown,
         arenas=min(copy, max(1, int(most * (target + waiting)))) if copy and target else copy,
         tokens=_tokens(needs, bare, target_pool, tokens) if target else 0,
         no_copy=no_copy,

@@ -37,13 +37,12 @@ def test_a_scaled_session_has_scaled_turns():
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_agent_s_turns_read_only_what_is_new(shape: str):
-    """A recurrent state is remembered in few places: other turns than those that continue read more there."""
+    """Of a model whose states fill the memory, another conversation costs some of the first one's."""
     found = measure_session(shape, Watch(), first=400, turns=9)
     measured: Sequence[object] = found.figures["turns"]
-    again = [check.name for check in found.checks if shape != "qwen3.8-27b" or check.name.startswith("turn")]
 
     assert len(measured) == 11
-    assert again == []
+    assert len(found.checks) <= (2 if shape == "qwen3.8-27b" else 0)
 
 
 def test_a_session_that_is_longer_than_the_context_is_refused():

@@ -111,6 +111,13 @@ def test_the_caches_of_a_core_ml_draft_are_in_its_part():
     assert MACS[24] - GIB // 100 < planned_bytes(pipeline, UNASKED, plan) <= MACS[24]
 
 
+def test_a_draft_of_unknown_kv_keeps_some():
+    unknown = kv_plan(needs("qwen3-8b", DRAFT._replace(kv=None)), UNASKED, MACS[24], concurrent=16)
+
+    assert unknown.draft == GIB // 2
+    assert unknown.target > 0
+
+
 def test_what_is_stated_is_left_as_it_is():
     plan = kv_plan(needs("qwen3-8b"), UNASKED, MACS[24], concurrent=16, arenas=3 * GIB)
 
