@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from orchestrator.api.llm import LLM, ResultEvent, TextEvent
     from orchestrator.api.pipeline import Pipeline
     from orchestrator.api.result import Result
-    from orchestrator.api.sampling.sampling_params import SamplingParams
+    from orchestrator.api.sampling import SamplingParams
+    from orchestrator.api.settings import PipelineSettings
     from protocol.errors import InputError, PipelineError
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "InputError",
     "Pipeline",
     "PipelineError",
+    "PipelineSettings",
     "Result",
     "ResultEvent",
     "SamplingParams",
@@ -36,9 +38,10 @@ _HOMES = {
     "InputError": "protocol.errors",
     "Pipeline": "orchestrator.api.pipeline",
     "PipelineError": "protocol.errors",
+    "PipelineSettings": "orchestrator.api.settings",
     "Result": "orchestrator.api.result",
     "ResultEvent": "orchestrator.api.llm",
-    "SamplingParams": "orchestrator.api.sampling.sampling_params",
+    "SamplingParams": "orchestrator.api.sampling",
     "Stream": "orchestrator.api.client",
     "TextEvent": "orchestrator.api.llm",
 }

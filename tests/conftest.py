@@ -95,6 +95,14 @@ def reference(exact_demo: None) -> Iterator[Reference]:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home folder of a user with an empty cache, its folder `cache`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a registry of shared memory of the test's own; whatever the test leaves is unlinked."""
     monkeypatch.setenv(SEGMENTS_VARIABLE, str(tmp_path / "segments"))

@@ -7,11 +7,11 @@ from typing import Any, overload
 
 import zmq.asyncio
 
-from orchestrator.api.batch import Batch
+from orchestrator.api.batch import RequestBatch
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.client import ANSWER_SECONDS, BUSY_ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPipeline
-from orchestrator.api.result import Chosen, OnReading, OutputCollector, Result
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.result import OutputCollector, Result
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
 from orchestrator.text.chat_template import ChatMessage
 from protocol.errors import blaming
@@ -60,7 +60,7 @@ class AsyncClient:
     async def _generate_all(
         self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Result]:
-        batch = Batch(submits(prompts, params))
+        batch = RequestBatch(submits(prompts, params))
         if (results := batch.results) is not None:
             return results
         with _connected(self._context, self.address, linger=1000) as socket:
@@ -107,29 +107,14 @@ class AsyncClient:
         self._context.destroy(linger=0)
 
 
-class AsyncStream:
+class AsyncStream(OutputCollector):
     """Pieces of text as they come; leaving the loop early cancels the request."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str, submit: Submit) -> None:
+        super().__init__(submit.request, submit.sampling.seed)
         self._context = context
         self._address = address
         self._submit = submit
-        self._reply = OutputCollector(submit.request, submit.sampling.seed)
-
-    @property
-    def result(self) -> Result | None:
-        """The whole generation with its figures, once the last piece has come."""
-        return self._reply.result
-
-    @property
-    def chosen(self) -> Sequence[Chosen]:
-        """Tokens so far with their likelihoods, if they were asked for."""
-        return self._reply.chosen
-
-    def watch_reading(self, on_reading: OnReading) -> None:
-        """Call `on_reading` with the tokens of the prompt that were read, and all of them, while it is read: not for
-        short prompts, and at most four times a second."""
-        self._reply.on_reading = on_reading
 
     async def __aiter__(self) -> AsyncIterator[str]:
         with _connected(self._context, self._address, linger=1000) as socket:
@@ -137,7 +122,7 @@ class AsyncStream:
             try:
                 while self.result is None:
                     _, message = decode(await _next_frame(socket, self._address), ToClient)
-                    piece = self._reply.feed(message)
+                    piece = self.feed(message)
                     if piece:
                         yield piece
             finally:

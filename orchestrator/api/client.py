@@ -5,10 +5,10 @@ from typing import Any, overload
 
 import zmq
 
-from orchestrator.api.batch import Batch
+from orchestrator.api.batch import RequestBatch
 from orchestrator.api.chat_prompts import chat_prompt
-from orchestrator.api.result import Chosen, OnReading, OutputCollector, Result
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.result import OutputCollector, Result
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts, is_batch, one_submit, submits
 from orchestrator.text.chat_template import ChatMessage
 from protocol.errors import PipelineError
@@ -94,7 +94,7 @@ class Client:
     def _generate_all(
         self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Result]:
-        batch = Batch(submits(prompts, params))
+        batch = RequestBatch(submits(prompts, params))
         if (results := batch.results) is not None:
             return results
         link = self._link()
@@ -125,40 +125,14 @@ class Client:
         return 0.0
 
 
-class Stream:
+class Stream(OutputCollector):
     """Pieces of text as they come. Closing it early cancels the request."""
 
     def __init__(self, link: Link, submit: Submit, check: Callable[[float], float]) -> None:
+        super().__init__(submit.request, submit.sampling.seed)
         self._link = link
-        self._request = submit.request
-        self._reply = OutputCollector(submit.request, submit.sampling.seed)
         self._check = check
         self._pieces = self._run(submit)
-
-    @property
-    def result(self) -> Result | None:
-        """The whole generation with its figures, once the last piece has come."""
-        return self._reply.result
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens so far."""
-        return self._reply.tokens
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of hits among the rounds so far; None for a strategy without hits."""
-        return self._reply.hit_rate
-
-    @property
-    def chosen(self) -> Sequence[Chosen]:
-        """Tokens so far with their likelihoods, if they were asked for."""
-        return self._reply.chosen
-
-    def watch_reading(self, on_reading: OnReading) -> None:
-        """Call `on_reading` with the tokens of the prompt that were read, and all of them, while it is read: not for
-        short prompts, and at most four times a second."""
-        self._reply.on_reading = on_reading
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
@@ -185,7 +159,7 @@ class Stream:
         try:
             messages = _received(self._link, self._check)
             while self.result is None:
-                yield from filter(None, map(self._reply.feed, next(messages)))
+                yield from filter(None, map(self.feed, next(messages)))
         finally:
             self.close()
 

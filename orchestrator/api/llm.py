@@ -1,22 +1,21 @@
 """The interface that vLLM made customary, over a pipeline of this program. Both models stay loaded until `close`."""
 
 import os
-import warnings
 import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, overload
 
-from orchestrator.api.caller import caller_level
 from orchestrator.api.client import Stream
+from orchestrator.api.ineffective import warn
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
-from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.submission import Prompt, Prompts
 from orchestrator.core.options import Options
 from orchestrator.text.chat_template import ChatMessage
 from protocol.errors import InputError
+from protocol.ineffective import declared, without_effect
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,15 @@ class LLM:
         """
         strategy = _strategy(speculate, speculate_k, options.pop("strategy", None))
         length: dict[str, Any] = {} if speculate_k is None else {"draft_tokens": speculate_k}
-        for sentence in ineffective({**options, **length, "strategy": strategy}, dict.fromkeys(length, "speculate_k")):
-            warnings.warn(sentence, IneffectiveOption, caller_level())
+        facts = {**options, "strategy": strategy}
+        if length and (sentence := without_effect("speculate_k", declared(Options)["draft_tokens"], facts)):
+            warn(sentence)
             length = {}
         self.pipeline = Pipeline(model, draft, strategy=strategy, **options, **length)
         asked = "speculate" if speculate else "speculate_k" if length else ""
         if asked and self.pipeline.strategy == "ar":
             sentence = f"{asked} has no effect: without a draft the target decodes alone. {self.pipeline.note}"
-            warnings.warn(sentence.rstrip(), IneffectiveOption, caller_level())
+            warn(sentence.rstrip())
         self._close = weakref.finalize(self, _close, self.pipeline, os.getpid())
         self.pipeline.start()
 

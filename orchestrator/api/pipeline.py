@@ -10,18 +10,16 @@ from typing import Any, Self
 
 import msgspec
 
-from orchestrator.api.checked_setup import affordable, checked_options, checked_setup, warn_ineffective
 from orchestrator.api.client import STAMP, Client
+from orchestrator.api.ineffective import warn_ineffective
 from orchestrator.api.memory_check import PipelineMemory, memory_of
 from orchestrator.api.owner import Owner
+from orchestrator.api.settings import PipelineSettings, checked_setup
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.memory.kv_plan import kept_sentence
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.notices import Notice, received
 from orchestrator.runtime.session import Session
-from protocol.contracts.engines import AUTO, DraftEngineName, PrefillEngineName, TargetEngineName
-from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Inquire, PipelineState, ToClient
 from protocol.own_modules import module_command
@@ -29,6 +27,7 @@ from protocol.security.addresses import require_local
 from protocol.transport.link import Link
 
 _CLOSING_SECONDS = 7.0
+_DEFAULTS = PipelineSettings()
 
 
 class Pipeline(Client):
@@ -36,21 +35,13 @@ class Pipeline(Client):
 
     `target` and `draft` are folders, GGUF files or Hugging Face ids (None: the default pair, fetched on first use). A
     target that no shipped draft fits decodes alone if no `draft` is given; `note` then says which drafts fit. Further
-    keywords:
+    keywords are the fields of `PipelineSettings`, or `settings` is all of them, and keywords change it.
 
-    `listen`: HOST:PORT where workers of other machines may come (`.owner` invites them); with `target_engine` "none"
-    one of them is the target.
-    `target_hosts`: a hosts file, or its content: divide the target among these hosts.
-    `target_texts`: a file of recorded texts that the target replays, without its model; no other request is served.
-    `pace`: a shipped device profile's name or a file's path; the workers are then as slow as its devices.
-    `draft_scale`: how many times as long as the profile's draft this draft takes.
-    `draft_link`: delays what goes to the draft and comes from it, as a link between machines would.
-    `trace`: a folder that every process writes its spans to at the end, for `orchestrator.lab.profile`.
+    `address`: where clients connect on this machine; None picks one.
     `room`: bytes that it may take of this machine's memory, if other pipelines have the rest (None: all for models).
     `on_progress` is called while a model is fetched or converted, which happens once, in the constructor.
     `on_wait` is called several times a second while models load, with the seconds so far.
     `on_notice` is called, in a thread of its own, with what is to be told about the draft while the pipeline runs.
-    All others are the fields of `Options`.
 
     Raises InputError for what can't work, PipelineError if starting fails.
     """
@@ -60,34 +51,19 @@ class Pipeline(Client):
         target: str | None = None,
         draft: str | None = None,
         *,
-        target_engine: TargetEngineName = "mlx",
-        draft_engine: DraftEngineName = AUTO,
-        prefill_engine: PrefillEngineName = "none",
+        settings: PipelineSettings = _DEFAULTS,
         address: str | None = None,
-        listen: str | None = None,
-        draft_command: tuple[str, ...] = (),
-        target_texts: str = "",
-        target_hosts: str | TargetHosts | None = None,
-        record: str = "",
         room: int | None = None,
         on_progress: OnProgress = silent,
-        pace: str | None = None,
-        draft_scale: float = 1.0,
-        draft_link: EmulatedLink | None = None,
-        trace: str = "",
         on_wait: Callable[[float], None] = lambda _: None,
         on_notice: Callable[[Notice], None] | None = None,
-        **options: Any,
+        **keywords: Any,
     ) -> None:
-        checked = checked_options(options)
-        engines = {"draft_engine": draft_engine, "prefill_engine": prefill_engine}
-        program = {"draft_command": draft_command, "draft_link": draft_link}
-        warn_ineffective(checked, draft=draft, listen=listen, **engines, **program)
-        files = {"target_texts": target_texts, "record": record, "trace": trace}
-        others = {"target_engine": target_engine, **files, **engines, **program}
-        self._setup, self.note = checked_setup(
-            target, draft, target_hosts, listen, pace, draft_scale, affordable(checked), on_progress, room, **others
-        )
+        models = {"target": target, "draft": draft}
+        keywords |= {name: model for name, model in models.items() if model is not None}
+        asked = settings.changed(**keywords)
+        warn_ineffective(asked)
+        self._setup, self.note = checked_setup(asked, on_progress, room)
         self._on_wait = on_wait
         self._on_notice = on_notice
         self._listener: threading.Thread | None = None

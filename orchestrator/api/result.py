@@ -89,15 +89,12 @@ OnReading: TypeAlias = Callable[[int, int], None]
 """Is called while the target reads a prompt: tokens that it has read, and tokens of the prompt."""
 
 
-def _unwatched(tokens: int, total: int) -> None:
-    """Nobody wants to know."""
-
-
 class OutputCollector:
-    """Collects one request's pieces; `result` is there when the last one was fed."""
+    """Collects one request's pieces."""
 
     def __init__(self, request: str, seed: int) -> None:
         self.result: Result | None = None
+        """The whole generation with its figures, once the last piece was fed."""
         self._request = request
         self._seed = seed
         self._texts: list[str] = []
@@ -106,7 +103,7 @@ class OutputCollector:
         self.chosen: list[Chosen] = []
         """Tokens so far with their likelihoods, if they were asked for."""
         self._prompt: list[Likelihood] = []
-        self.on_reading: OnReading = _unwatched
+        self._on_reading: OnReading = lambda *_: None
 
     @property
     def tokens(self) -> int:
@@ -117,6 +114,10 @@ class OutputCollector:
     def hit_rate(self) -> float | None:
         """Share of hits among the rounds so far; None without rounds that can hit."""
         return sum(self._hits) / len(self._hits) if self._hits else None
+
+    def watch_reading(self, on_reading: OnReading) -> None:
+        """Call `on_reading` while the prompt is read: not for short prompts, and at most four times a second."""
+        self._on_reading = on_reading
 
     def feed(self, message: ToClient) -> str:
         """The text that `message` adds, perhaps none. Raises PipelineError if the request was refused."""
@@ -130,7 +131,7 @@ class OutputCollector:
                     self._hits.append(message.hit)
                 return message.text
             case Reading() if message.request == self._request:
-                self.on_reading(message.tokens, message.total)
+                self._on_reading(message.tokens, message.total)
             case Done() if message.request == self._request:
                 self.result = Result(
                     "".join(self._texts),

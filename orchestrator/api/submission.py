@@ -1,15 +1,13 @@
 """From prompts and parameters to the requests of one call, checked before the first is sent. Knows no socket."""
 
 import uuid
-import warnings
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from orchestrator.api.caller import caller_level
-from orchestrator.api.sampling.ineffective import IneffectiveOption, ineffective
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.ineffective import warn_ineffective
+from orchestrator.api.sampling import SamplingParams
 from protocol.errors import InputError
 from protocol.messages.client import Submit
 from protocol.messages.sampling import ModelSampling
@@ -18,6 +16,8 @@ Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
 Prompts: TypeAlias = list[str] | Sequence[Sequence[int]]
 """Texts, or lists of token ids; not both."""
+_PLAIN = msgspec.structs.asdict(ModelSampling())
+"""A filter that keeps all tokens is meant to change nothing."""
 
 
 def is_batch(prompt: Prompt | Prompts) -> bool:
@@ -43,7 +43,7 @@ def one_submit(prompt: Prompt | Prompts, params: SamplingParams | Sequence[Sampl
         raise InputError("There is one prompt and a list of SamplingParams: give one, or a list of prompts.")
     chosen = _params(params)
     submit = chosen.submit(_name(), cast("Prompt", prompt))
-    _warn(chosen)
+    warn_ineffective(chosen, _PLAIN)
     return submit
 
 
@@ -64,7 +64,7 @@ def submits(prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingPa
         )
     found = [one.submit(_name(), prompt) for one, prompt in zip(each, prompts, strict=True)]
     for one in each if several else each[:1]:
-        _warn(one)
+        warn_ineffective(one, _PLAIN)
     return found
 
 
@@ -84,12 +84,3 @@ def _kind(prompt: object) -> str:
     if isinstance(prompt, str):
         return "text"
     return "tokens" if isinstance(prompt, Sized) and not isinstance(prompt, bytes | Mapping) else "else"
-
-
-def _warn(params: SamplingParams) -> None:
-    values, defaults = msgspec.structs.asdict(params), msgspec.structs.asdict(SamplingParams())
-    # A filter that keeps all tokens is meant to change nothing.
-    plain = msgspec.structs.asdict(ModelSampling())
-    given = {name: name for name, value in values.items() if value not in (defaults[name], plain.get(name))}
-    for sentence in ineffective(values, given):
-        warnings.warn(sentence, IneffectiveOption, caller_level())

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from orchestrator.api.client import NoPipeline
-from orchestrator.api.sampling.ineffective import IneffectiveOption
+from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.api.validation import InvalidValue
 from orchestrator.cli.commands.attach import attach, target_rank
 from orchestrator.cli.commands.cache import cache

@@ -32,7 +32,7 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 def options(command: click.Command) -> dict[str, click.Option]:
     """Its options by their names in a configuration file: the flag with underscores."""
-    found = {_name(option): option for option in command.params if isinstance(option, click.Option)}
+    found = {setting_name(option): option for option in command.params if isinstance(option, click.Option)}
     return {name: option for name, option in found.items() if name not in _NEVER}
 
 
@@ -65,7 +65,7 @@ def model_defaults(command: click.Command, file: Path) -> dict[str, OptionDefaul
 
 def secret(option: click.Option, value: Any) -> bool:
     """Whether `value` is a key, which is never shown."""
-    return isinstance(value, str | list | tuple) and "key" in _name(option).split("_")
+    return isinstance(value, str | list | tuple) and "key" in setting_name(option).split("_")
 
 
 def origin(context: click.Context, option: click.Parameter) -> str:
@@ -81,7 +81,7 @@ def origin(context: click.Context, option: click.Parameter) -> str:
 
 def own_setting(context: click.Context, option: click.Option) -> bool:
     """Whether a variable or a table of the file that is for the running command alone gave `option` its value."""
-    command, name = context.info_name or "", _name(option)
+    command, name = context.info_name or "", setting_name(option)
     match context.get_parameter_source(option.name or ""):
         case ParameterSource.ENVIRONMENT:
             return origin(context, option) == f"{_PREFIX}_{command}_{name}".upper()
@@ -187,7 +187,8 @@ def _unknown(key: str, known: Any, where: str) -> InputError:
     return InputError(f"{where} says {key!r}, which no option or command is called: did you mean {nearest[0]!r}?")
 
 
-def _name(option: click.Option) -> str:
+def setting_name(option: click.Option) -> str:
+    """Its name in a configuration file and, in capitals, in environment variables."""
     return max(option.opts, key=len).lstrip("-").replace("-", "_")
 
 

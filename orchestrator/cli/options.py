@@ -2,14 +2,14 @@
 
 import functools
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import click
 import msgspec
 from click.core import ParameterSource
 
-from orchestrator.api.sampling.ineffective import ineffective
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.precedence import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
@@ -18,6 +18,8 @@ from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, draft_model, offered_engines
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.ineffective import SET, Ineffective, declared
+from protocol.ineffective import without_effect as sentence
 from protocol.messages.base import MAX_CONTEXT
 
 Command: TypeAlias = Callable[..., Any]
@@ -25,47 +27,92 @@ Decorator: TypeAlias = Callable[[Command], Command]
 
 _DEMO = "demo"
 _FASTER = "mlx, and on Apple silicon the faster of mlx and coreml"
+_HAS_TARGET = Ineffective("the pipeline that is asked has its target already", running=SET, tokenizes=False)
+_ASKED = Ineffective("the pipeline that is asked runs already, with options of its own", running=SET)
+_OF_PAIR = (
+    _HAS_TARGET,
+    Ineffective(
+        "the pipeline that is asked has its draft already, and the target is named",
+        lambda facts: "target" in facts["flags"],
+        running=SET,
+    ),
+    Ineffective("both models are named", lambda facts: {"target", "draft"} <= facts["flags"]),
+)
 _NOT_OFFERED = ("turn",)
 """Fields of `Options` that only the Python API offers."""
+_SETTINGS = declared(PipelineSettings)
 
-target_option = click.option(
+
+class Option(click.Option):
+    """An option that declares when it changes nothing."""
+
+    def __init__(self, flags: Sequence[str], ineffective: Sequence[Ineffective], **attributes: Any) -> None:
+        super().__init__(flags, **attributes)
+        self.ineffective = ineffective
+
+
+def option(*words: str | Ineffective, **attributes: Any) -> Decorator:
+    """As `click.option`; declarations stand beside the flags."""
+    flags = [word for word in words if isinstance(word, str)]
+    ineffective = [word for word in words if isinstance(word, Ineffective)]
+    return click.option(*flags, cls=Option, ineffective=ineffective, **attributes)
+
+
+def setting(flag: str, *words: str | Ineffective, **attributes: Any) -> Decorator:
+    """The option of a field of `PipelineSettings`, whose declarations it has beside its own."""
+    field = flag.removeprefix("--").replace("-", "_")
+    return option(flag, _ASKED, *_SETTINGS[field], *words, **attributes)
+
+
+target_option = option(
     "--target",
+    _HAS_TARGET,
     metavar="MODEL",
     help="Folder or Hugging Face id (mlx-lm format), or a GGUF file. Default: SmolLM2-135M-Instruct, fetched once.",
 )
-address_option = click.option("--address", help="Ask a pipeline that already runs there, instead of starting one.")
-pace_option = click.option(
+address_option = click.option(
+    "--address", "running", help="Ask a pipeline that already runs there, instead of starting one."
+)
+pace_option = setting(
     "--pace",
     metavar="PROFILE",
     help=f"Be as slow as another device: {', '.join(profile_names())}, or a file that `calibrate` wrote. "
     "PROFILE@4: four times slower, for models that are slower here than there.",
 )
-target_hosts_option = click.option(
-    "--target-hosts",
-    metavar="FILE",
-    help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`. They know one "
-    "another by the key in it; what they send, prompts included, is not encrypted.",
-)
-kv_bits_option = click.option(
-    "--kv-bits",
-    type=click.Choice(get_args(KvBits)),
-    default=UNQUANTIZED,
-    show_default=True,
-    help="Of a target or a prefill worker: bits of each key and value.",
-)
 
 
-def draft_option(default: str = "") -> Decorator:
+def target_hosts_option(*ineffective: Ineffective) -> Decorator:
+    return setting(
+        "--target-hosts",
+        *ineffective,
+        metavar="FILE",
+        help="Divide the target among the hosts in this file; the others run `launch-pipeline target-rank`. They know "
+        "one another by the key in it; what they send, prompts included, is not encrypted.",
+    )
+
+
+def kv_bits_option(*ineffective: Ineffective) -> Decorator:
+    return setting(
+        "--kv-bits",
+        *ineffective,
+        type=click.Choice(get_args(KvBits)),
+        default=UNQUANTIZED,
+        show_default=True,
+        help="Of a target or a prefill worker: bits of each key and value.",
+    )
+
+
+def draft_option(*ineffective: Ineffective, default: str = "") -> Decorator:
     """`default`: what is taken without the option."""
     words = (
         "The same for the draft: a model with the target's tokenizer, or a drafter that was trained for the target. "
         "exit or exit:LAYERS: the target's own first layers."
     )
-    return click.option("--draft", metavar="MODEL", help=f"{words} {default}".strip())
+    return setting("--draft", *ineffective, metavar="MODEL", help=f"{words} {default}".strip())
 
 
 def draft_engine_option(
-    *parameters: str, optional: bool = False, with_model: bool = False, automatic: str = _FASTER
+    *parameters: str | Ineffective, optional: bool = False, with_model: bool = False, automatic: str = _FASTER
 ) -> Decorator:
     """The engines that the draft worker's modules declare.
 
@@ -77,7 +124,7 @@ def draft_engine_option(
     }
     if optional:
         words[NO_DRAFT] = "the target alone"
-    return click.option(
+    return setting(
         "--draft-engine",
         *parameters,
         type=click.Choice(list(words)),
@@ -106,34 +153,39 @@ def pair_option(command: Command) -> Command:
         return command(*arguments, **filled_in(options, "pair", values))
 
     words = "A recommended target and draft, see `launch-pipeline pairs`; demo: the tiny demo pair."
-    return click.option("--pair", type=click.Choice([*pairs(), _DEMO]), metavar="NAME", help=words)(with_models)
+    choice = click.Choice([*pairs(), _DEMO])
+    return option("--pair", *_OF_PAIR, type=choice, metavar="NAME", help=words)(with_models)
 
 
 def speculation_options(*names: str) -> Decorator:
-    """An option for each of these fields of `Options`; for all that are offered if there is no name.
-
-    An option that is not given is None, so that only given ones reach the pipeline; `strategy` has its default.
-    """
-    fields = {field.name: field for field in msgspec.structs.fields(Options)}
-    chosen = [_derived(fields[name]) for name in names or fields if name not in _NOT_OFFERED]
+    """`speculation_option` of each of these fields of `Options`; of all that are offered if there is no name."""
+    fields = names or (name for name in Options.__struct_fields__ if name not in _NOT_OFFERED)
+    chosen = [speculation_option(name) for name in fields]
 
     def decorate(command: Command) -> Command:
-        for option in reversed(chosen):
-            command = option(command)
+        for each in reversed(chosen):
+            command = each(command)
         return command
 
     return decorate
 
 
 def pipeline_options(command: Command) -> Command:
-    """All options of a pipeline; the command gets them as keywords of `Pipeline`, None where not given."""
-    for option in reversed(
+    """All options of a pipeline; the command gets them, and others that are fields of them, as `settings`."""
+
+    @functools.wraps(command)
+    def with_settings(*arguments: Any, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in PipelineSettings.__struct_fields__ if name in options}
+        return command(*arguments, settings=PipelineSettings().changed(**given_only(given)), **options)
+
+    made: Command = with_settings
+    for each in reversed(
         (
             pair_option,
             target_option,
-            draft_option("Default: a shipped draft, where one fits."),
+            draft_option(default="Default: a shipped draft, where one fits."),
             draft_engine_option(optional=True),
-            click.option(
+            setting(
                 "--prefill-engine",
                 type=click.Choice(get_args(PrefillEngineName)),
                 default="none",
@@ -142,51 +194,80 @@ def pipeline_options(command: Command) -> Command:
                 "the text.",
             ),
             speculation_options(),
-            target_hosts_option,
-            click.option("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log here."),
+            target_hosts_option(),
+            setting("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log here."),
             pace_option,
         )
     ):
-        command = option(command)
-    return command
+        made = each(made)
+    return made
 
 
-def without_effect(values: Mapping[str, Any], **facts: Any) -> list[str]:
+def facts(**values: Any) -> Decorator:
+    """What holds whenever the command runs, for the declarations of its options; stronger than options' values.
+
+    `requests`: "one", or "in turn" if it sends several, one at a time. `tokenizes`: whether it needs the target's
+    tokenizer for a pipeline that runs already. `temperature`: None if each request may have its own.
+    """
+
+    def decorate(command: Command) -> Command:
+        vars(command)[_FACTS] = values
+        return command
+
+    return decorate
+
+
+_FACTS = "facts"
+
+
+def without_effect(settings: PipelineSettings | None = None, **facts: Any) -> list[str]:
     """A sentence for each option on the command line that changes nothing beside the running command's others.
 
-    `values`: the options in force, presets and pairs filled in. `facts`: what else the table of `ineffective` asks for.
+    `settings`: those in force. `facts`: what else the declarations ask for, and values that are not the options' own.
     Settings from the environment and the configuration file are for many commands, so none of them is told.
     """
     context = click.get_current_context()
     given = [
-        option
-        for option in context.command.params
-        if option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        each
+        for each in context.command.params
+        if context.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
     ]
-    flags = {option.name: max(option.opts, key=len) for option in given if option.name}
-    known = {"command": context.info_name, "flags": set(flags), **context.params, **values, **facts}
-    return list(ineffective(known, flags))
+    known = {
+        **context.params,
+        **({} if settings is None else msgspec.structs.asdict(settings)),
+        **facts,
+        **vars(context.command.callback).get(_FACTS, {}),
+        "flags": {each.name for each in given},
+    }
+    options = (each for each in given if isinstance(each, Option))
+    sentences = (sentence(max(each.opts, key=len), each.ineffective, known) for each in options)
+    return list(filter(None, sentences))
 
 
-def _derived(field: msgspec.structs.FieldInfo) -> Decorator:
-    """The option of one field: its type, its help and its range come from the annotation."""
-    flag = f"--{field.name.replace('_', '-')}"
-    if field.name == "strategy":
+def speculation_option(name: str, *ineffective: Ineffective) -> Decorator:
+    """The option of a field of `Options`: its type, its help and its range come from the annotation.
+
+    An option that is not given is None, so that only given ones reach the pipeline; `strategy` has its default.
+    """
+    field = next(field for field in msgspec.structs.fields(Options) if field.name == name)
+    make = functools.partial(setting, f"--{name.replace('_', '-')}", *ineffective)
+    if name == "strategy":
         words = "; ".join(f"{name}: {strategy.summary}" for name, strategy in STRATEGIES.items())
         choice = click.Choice(list(STRATEGIES))
-        return click.option(flag, type=choice, default=field.default, show_default=True, help=f"{words}.")
+        return make(type=choice, default=field.default, show_default=True, help=f"{words}.")
     plain, meta = _parts(field.type)
-    if "auto" in str(plain) and get_origin(plain) is not Literal:
-        return click.option(
-            flag, type=TokensOrAuto(), metavar="N|auto", help=f"{meta.description}  [default: {field.default}]"
-        )
+    if get_origin(plain) is Union:
+        _, bounds = _parts(get_args(plain)[0])
+        assert isinstance(bounds.le, int)
+        kind: Any = TokensOrAuto(bounds.le)
+        return make(type=kind, metavar="N|auto", help=f"{meta.description}  [default: {field.default}]")
     if get_origin(plain) is Literal:
-        kind: Any = click.Choice(get_args(plain))
+        kind = click.Choice(get_args(plain))
         limits = ""
     else:
         kind = plain
         limits = f"; {meta.ge} to {meta.le}"
-    return click.option(flag, type=kind, help=f"{meta.description}  [default: {field.default}{limits}]")
+    return make(type=kind, help=f"{meta.description}  [default: {field.default}{limits}]")
 
 
 class TokensOrAuto(click.ParamType[int | str]):
@@ -194,10 +275,13 @@ class TokensOrAuto(click.ParamType[int | str]):
 
     name = "number"
 
+    def __init__(self, most: int = MAX_CONTEXT) -> None:
+        self._most = most
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value == "auto":
             return value
-        return click.IntRange(0, MAX_CONTEXT).convert(value, param, ctx)
+        return click.IntRange(0, self._most).convert(value, param, ctx)
 
 
 def _parts(annotation: Any) -> tuple[Any, msgspec.Meta]:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import click
 from rich.console import Console
@@ -14,25 +13,13 @@ from rich.text import Text
 from orchestrator.api.result import Result
 from orchestrator.api.summary import conclusion, counts, figures, speed
 from orchestrator.lab.findings import Findings
+from orchestrator.machine.finding import Finding
 
 _WIDEST = 1000
 """Characters; no table is wider."""
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
-
-
-class Finding(Protocol):
-    """One line of `doctor`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def next_step(self) -> str | None: ...
 
 
 def summary(result: Result, sampled: bool, every: bool = False) -> Panel:

@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from orchestrator.api.sampling.presets import PRESET_FIELDS, PRESETS
-from orchestrator.api.sampling.sampling_fields import NumberField, number_fields
-from orchestrator.api.sampling.sampling_params import SamplingParams
-from orchestrator.cli.options import given_only
+from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, NumberField, SamplingParams, number_fields
+from orchestrator.cli.options import given_only, option
 from orchestrator.cli.precedence import filled_in
+from protocol.ineffective import Ineffective, declared
 
 CommandFunction = Callable[..., Any]
 NOT_OPTIONS = {
@@ -23,15 +22,27 @@ _FIELDS = number_fields(NOT_OPTIONS)
 _OWN = "the model's own"
 
 
-_PRESET = click.option(
+_PRESET = option(
     "--preset",
+    Ineffective(
+        "all that it would set is given too",
+        lambda facts: {field.name for field in PRESET_FIELDS} <= facts["flags"],
+    ),
     type=click.Choice(list(PRESETS)),
     help=f"Values for {', '.join(field.option for field in PRESET_FIELDS)}.",
 )
+_EFFECTS = declared(SamplingParams)
+
+
+def _of_request(flag: str, **attributes: Any) -> Callable[[CommandFunction], CommandFunction]:
+    """The option of a field of `SamplingParams`."""
+    return option(flag, *_EFFECTS[flag.removeprefix("--").replace("-", "_")], **attributes)
+
+
 _OPTIONS = [
     _PRESET,
     *(
-        click.option(
+        _of_request(
             field.option,
             type=field.kind,
             default=field.default,
@@ -41,14 +52,14 @@ _OPTIONS = [
         for field in _FIELDS
     ),
     click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Only JSON that fits this schema."),
-    click.option("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
-    click.option("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
-    click.option(
+    _of_request("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
+    _of_request("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
+    _of_request(
         "--draft-temperature",
         type=float,
         help="With rejection verification, the draft draws its tokens at this temperature.  [default: --temperature]",
     ),
-    click.option("--draft-top-p", type=float, help="Likewise its top-p.  [default: --top-p]"),
+    _of_request("--draft-top-p", type=float, help="Likewise its top-p.  [default: --top-p]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
 ]
 _NAMES = (
@@ -72,8 +83,8 @@ def sampling_options(max_tokens: int) -> Callable[[CommandFunction], CommandFunc
             return command(*arguments, **filled_in(options, "preset", values))
 
         limit = click.option("--max-tokens", type=int, default=max_tokens, show_default=True)
-        for option in reversed([*_OPTIONS, limit]):
-            chosen = option(chosen)
+        for each in reversed([*_OPTIONS, limit]):
+            chosen = each(chosen)
         return chosen
 
     return decorate

@@ -102,7 +102,7 @@ class TrialDecided:
     winner_rate: float
     loser_rate: float
     """Expected tokens a second, each measured while the other draft rested. Of a loser that was never active, by what
-    the target would have accepted of its trees."""
+    the target would have accepted of its trees while both grew."""
 
 
 Command: TypeAlias = (

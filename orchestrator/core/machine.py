@@ -366,7 +366,7 @@ class Machine:
         if awaited:
             return [command for id, steps in awaited for command in self.drafts.extend(self.sequences[id], steps, now)]
         for tree in trees:
-            self.drafts.round_sent(self.sequences[tree.sequence], now)
+            self.drafts.round_sent(self.sequences[tree.sequence])
         if len(trees) < 2:
             return [SendMessage("target", tree) for tree in trees]
         return [SendMessage("target", Forest(tuple(trees)))]

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from orchestrator.core.events import Request
 from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
-from orchestrator.core.policy.estimates import Estimates, MeasuredRound
+from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.tries import MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Settlement, Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
@@ -350,8 +351,8 @@ class Sequence:
     def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:
         """At most `limit` guesses (token, believed probability) by prompt lookup, one after the other behind `leaf`."""
         path: list[int] = []
-        node: Node | None = leaf
-        while node is not None and node.parent is not None and len(path) < _SUFFIX:
+        node = leaf
+        while node.parent is not None and len(path) < _SUFFIX:
             path.append(node.token)
             node = node.parent
         chain = self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit)

@@ -9,7 +9,7 @@ import structlog
 
 from orchestrator.api.async_client import AsyncClient, AsyncStream
 from orchestrator.api.client import BUSY_ANSWER_SECONDS, Client
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from protocol.errors import PipelineError, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.admission_limit import Places
 from orchestrator.http.access.disconnects import OpenWork, unless_gone
 from orchestrator.http.chat_request import ChatRequest, GenerationRequest
@@ -79,15 +79,27 @@ class ModelServer:
             def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
                 return make_renderer(prompt, len(prompts[0]))
 
-            return PreparedRequest([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked)
+            return PreparedRequest(
+                [prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked, prompt.thought, prompt.notes
+            )
 
         return await self.answer(request, question, prepare)
 
-    async def chat_tokens(self, request: Request, question: ChatRequest) -> int:
-        """Number of tokens of a chat's prompt, however long. Raises ApiError for what the model's chat template can't
+    async def chat_tokens(self, request: Request, question: ChatRequest) -> Sequence[int]:
+        """The tokens of a chat's prompt, however many. Raises ApiError for what the model's chat template can't
         render."""
         with self._figures.limit.take(1):
-            return await self._work.unless_ended(request, self._preparation.count(question))
+            return await self._work.unless_ended(request, self._preparation.chat_tokens(question))
+
+    async def text_tokens(self, request: Request, text: str, *, special: bool) -> Sequence[int]:
+        """The tokens of a text, however many. `special`: as in `TextCodec.encode`."""
+        with self._figures.limit.take(1):
+            return await self._work.unless_ended(request, self._preparation.text_tokens(text, special=special))
+
+    async def rendered(self, request: Request, question: ChatRequest) -> RenderedChat:
+        """Raises ApiError for what the model's chat template can't render."""
+        with self._figures.limit.take(1):
+            return await self._work.unless_ended(request, asyncio.to_thread(self.prompts.render, question))
 
     async def answer(
         self,
@@ -100,7 +112,7 @@ class ModelServer:
         with ExitStack() as stack:
             places = stack.enter_context(self._figures.limit.take(question.choices * question.prompt_count))
             state = await self.require()
-            preparing = self._preparation.ready(question, prepare, state)
+            preparing = self._preparation.ready(question, lambda: self._noted(prepare()), state)
             choices, renderer = await self._work.unless_ended(request, preparing)
             generation = ChoiceStream(
                 [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices],
@@ -123,6 +135,10 @@ class ModelServer:
         told = self._work.stop(error)
         for generation in self._open:
             generation.abort(told)
+
+    def _noted(self, prepared: PreparedRequest) -> PreparedRequest:
+        self._figures.noted({note.kind for note in prepared.notes})
+        return prepared
 
     def _end(self, generation: ChoiceStream) -> None:
         generation.close()

@@ -25,12 +25,6 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: Origin = "measured"
     note: str = ""
     """The formula, or who reported it."""
-    limit: float | None = None
-    """The highest acceptable value, if there is one."""
-
-    @property
-    def within_limit(self) -> bool:
-        return self.limit is None or self.value <= self.limit
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +107,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     next_step: str | None = None
 
 
-class Attachment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AttachedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A text file beside the findings."""
 
     name: str
@@ -174,7 +168,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     notes: tuple[str, ...] = ()
     panels: tuple[tuple[Panel, ...], ...] = ()
     """Each group begins a new line of the picture."""
-    attachments: tuple[Attachment, ...] = ()
+    attachments: tuple[AttachedFile, ...] = ()
     figures: dict[str, Any] = {}
     """For programs: the raw figures as JSON values."""
 

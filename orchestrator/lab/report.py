@@ -80,17 +80,15 @@ def _words(table: Table) -> list[bool]:
 
 
 def _values_table(values: Sequence[Value]) -> Table:
-    """A row a number; what exceeds its limit is marked."""
-    limits = any(value.limit is not None for value in values)
+    """A row a number."""
     fields: list[Field[Value]] = [
         Field("", lambda value: value.name),
         Field("", lambda value: value.value),
         Field("unit", lambda value: value.unit),
-        *([Field("limit", lambda value: "" if value.limit is None else value.limit)] if limits else []),
         Field("origin", lambda value: value.origin),
         Field("", lambda value: value.note),
     ]
-    return tabulated("", fields, values, wrong=lambda value: not value.within_limit)
+    return tabulated("", fields, values)
 
 
 def _meanings(tables: Iterable[Table]) -> list[str]:

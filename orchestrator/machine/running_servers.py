@@ -13,9 +13,7 @@ import msgspec
 from protocol.errors import InputError
 from protocol.process_identity import start_time
 from protocol.security.private_files import private_folder, read_private, write_private
-
-_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Addresses that mean all of this machine's, and where its own programs reach them."""
+from protocol.transport.ports import LOOPBACK
 
 
 class RunningServer(msgspec.Struct, frozen=True):
@@ -29,7 +27,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 
 def http_address(host: str, port: int) -> str:
     """Where programs of this machine reach a server that listens at `host`."""
-    host = _UNSPECIFIED.get(host, host)
+    host = LOOPBACK.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 

@@ -12,9 +12,11 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
+from protocol.inference.device import compute
 from protocol.inference.element_types import ELEMENT_TYPES
 from protocol.inference.layer_cache import FoldingCache, ForwardShape, LayerCache, RowCache
 from protocol.inference.layer_caches import alike, flat, replaced
+from protocol.inference.processor_attention import vector_softmax
 from protocol.inference.quantized_kv import Encodings, encode
 from protocol.inference.recurrences.recurrence import reading
 from protocol.inference.slots import SlotTable
@@ -164,7 +166,7 @@ class TreeSequence:
                 slots = self._table.slot_of(tokens)
                 for cache in caches:
                     cache.forget(slots, tokens)
-                mx.eval([cache.arrays for cache in caches])
+                compute([cache.arrays for cache in caches])
 
     def truncate(self, length: int) -> None:
         """Drop all rows, and committed tokens behind the first `length`, or a few more: see `reach`."""
@@ -185,7 +187,7 @@ class TreeSequence:
         for cache in self.caches:
             cache.shrink(self._table.size)
             # A layer at a time: both its old and its new arrays are in memory meanwhile.
-            mx.eval(cache.arrays)
+            compute(cache.arrays)
 
     def copy(self, length: int) -> "TreeSequence":
         """Another sequence with the KV of the first `length` committed tokens, or of a few less: see `reach`.
@@ -314,7 +316,7 @@ class TreeSequence:
     def _evaluated(self, tokens: Sequence[int], forward: ForwardShape) -> mx.array:
         self._prepare(forward)
         given = self.alike([cache.given for cache in self.caches])
-        with reading():
+        with reading(), vector_softmax():
             logits = self._network(mx.array([list(tokens)]), cache=given)[0]
         for cache in self._folding:
             cache.finish()
@@ -346,7 +348,7 @@ class TreeSequence:
         self._compute()
 
     def _compute(self) -> None:
-        mx.eval([cache.arrays for cache in self.caches], self.recorded and self.recorded.rows)
+        compute([cache.arrays for cache in self.caches], self.recorded and self.recorded.rows)
 
     def _compact(self) -> None:
         begin, slots = self._table.compact()
@@ -363,7 +365,7 @@ def to_numpy(rows: Sequence[mx.array]) -> LayerRows:
     While a view exists, MLX copies its array before it writes to it: drop the views soon.
     """
     plain = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in rows]
-    mx.eval(plain)
+    compute(plain)
     return [np.asarray(array)[0] for array in plain]
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from protocol.ineffective import Facts, Ineffective
 from protocol.messages.base import MAX_ALTERNATIVES, MAX_NODES, LogProbability, MessagePart, Token, Verification
 from protocol.messages.grammar import Grammar
 
@@ -16,6 +17,19 @@ TopK: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31, description="0 keeps all
 MinP: TypeAlias = Annotated[
     float, Meta(ge=0.0, le=1.0, description="Keeps tokens of at least this share of the highest probability.")
 ]
+
+
+def coldest(facts: Facts) -> bool:
+    """Whether every temperature is known to be 0."""
+    temperature: float | tuple[float, ...] | None = facts.get("temperature")
+    return set(temperature) == {0} if isinstance(temperature, tuple) else temperature == 0
+
+
+AT_ZERO = Ineffective("at temperature 0 the most probable token is taken", coldest)
+BOTH_ALIKE = Ineffective(
+    "at temperature 0 both ways of verification accept the same tokens",
+    lambda facts: coldest(facts) and facts.get("verification") == "rejection",
+)
 
 
 class ModelSampling(MessagePart, frozen=True, kw_only=True):
@@ -36,14 +50,16 @@ class SamplingFields(MessagePart, frozen=True, kw_only=True):
     """
 
     temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
+    top_p: Annotated[TopP | None, AT_ZERO] = None
+    top_k: Annotated[TopK | None, AT_ZERO] = None
+    min_p: Annotated[MinP | None, AT_ZERO] = None
     repetition_penalty: Annotated[
         float, Meta(gt=0.0, le=100.0, description="Above 1, makes recent tokens less probable.")
     ] = 1.0
     repetition_context: Annotated[
-        int, Meta(ge=0, le=4096, description="Tokens before the next one that the repetition penalty counts.")
+        int,
+        Meta(ge=0, le=4096, description="Tokens before the next one that the repetition penalty counts."),
+        Ineffective("there is no repetition penalty", repetition_penalty=1.0),
     ] = 20
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0, description="As OpenAI has it.")] = 0.0
     """Taken from a token's logit for each time the token was generated."""
@@ -52,7 +68,7 @@ class SamplingFields(MessagePart, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] | None = None
     """Report the log-probability of each chosen token, and of this many of the most probable ones. None reports
     nothing."""
-    verification: Verification = "coupled"
+    verification: Annotated[Verification, BOTH_ALIKE] = "coupled"
 
 
 class RequestedSampling(SamplingFields, frozen=True, kw_only=True):

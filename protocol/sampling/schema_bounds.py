@@ -4,11 +4,12 @@ Pure; knows no grammar library. The library itself rejects keywords that it does
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
+from protocol.json_values import is_list, is_object
 from protocol.messages.base import MAX_SCHEMA
 
 MOST_LEVELS = 64
@@ -18,7 +19,7 @@ MOST_INTERSECTED = 4
 """Expressions that may have to hold at once. The library can't decide whether eight of them can."""
 
 _EXPRESSIONS = ("pattern", "format", "multipleOf", "patternProperties")
-_METADATA = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
+METADATA = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
 """Keywords beside a `$ref` that do not restrict values."""
 
 Schema: TypeAlias = Mapping[str, Any] | bool
@@ -36,7 +37,7 @@ def parsed(text: str) -> Schema:
         schema = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"it is not valid JSON ({error})") from error
-    if not isinstance(schema, dict | bool):
+    if not is_object(schema) and not isinstance(schema, bool):
         raise SchemaError("it must be an object")
     _require_bounds(schema)
     return schema
@@ -48,16 +49,24 @@ def surely_longer(value: Any, most: int) -> bool:
     characters, waiting = 0, [value]
     while waiting and characters <= most:
         one = waiting.pop()
-        if isinstance(one, Mapping):
+        if _is_mapping(one):
             # Of each member the quotes, the colon and a space.
             characters += 2 + sum(len(name) + 4 for name in one)
             waiting.extend(one.values())
-        elif isinstance(one, list | tuple):
+        elif _is_array(one):
             characters += 2
             waiting.extend(one)
         else:
             characters += len(one) + 2 if isinstance(one, str) else 1
     return characters > most
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, list | tuple)
 
 
 def _require_bounds(schema: Schema) -> None:
@@ -78,10 +87,10 @@ def _objects(value: Any, level: int) -> Iterator[Mapping[str, Any]]:
     """All objects in `value`, schemas or not."""
     if level > MOST_LEVELS:
         raise SchemaError(f"it is nested deeper than {MOST_LEVELS} levels")
-    if isinstance(value, dict):
+    if is_object(value):
         yield value
         value = list(value.values())
-    if isinstance(value, list):
+    if is_list(value):
         for one in value:
             yield from _objects(one, level + 1)
 
@@ -89,7 +98,7 @@ def _objects(value: Any, level: int) -> Iterator[Mapping[str, Any]]:
 def _intersects(schema: Mapping[str, Any]) -> bool:
     """Whether several schemas must hold at once."""
     several = isinstance(schema.get("allOf"), list) and (len(schema["allOf"]) > 1 or len(schema) > 1)
-    return several or ("$ref" in schema and not schema.keys() <= {"$ref", *_METADATA})
+    return several or ("$ref" in schema and not schema.keys() <= {"$ref", *METADATA})
 
 
 def _states(divisor: Any) -> int:

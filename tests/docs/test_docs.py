@@ -22,8 +22,8 @@ PAGES = [
     *sorted((ROOT / ".github").rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-CURRENT = [page for page in PAGES if page.stem not in ("CHANGELOG", "demo-pair", "draft-training")]
-"""Pages about the program's present options. The changelog names former ones, the pages on training their programs'."""
+CURRENT = [page for page in PAGES if page.stem not in ("CHANGELOG", "2026")]
+"""Pages about the program's present options. The changelog names former ones, and the log those of its day."""
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 FOREIGN_OPTIONS = {
@@ -36,8 +36,6 @@ FOREIGN_OPTIONS = {
     "--backend",  # guidellm
     "--tokenizer",
     "--quick",  # bin/test
-    "--insert",  # distil.py
-    "--written",
 }
 
 

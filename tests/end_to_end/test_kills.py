@@ -1,7 +1,4 @@
-"""Processes are stopped or die: requests go on exactly, or end with a sentence, and nothing is left. Real processes.
-
-What happens when draft, target or orchestrator are killed at random moments, tests/faults says.
-"""
+"""Processes are stopped or die: requests go on exactly, or end with a sentence, and nothing is left. Real processes."""
 
 import asyncio
 import os
@@ -11,11 +8,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, PipelineError, Result, SamplingParams
 from tests.conftest import Reference
-from tests.support.processes import mark, members, remains, state, until
+from tests.support.processes import generate_while, mark, members, remains, shoot, state, until
 
 PROMPT = "def quicksort(items):"
 PARAMS = SamplingParams(temperature=0.7, seed=12, max_tokens=80)
@@ -31,63 +27,27 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
     until(lambda: not remains(name), seconds=2.0)
 
 
-def shoot(pipeline: Pipeline, program: str, kind: signal.Signals) -> int:
-    """Send a signal to a process of the pipeline, once it is there; its process id."""
-    pid = until(lambda: members(mark(pipeline)).get(program))
-    os.kill(pid, kind)
-    return pid
-
-
-def generate_and_shoot(pipeline: Pipeline, program: str, after: int) -> Result:
-    """The result of a request during which, behind so many pieces of text, a process is killed."""
-    with pipeline.stream(PROMPT, PARAMS) as stream:
-        for count, _ in enumerate(stream):
-            if count == after:
-                shoot(pipeline, program, signal.SIGKILL)
-        assert stream.result is not None
-        return stream.result
-
-
-@pytest.mark.slow
-def test_a_killed_target_keeps_to_the_schema_where_it_was(pipeline: Pipeline, reference: Reference):
-    params = replace(PARAMS, json_schema={"type": "array", "minItems": 20}, frequency_penalty=0.5, logprobs=2)
-    with pipeline.stream(PROMPT, params) as stream:
-        for count, _ in enumerate(stream):
-            if count == 4:
-                shoot(pipeline, "target_worker", signal.SIGKILL)
-
-    assert stream.result is not None
-    expected = reference(PROMPT, params)
-    assert stream.result.tokens == expected.tokens
-    assert [one.chosen for one in stream.result.likelihoods] == pytest.approx(
-        [one.chosen for one in expected.likelihoods], abs=1e-3
-    )
-
-
 @pytest.mark.thorough
 def test_a_target_that_was_stopped_for_a_while_goes_on(pipeline: Pipeline, reference: Reference):
-    with pipeline.stream(PROMPT, PARAMS) as stream:
-        for count, _ in enumerate(stream):
-            if count == 2:
-                pid = shoot(pipeline, "target_worker", signal.SIGSTOP)
-                until(lambda pid=pid: state(pid).startswith("T"))
-                os.kill(pid, signal.SIGCONT)
+    def pause() -> None:
+        pid = shoot(pipeline, "target_worker", signal.SIGSTOP)
+        until(lambda: state(pid).startswith("T"))
+        os.kill(pid, signal.SIGCONT)
 
-    assert stream.result is not None
-    assert stream.result.tokens == reference(PROMPT, PARAMS).tokens
+    assert generate_while(pipeline, PROMPT, PARAMS, 2, pause).tokens == reference(PROMPT, PARAMS).tokens
 
 
 def test_without_its_orchestrator_a_pipeline_says_so_and_its_workers_end(pipeline: Pipeline):
     name = mark(pipeline)
     with pytest.raises(PipelineError, match=r"^The orchestrator ended unexpectedly; start it again\."):
-        generate_and_shoot(pipeline, "orchestrator", after=2)
+        generate_while(pipeline, PROMPT, PARAMS, 2, lambda: shoot(pipeline, "orchestrator"))
 
     until(lambda: not members(name), seconds=2.0)
 
 
 @pytest.mark.thorough
 def test_clients_of_a_dead_pipeline_are_told_so(pipeline: Pipeline):
-    shoot(pipeline, "orchestrator", signal.SIGKILL)
+    shoot(pipeline, "orchestrator")
 
     async def ask() -> tuple[Result | BaseException, ...]:
         client = AsyncClient(pipeline.address)

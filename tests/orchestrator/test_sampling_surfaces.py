@@ -7,8 +7,7 @@ import click
 import msgspec
 import pytest
 
-from orchestrator.api.sampling.presets import NOT_PRESET, PRESETS, UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import NOT_PRESET, PRESETS, UNFILTERED, SamplingParams
 from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_options
 from orchestrator.http.anthropic.request import MessagesRequest
 from orchestrator.http.chat_request import BODY_NAMES, NOT_IN_BODIES, ONLY_OF_COMPLETIONS, SHARED_NAMES, ChatRequest

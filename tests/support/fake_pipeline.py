@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.api.result import Chosen, OnReading, Result
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState, Statistics

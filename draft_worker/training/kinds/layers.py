@@ -18,7 +18,7 @@ from draft_worker.drafters.files import save
 from draft_worker.training.columns import counted, no_hits, reach, windows
 from draft_worker.training.corpus.guessable import Guessable
 from draft_worker.training.corpus.rows import Row
-from draft_worker.training.kind import CHAIN, Judge, Setting
+from draft_worker.training.kind import CHAIN, Judge, TrainingSetting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.target import Target, trained
 from protocol.errors import InputError
@@ -63,7 +63,7 @@ class LayersTraining(ABC):
 
     tables = ()
 
-    def __init__(self, setting: Setting, chosen: list[int], guessable: Guessable) -> None:
+    def __init__(self, setting: TrainingSetting, chosen: list[int], guessable: Guessable) -> None:
         self._target, self._guessable = setting.target, guessable
         self._head = setting.target.head(guessable.tokens)
         self._chosen = chosen
@@ -74,7 +74,7 @@ class LayersTraining(ABC):
         places = counted(row, random)
         if not len(places):
             return mx.array(0.0)
-        tokens, offsets = self._guessable.drawn(random)
+        tokens, offsets = self._learnt(row, random)
         head = self._target.head(tokens)
         choices = wanted(mx.array(row.states[places, -1]) @ head.T + offsets, row.temperature)
         return loss(self._states(row, places) @ head.T + offsets, choices).mean()
@@ -94,6 +94,10 @@ class LayersTraining(ABC):
         visible: Any = (slots <= slots[:, None]) & (slots >= row.starts[:, None])
         return self.network(self._entering(row), mx.array(visible))[mx.array(places)]
 
+    def _learnt(self, row: Row, random: np.random.Generator) -> tuple[mx.array, mx.array]:
+        """Tokens among which the row is learnt, and what to add to their logits."""
+        return self._guessable.drawn(random)
+
     @abstractmethod
     def _entering(self, row: Row) -> mx.array:
         """(slots, width): what the first layer reads."""
@@ -102,7 +106,7 @@ class LayersTraining(ABC):
 class ExitTraining(LayersTraining):
     """One layer behind the first of the target's."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TrainingSetting) -> None:
         target = setting.target
         super().__init__(setting, [target.layers - 1], Guessable(target, setting.head_tokens))
         self._layers = setting.layers or exit_layers(target.layers)
@@ -124,7 +128,7 @@ class ExitTraining(LayersTraining):
 class LanguageTraining(LayersTraining):
     """A language model of a few of the target's layers, between its embedding and a part of its head."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TrainingSetting) -> None:
         count = setting.layers or _LANGUAGE_LAYERS
         last = setting.target.layers - 1
         chosen = sorted({*range(min(count - 1, last)), last})
@@ -132,6 +136,12 @@ class LanguageTraining(LayersTraining):
 
     def _entering(self, row: Row) -> mx.array:
         return self._target.embed(mx.array(row.tokens))
+
+    def _learnt(self, row: Row, random: np.random.Generator) -> tuple[mx.array, mx.array]:
+        """A draft whose head is its embedding can also guess the tokens of its context."""
+        context = row.tokens if self._target.tied else row.tokens[:0]
+        tokens = mx.array(np.union1d(np.array(self._guessable.tokens), context))
+        return tokens, mx.zeros(tokens.shape)
 
     def write(self, folder: Path) -> None:
         named = {f"model.{name}": array for name, array in _flat(self.network)}

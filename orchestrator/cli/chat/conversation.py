@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from protocol.errors import InputError
 
 HELP = """\

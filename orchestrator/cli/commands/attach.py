@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -14,17 +14,26 @@ from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import draft_engine_option, kv_bits_option, speculation_options, without_effect
+from orchestrator.cli.options import (
+    draft_engine_option,
+    kv_bits_option,
+    option,
+    setting,
+    speculation_option,
+    without_effect,
+)
 from orchestrator.cli.pipelines import print_notes, target_folder
-from orchestrator.core.options import FIXED_PREFIX_CACHE
+from orchestrator.core.options import FIXED_PREFIX_CACHE, MemoryMib
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
 from orchestrator.machine.target_hosts import checked_hosts
+from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.kv_bits import KvBits
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
+from protocol.ineffective import Ineffective
 from protocol.messages.base import Role
 from protocol.own_modules import module_command
 from protocol.paths import keys_folder
@@ -36,29 +45,58 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _REFUSED = 2
 """Exit code of a rank that would fail again."""
 _PAUSE_SECONDS = 0.5
+_NO_DRAFT_LENT = Ineffective("no draft is lent", role=("target", "prefill"))
 
 
 @click.command()
 @click.argument("role", type=click.Choice(["draft", "target", "prefill"]))
 @click.argument("server", metavar="[JOIN-LINE|HOST:PORT]", required=False)
-@click.option("--draft", metavar="MODEL", help="Folder or Hugging Face id of the draft. Default: the default target's.")
-@click.option(
-    "--target", metavar="MODEL", help="The same for a target, or for a trained drafter's. Default: the default target."
+@setting(
+    "--draft",
+    _NO_DRAFT_LENT,
+    metavar="MODEL",
+    help="Folder or Hugging Face id of the draft. Default: the default target's.",
 )
-@draft_engine_option(automatic="coreml for a folder that `convert` made, otherwise mlx")
-@click.option(
+@option(
+    "--target",
+    Ineffective(
+        "the default target's own draft is lent; a trained drafter would need its target's name",
+        role="draft",
+        draft=None,
+    ),
+    metavar="MODEL",
+    help="The same for a target, or for a trained drafter's. Default: the default target.",
+)
+@draft_engine_option(
+    _NO_DRAFT_LENT,
+    automatic="coreml for a folder that `convert` made, otherwise mlx",
+)
+@option(
     "--prefill-engine",
+    Ineffective("a draft is lent", role="draft"),
+    Ineffective("a target is lent, which has no engine to choose", role="target"),
     type=click.Choice(["mlx", "coreml"]),
     default="mlx",
     show_default=True,
     help="The same for a prefill worker, which runs the other machine's target.",
 )
-@kv_bits_option
-@speculation_options("prefix_cache_memory")
+@kv_bits_option(Ineffective("a draft holds its keys and values as they are", role="draft"))
+@speculation_option("prefix_cache_memory", Ineffective("a prefill worker hands over all KV", role="prefill"))
 @click.option("--name", help="Name of this machine in the other's lists.  [default: its host name]")
 @click.option("--discover", is_flag=True, help="Look for the address on the local network; the key must be known.")
 @stays_awake
-def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_bits: KvBits, **options: Any) -> None:
+def attach(
+    role: Role,
+    server: str | None,
+    draft: str | None,
+    target: str | None,
+    draft_engine: DraftEngineName,
+    prefill_engine: str,
+    kv_bits: KvBits,
+    prefix_cache_memory: MemoryMib | None,
+    name: str | None,
+    discover: bool,
+) -> None:
     """Lend a worker of this machine to a pipeline on another one, until Ctrl-C.
 
     The other machine runs `launch-pipeline serve-workers --listen HOST:PORT`, which prints the join line. It is good
@@ -72,21 +110,23 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_
     # It imports the workers' loop and with it numpy, which takes a moment.
     from orchestrator.cli.serving.attachment import Attachment, Lending
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     folder = keys_folder()
     line = JoinLine.parse(server) if server is not None and server.startswith("lp1:") else None
     known = _server(folder, server, line, discover)
-    worker = _model(role, options)
-    kept = options["prefix_cache_memory"]
+    model = _draft(draft_engine, draft, target) if role == "draft" else _target(target, role, prefill_engine)
     lending = Lending(
         role,
+        engine=model.engine,
+        model=model.folder,
         server=known,
         name=_checked(name),
         folder=folder,
+        source=model.source,
+        target=model.target,
         kv_bits=kv_bits,
-        prefix_cache=FIXED_PREFIX_CACHE if kept in (None, "auto") else kept,
+        prefix_cache=prefix_cache_memory if isinstance(prefix_cache_memory, int) else FIXED_PREFIX_CACHE,
         line=line,
-        **worker,
     )
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
@@ -98,7 +138,7 @@ def attach(role: Role, server: str | None, name: str | None, discover: bool, kv_
 @click.option("--hosts", "file", metavar="FILE", required=True, help="The hosts file, the same on every host.")
 @click.option("--rank", type=click.IntRange(min=1), required=True, help="Which of its hosts this is; the first is 0.")
 @click.option("--target", metavar="MODEL", help="The same as at rank 0. Default: the default target.")
-@kv_bits_option
+@kv_bits_option()
 @stays_awake
 def target_rank(file: str, rank: int, target: str | None, kv_bits: KvBits) -> None:
     """Serve a target that is bigger than one machine, as one of its ranks, until Ctrl-C.
@@ -133,24 +173,28 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
     return known_server(folder, text) if line is None else KnownServer(Endpoint(line.host, line.port), line.server)
 
 
-def _model(role: Role, options: dict[str, Any]) -> dict[str, str]:
-    """Engine and folder; for a converted target also the folder that it was converted from, and for a trained drafter
-    that of its target."""
-    if role == "draft":
+class _Model(NamedTuple):
+    """As in `Lending`."""
+
+    engine: str
+    folder: str
+    source: str = ""
+    target: str = ""
+
+
+def _draft(engine: DraftEngineName, draft: str | None, target: str | None) -> _Model:
+    with ConversionBar(False) as bar:
+        choice = draft_choice(engine, draft, bar, target)
+    print_notes([choice.note])
+    return _Model(choice.engine, str(choice.folder or ""), target=str(choice.target or ""))
+
+
+def _target(name: str | None, role: Role, prefill_engine: str) -> _Model:
+    target = str(target_folder(name, quiet=False))
+    if role == "prefill" and prefill_engine == "coreml":
         with ConversionBar(False) as bar:
-            choice = draft_choice(options["draft_engine"], options["draft"], bar, options["target"])
-        if choice.note:
-            click.echo(choice.note, err=True)
-        return {
-            "engine": choice.engine,
-            "model": str(choice.folder or ""),
-            "target": str(choice.target or ""),
-        }
-    target = str(target_folder(options["target"], quiet=False))
-    if role == "prefill" and options["prefill_engine"] == "coreml":
-        with ConversionBar(False) as bar:
-            return {"engine": "coreml", "model": str(converted_draft(target, bar)), "source": target}
-    return {"engine": "mlx", "model": target}
+            return _Model("coreml", str(converted_draft(target, bar)), source=target)
+    return _Model("mlx", target)
 
 
 def _checked(name: str | None) -> str:

@@ -1,37 +1,54 @@
-"""`launch-pipeline chat`: options to a conversation."""
+"""`launch-pipeline chat`: options to a conversation, and message after message until its user ends it."""
 
 import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
-from orchestrator.api.client import Client
-from orchestrator.cli.chat.conversation import ChatConversation
-from orchestrator.cli.chat.session import Answerer, converse
-from orchestrator.cli.options import address_option, pipeline_options, without_effect
+from orchestrator.api.client import Client, Stream
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
+from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
 from orchestrator.runtime.request_state import require_compatible
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.contracts.engines import NO_DRAFT
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
+from protocol.ineffective import Ineffective
 from protocol.paths import cache_folder
 from protocol.security.private_files import write_private
 
+if TYPE_CHECKING:
+    from orchestrator.cli.chat.screen import Screen
+
+_ENDING = "Ctrl-C again, or Ctrl-D, ends the chat."
+Show = Callable[[str, str], None]
+"""The answer so far, and the status line."""
 _MAX_TOKENS = 1024
 """Of one answer."""
 
 
 @click.command()
 @click.option("--system", default="", metavar="TEXT", help="System text, before everything else.")
-@click.option("--no-history", is_flag=True, help="Do not keep the typed lines in a file.")
+@option(
+    "--no-history",
+    Ineffective("lines are remembered only on a terminal", terminal=False),
+    is_flag=True,
+    help="Do not keep the typed lines in a file.",
+)
 @address_option
 @sampling_options(max_tokens=_MAX_TOKENS)
 @pipeline_options
-def chat(system: str, no_history: bool, address: str | None, **options: Any) -> None:
+@facts(requests="in turn", temperature=None)
+def chat(system: str, no_history: bool, running: str | None, settings: PipelineSettings, **options: Any) -> None:
     """Talk with the target in the terminal; /help lists the commands.
 
     Without a terminal, each line of stdin is a message and its answer goes to stdout.
@@ -44,18 +61,18 @@ def chat(system: str, no_history: bool, address: str | None, **options: Any) -> 
     # Markdown and the prompt line take a while to import.
     from orchestrator.cli.chat.screen import screen
 
-    notes = without_effect(options, terminal=sys.stdin.isatty() and sys.stdout.isatty())
+    notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     conversation = ChatConversation(sampling(options), _Files().save, system)
-    if address is None and options["draft_engine"] != NO_DRAFT:
-        require_compatible(conversation.params.verification, options["strategy"])
+    if running is None and settings.draft_engine != NO_DRAFT:
+        require_compatible(conversation.params.verification, settings.strategy)
     shown = screen(None if no_history else cache_folder() / "chat" / "history")
     with ExitStack() as stack:
-        if address is None:
-            client: Client = stack.enter_context(started(options, notes, quiet=not shown.lasting, conversing=True))
+        if running is None:
+            client: Client = stack.enter_context(started(settings, notes, quiet=not shown.lasting, conversing=True))
         else:
             print_notes(notes)
-            client = Client(address)
-        template = ChatTemplate(tokenizer_folder(client, options["target"]))
+            client = Client(running)
+        template = ChatTemplate(tokenizer_folder(client, settings.target))
         if shown.lasting:
             print_notes([demo_note(client.state().target)])
             shown.note(_welcome(template))
@@ -84,3 +101,98 @@ class _Files:
         except OSError as error:
             raise InputError(f"{path} can't be written ({error.strerror}): choose another file.") from error
         self._ours.add(path)
+
+
+@dataclass(frozen=True)
+class StreamedAnswer:
+    text: str
+    status: str
+    stopped: bool = False
+    """The user stopped it with Ctrl-C, and the request was cancelled."""
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """Asks the pipeline behind `client` with prompts that `template` makes."""
+
+    client: Client
+    template: ChatTemplate
+
+    def answer(self, conversation: ChatConversation, question: str, show: Show) -> StreamedAnswer:
+        """Raises PipelineError if the pipeline refuses; nothing of the conversation has changed then."""
+        params = conversation.params
+        stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
+        params = structs.replace(params, stop=[*stops, *self.template.stops])
+        tokens = self.template.tokens(conversation.messages(question))
+        with self.client.stream(tokens, params) as stream:
+            return _read(stream, show)
+
+
+def converse(screen: "Screen", conversation: ChatConversation, answerer: Answerer) -> None:
+    """Until /quit, the end of the input, or two Ctrl-C in a row. Without a terminal a PipelineError ends it too."""
+    interrupted = False
+    while not conversation.over:
+        try:
+            line = screen.ask()
+        except KeyboardInterrupt:
+            if interrupted or not screen.lasting:
+                raise
+            interrupted = True
+            screen.note(_ENDING)
+            continue
+        if line is None:
+            return
+        interrupted = False
+        if line.strip():
+            try:
+                interrupted = _turn(screen, conversation, answerer, line.strip())
+            except PipelineError as error:
+                if not screen.lasting:
+                    raise
+                screen.note(str(error), wrong=True)
+
+
+def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, line: str) -> bool:
+    """One message or command; whether Ctrl-C stopped its answer."""
+    if is_command(line):
+        words = conversation.command(line)
+        if words:
+            screen.note(words)
+        return False
+    question = without_escape(line)
+    with screen.answering() as shown:
+        answer = answerer.answer(conversation, question, shown.show)
+        shown.finish(answer.text, answer.status)
+    conversation.answered(question, answer.text)
+    if answer.stopped and not screen.lasting:
+        raise KeyboardInterrupt
+    return answer.stopped
+
+
+def _read(stream: Stream, show: Show) -> StreamedAnswer:
+    pieces: list[str] = []
+    first = None
+    stream.watch_reading(lambda tokens, total: show("", f"reading: {tokens:,} of {total:,} tokens"))
+    try:
+        for piece in stream:
+            now = time.monotonic()
+            # The time of prefill is no part of the rate, so the first piece only starts the clock.
+            began, before = first = first or (now, stream.tokens)
+            rate = (stream.tokens - before) / (now - began) if now > began else None
+            pieces.append(piece)
+            show("".join(pieces).lstrip(), status(stream.tokens, rate, stream.hit_rate))
+    except KeyboardInterrupt:
+        text = "".join(pieces).strip()
+        return StreamedAnswer(text, f"{status(stream.tokens, None, stream.hit_rate)} · stopped", stopped=True)
+    assert stream.result is not None
+    figures = stream.result.statistics
+    line = status(figures.generated_tokens, figures.tokens_per_second, figures.hit_rate)
+    cut = " · cut off at --max-tokens" if stream.result.finish_reason == "length" else ""
+    return StreamedAnswer("".join(pieces).strip(), line + cut)
+
+
+def status(tokens: int, rate: float | None, hit_rate: float | None) -> str:
+    parts = [f"{tokens} tokens"]
+    parts += [] if rate is None else [f"{rate:.1f} tokens/s"]
+    parts += [] if hit_rate is None else [f"hit rate {hit_rate:.0%}"]
+    return " · ".join(parts)

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.api.sampling.presets import PRESETS
+from orchestrator.api.sampling import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
 from orchestrator.cli.options import pair_models
 from orchestrator.cli.precedence import yields
@@ -110,7 +110,7 @@ def _of_model(context: click.Context, rows: Mapping[str, SettingRow]) -> dict[st
     target, pair = rows["target"].value, rows["pair"].value
     if pair is not None and yields(context, "target", "pair"):
         target = pair_models(str(pair))["target"]
-    elsewhere = "address" in rows and rows["address"].value is not None
+    elsewhere = "running" in rows and rows["running"].value is not None
     file = context.find_root().meta.get("configuration")
     several = context.info_name in ("serve", "launch") and target is None and bool(file and table_settings(file))
     own = None if elsewhere or several or not left else known_sampling(target)

@@ -11,8 +11,9 @@ from rich.console import Console
 from orchestrator.cli import report
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import without_effect
+from orchestrator.cli.options import option, without_effect
 from orchestrator.cli.pipelines import print_notes
+from protocol.ineffective import Ineffective
 
 _FAILED = 1
 
@@ -20,10 +21,18 @@ _FAILED = 1
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--neural-engine", is_flag=True, help="Examine instead whether a draft can run on the Neural Engine.")
-@click.option("--target", metavar="MODEL", help="Load this target instead, and say what it verifies at a time.")
+@option(
+    "--target",
+    Ineffective("the Neural Engine is examined without a target", neural_engine=True),
+    metavar="MODEL",
+    help="Load this target instead, and say what it verifies at a time.",
+)
 @click.option("--draft", metavar="MODEL", help="What kind of draft it is. With --neural-engine: which one.")
-@click.option(
-    "--runtime", type=click.Choice(["coreml", "executor"]), help="With --neural-engine: executor rehearses it."
+@option(
+    "--runtime",
+    Ineffective("only the examination of a draft for the Neural Engine uses it", neural_engine=False),
+    type=click.Choice(["coreml", "executor"]),
+    help="With --neural-engine: executor rehearses it.",
 )
 @stays_awake
 def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | None, runtime: Any) -> None:
@@ -38,7 +47,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     from orchestrator.runtime.doctor.doctor import examine, to_json
     from orchestrator.runtime.doctor.models import draft_finding, target_finding
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     named = _named(target, "target"), _named(draft, "draft")
     if any(named) and not neural_engine:
         findings = []

@@ -22,8 +22,6 @@ _NAMES = get_args(DrillName)
 @click.option("--count", type=click.IntRange(min=1), help="Faults of each drill.  [default: a few]")
 @click.option("--minutes", type=click.FloatRange(min=0.1), help="How long soak and conversations take.")
 @click.option("--full", is_flag=True, help="As many faults as the promises speak of; about an hour for all.")
-@click.option("--simulate", type=click.IntRange(min=1), help="Instead: so many hours on a virtual clock, one a seed.")
-@click.option("--hours", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Of each simulated seed.")
 @click.option("--seed", type=click.IntRange(min=0), help="Equal seeds give equal faults.  [default: a fresh one]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @stays_awake
@@ -32,8 +30,6 @@ def drill(
     count: int | None,
     minutes: float | None,
     full: bool,
-    simulate: int | None,
-    hours: float,
     seed: int | None,
     as_json: bool,
 ) -> None:
@@ -47,13 +43,9 @@ def drill(
     launch-pipeline drill draft-kill target-kill --count 20 --seed 1
     launch-pipeline drill soak conversations --minutes 20
     launch-pipeline drill --full --json > promises.json
-    launch-pipeline drill --simulate 1000 --seed 0
     """
     from orchestrator.lab.drill.registry import DRILLS, drill_counts
 
-    if simulate is not None:
-        _simulate(simulate, hours, seed or 0, as_json)
-        return
     # The promises are about the pipeline, so the pair that is always there serves, in every process of a drill.
     os.environ[VARIABLE] = "demo"
     # A short number, because a user may type it to repeat the faults.
@@ -63,15 +55,6 @@ def drill(
         for name, number in drill_counts(names, count, full, minutes).items():
             outcomes[name] = DRILLS[name].run(number, seed, _stepper(progress, name, number))
     show(findings(outcomes, seed), as_json)
-
-
-def _simulate(count: int, hours: float, seed: int, as_json: bool) -> None:
-    """Seeds from `seed` on, so that a count of one shows that seed again."""
-    from orchestrator.lab.drill.registry import simulate
-
-    with _progress(quiet=as_json) as progress:
-        outcome = simulate(count, seed, _stepper(progress, "simulated hours", count), hours)
-    show(findings({"simulate": outcome}, seed), as_json)
 
 
 def _progress(quiet: bool) -> Progress:

@@ -12,15 +12,17 @@ from rich.console import Console
 from orchestrator.api.chat_prompts import own_template
 from orchestrator.api.client import Client
 from orchestrator.api.result import Result
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli import report
-from orchestrator.cli.options import address_option, pipeline_options, without_effect
+from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
 from orchestrator.runtime.request_state import require_compatible
 from protocol.contracts.engines import NO_DRAFT
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
+from protocol.ineffective import Ineffective
 
 _ANSWERED = "The prompt is a chat message, since the target has a chat template; --raw continues it as text."
 _CONTINUED = "The prompt is continued as text (--raw), although the target has a chat template."
@@ -31,11 +33,17 @@ _CONTINUED = "The prompt is continued as text (--raw), although the target has a
 @click.option("--prompt-file", type=click.File("r", encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text and summary.")
-@click.option("--quiet", is_flag=True, help="Only the text.")
+@option(
+    "--quiet",
+    Ineffective("JSON comes without text and figures beside it anyway", as_json=True),
+    is_flag=True,
+    help="Only the text.",
+)
 @click.option("--stats", is_flag=True, help="Show every figure: rounds, hit rate, acceptance, who was busy.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, even if the target has a chat template.")
 @sampling_options(max_tokens=256)
 @pipeline_options
+@facts(requests="one", tokenizes=False)
 def generate(
     prompt: str | None,
     prompt_file: Any,
@@ -43,7 +51,8 @@ def generate(
     quiet: bool,
     stats: bool,
     raw: bool,
-    address: str | None,
+    running: str | None,
+    settings: PipelineSettings,
     **options: Any,
 ) -> None:
     """Answer PROMPT, or continue it if the target has no chat template; then show what speculation gained.
@@ -57,15 +66,15 @@ def generate(
     launch-pipeline generate "import os" --strategy ar --json
     """
     text = prompt_text(prompt, prompt_file)
-    notes = without_effect(options)
+    notes = without_effect(settings, **options)
     params = sampling(options)
-    if address is not None:
+    if running is not None:
         print_notes(notes)
-        _run(Client(address), text, params, as_json, quiet, stats, raw)
+        _run(Client(running), text, params, as_json, quiet, stats, raw)
         return
-    if options["draft_engine"] != NO_DRAFT:
-        require_compatible(params.verification, options["strategy"])
-    with started(options, notes, quiet=quiet or as_json) as pipeline:
+    if settings.draft_engine != NO_DRAFT:
+        require_compatible(params.verification, settings.strategy)
+    with started(settings, notes, quiet=quiet or as_json) as pipeline:
         _run(pipeline, text, params, as_json, quiet, stats, raw)
 
 
@@ -109,8 +118,11 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
     assert isinstance(result, Result)
     if as_json:
         click.echo(json.dumps({**result.to_json(), "chat": chat, "level": state.level}))
-        return
-    click.echo()
-    if not quiet:
+    else:
+        click.echo()
+    if not quiet and not as_json:
         temperature = state.sampling.temperature if params.temperature is None else params.temperature
         Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats))
+    if params.json_schema is not None and result.finish_reason == "length":
+        tokens = result.statistics.generated_tokens
+        raise PipelineError(f"The JSON is incomplete, cut off after {tokens} tokens: give a larger --max-tokens.")

@@ -1,6 +1,5 @@
 """`launch-pipeline plan`: options to scenarios, predictions to text."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,24 +10,23 @@ from typing import Any, get_args
 import click
 from rich.console import Console
 
-from orchestrator.api.checked_setup import checked_options
-from orchestrator.cli.options import speculation_options
-from orchestrator.core.options import Options
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.options import given_only, speculation_options
+from orchestrator.cli.report import show
 from orchestrator.lab.simulate.acceptance import AcceptanceModel
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
-from orchestrator.lab.simulate.prediction import prediction_report
-from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Prediction, Scenario, pays_from, predict
+from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Scenario, pays_from, predict
+from orchestrator.lab.simulate.prediction.report import plan_findings, sweep_findings
 from orchestrator.lab.simulate.prediction.sweep import (
     DRAFTERS,
     SWEEPS,
-    Point,
     sweep,
     with_draft_delay,
     with_draft_step,
     with_drafter,
     with_target_step,
 )
-from orchestrator.lab.simulate.trace import Recorded, coverage, fit, read_trace
+from orchestrator.lab.simulate.trace import RecordedRequest, fit, read_trace
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.errors import InputError
@@ -101,56 +99,11 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
     if drafter is not None:
         click.echo(f"Acceptance of {options['drafter']}: {drafter.source}.", err=True)
     with nullcontext() if as_json else Console(stderr=True).status("Simulating ..."):
-        if swept is not None:
-            sweeps = [(scenario, list(sweep(scenario, swept, numbers))) for scenario in scenarios]
-            _show_sweeps(profile, swept, sweeps, plot, as_json)
+        if swept is None:
+            findings = plan_findings(profile, [(one, predict(one), pays_from(one)) for one in scenarios])
         else:
-            _show_plans(profile, [(scenario, predict(scenario)) for scenario in scenarios], plot, as_json)
-
-
-def _show_plans(
-    profile: DeviceProfile, plans: Sequence[tuple[Scenario, list[Prediction]]], plot: Path | None, as_json: bool
-) -> None:
-    if plot is not None:
-        prediction_report.plot(plot, [(scenario.temperature, predictions) for scenario, predictions in plans])
-    thresholds = [pays_from(scenario) for scenario, _ in plans]
-    if as_json:
-        rows = [
-            {
-                **_circumstances(scenario),
-                "pays_from_acceptance": threshold,
-                "predictions": prediction_report.to_json(predictions),
-            }
-            for (scenario, predictions), threshold in zip(plans, thresholds, strict=True)
-        ]
-        click.echo(json.dumps({"profile": profile.name, "plans": rows}))
-        return
-    console = _console()
-    console.print(_heading(profile), highlight=False)
-    for (scenario, predictions), threshold in zip(plans, thresholds, strict=True):
-        console.print()
-        console.print(prediction_report.table(scenario.temperature, predictions))
-        console.print(prediction_report.sentence(predictions, threshold), highlight=False)
-        console.print(_note(scenario), highlight=False, style="dim")
-
-
-def _show_sweeps(
-    profile: DeviceProfile, name: str, sweeps: Sequence[tuple[Scenario, list[Point]]], plot: Path | None, as_json: bool
-) -> None:
-    if plot is not None:
-        prediction_report.plot_sweep(plot, name, [(scenario.temperature, points) for scenario, points in sweeps])
-    if as_json:
-        rows = [
-            {**_circumstances(scenario), "sweep": prediction_report.sweep_json(name, points)}
-            for scenario, points in sweeps
-        ]
-        click.echo(json.dumps({"profile": profile.name, "sweeps": rows}))
-        return
-    console = _console()
-    console.print(_heading(profile), highlight=False)
-    for scenario, points in sweeps:
-        console.print()
-        console.print(prediction_report.sweep_table(name, scenario.temperature, points))
+            findings = sweep_findings(profile, swept, [(one, list(sweep(one, swept, numbers))) for one in scenarios])
+    show(findings, as_json, plot)
 
 
 def _profile(options: dict[str, Any]) -> DeviceProfile:
@@ -172,7 +125,7 @@ def _scenarios(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scen
             recorded=recorded,
             temperature=temperature,
             level=options["level"],
-            options=_checked(options),
+            options=PipelineSettings().changed(**given_only({name: options[name] for name in _SPECULATION})).options,
             tokens=options["tokens"],
             requests=options["requests"],
             seed=options["seed"],
@@ -187,7 +140,7 @@ def _scenarios(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scen
         yield scenario
 
 
-def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[Recorded, ...]]]:
+def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[RecordedRequest, ...]]]:
     """Those of the recorded run, or those that were asked for."""
     if options["trace"] is None:
         yield from ((temperature, ()) for temperature in options["temperature"] or (0.0, 1.0))
@@ -199,7 +152,7 @@ def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[Record
         yield temperature, tuple(group)
 
 
-def _acceptance(temperature: float, recorded: Sequence[Recorded], options: dict[str, Any]) -> AcceptanceModel:
+def _acceptance(temperature: float, recorded: Sequence[RecordedRequest], options: dict[str, Any]) -> AcceptanceModel:
     known = fit(recorded) if recorded else SAMPLED if temperature > 0 else GREEDY
     return _given(known, options)
 
@@ -210,46 +163,8 @@ def _given(acceptance: AcceptanceModel, options: dict[str, Any]) -> AcceptanceMo
     return replace(acceptance, **{name: options[name] for name in names if options[name] is not None})
 
 
-def _checked(options: dict[str, Any]) -> Options:
-    return checked_options({name: options[name] for name in _SPECULATION if options[name] is not None})
-
-
 def _numbers(values: str | None) -> list[float]:
     try:
         return [float(value) for value in values.split(",")] if values else []
     except ValueError as error:
         raise click.UsageError(f"--values takes numbers separated by commas, not {values!r}.") from error
-
-
-def _circumstances(scenario: Scenario) -> dict[str, Any]:
-    acceptance = scenario.acceptance
-    return {
-        "temperature": scenario.temperature,
-        "level": scenario.level,
-        "source": "recorded" if scenario.recorded else "modelled",
-        "coverage": coverage(scenario.recorded) if scenario.recorded else None,
-        "acceptance": acceptance.accept,
-        "exponent": acceptance.exponent,
-        "spread": acceptance.spread,
-        "independent": acceptance.independent,
-    }
-
-
-def _heading(profile: DeviceProfile) -> str:
-    return f"Predicted for {profile.name}: {profile.description}."
-
-
-def _note(scenario: Scenario) -> str:
-    acceptance = scenario.acceptance
-    if scenario.recorded:
-        return f"Replayed; the draft's guesses are known for {coverage(scenario.recorded):.0%} of the tokens."
-    return (
-        f"Modelled: best guess right {acceptance.accept:.0%}, exponent {acceptance.exponent:g}, spread "
-        f"{acceptance.spread:g}."
-    )
-
-
-def _console() -> Console:
-    console = Console()
-    # A table that is piped somewhere must not be cut to a terminal's width.
-    return console if console.is_terminal else Console(width=140)

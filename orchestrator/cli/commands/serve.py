@@ -3,9 +3,10 @@
 import dataclasses
 import os
 import signal
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,27 @@ import click
 from orchestrator.api.client import Client
 from orchestrator.api.memory_check import PipelineMemory
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.notices import Notices
-from orchestrator.cli.options import address_option, pipeline_options, without_effect
+from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
 from orchestrator.cli.sampling_options import server_defaults, server_options
-from orchestrator.cli.serving.http_listener import http_listener
 from orchestrator.cli.serving.model_table import ConfiguredModel, configured_models
-from orchestrator.cli.serving.remote_workers import announcement, invited, listening_options
+from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from orchestrator.cli.serving.server_key import server_key
 from orchestrator.core.model_table import ModelEntry, ModelName
-from orchestrator.core.options import FIXED_ARENAS, FIXED_PREFIX_CACHE
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import GIB, usable
 from orchestrator.machine.models.checkpoints import weight_bytes
+from orchestrator.machine.running_servers import announced, http_address
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
+from protocol.ineffective import Ineffective
 from protocol.messages.client import PipelineState
+from protocol.paths import servers_folder
 from protocol.shown_names import model_name
 
 
@@ -62,48 +65,59 @@ def serve_models(
                 "models: raise --models-memory, or choose a smaller one."
             )
     shared = ModelMemory(room=room, keep=keep_minutes * 60 or None)
-    with http_listener(settings, port) as listener:
+    with _listener(settings, port) as listener:
         notices = Notices(at_once=True)
         served: list[tuple[ModelEntry, ModelPipeline]] = []
         left = room
         # Pinned models are always loaded: others have what these leave.
-        for model in sorted(models, key=lambda model: (not model.pinned, model.options.get("context") == "auto")):
+        for model in sorted(models, key=lambda model: (not model.pinned, model.settings.context == "auto")):
             folder, memory = _examined(model, left)
             left -= memory.bytes if model.pinned else 0
             entry = ModelEntry(ModelName(model.name), memory.bytes, model.pinned, memory.kv_for)
-            make = partial(_made, {**model.options, **memory.options}, notices)
+            make = partial(_made, model.settings.changed(**memory.options), notices)
             served.append((entry, ModelPipeline(model.names, folder, make)))
         served.sort(key=lambda each: settings.names.index(each[0].name))
         _require_pinned_fit([entry for entry, _ in served], room)
         run_models(served, shared, settings, listener, made)
 
 
+@contextmanager
+def _listener(settings: ServerSettings, port: int) -> Iterator[socket.socket]:
+    """Raises InputError if the server can't listen there."""
+    from orchestrator.http.run import bound
+
+    with bound(settings.hosts[0], port) as listener:
+        address = http_address(*listener.getsockname()[:2])
+        with announced(servers_folder(), address, settings.key) as note:
+            print_notes([note])
+            yield listener
+
+
 def _examined(model: ConfiguredModel, room: int) -> tuple[Path, PipelineMemory]:
     """Folder of the target, and the memory that the model takes, with a context and caches for KV that leave it within
     `room` if that is possible. Raises InputError, which names the model."""
     try:
-        folder = target_folder(model.options["target"], quiet=False)
+        folder = target_folder(model.settings.target, quiet=False)
         with ConversionBar(quiet=False) as bar:
-            pipeline = Pipeline(on_progress=bar, room=room, **{**model.options, **_caches(model.options)})
+            pipeline = Pipeline(settings=_with_caches(model.settings), on_progress=bar, room=room)
         print_notes([pipeline.note and f"{model.name}: {pipeline.note}"])
         return folder, pipeline.memory()
     except InputError as error:
         raise InputError(f"The model {model.name} can't be served. {error}") from error
 
 
-def _caches(options: Mapping[str, Any]) -> dict[str, int]:
-    """Memory for KV where a model's options state none: several models share what there is."""
-    fixed = {"arena_memory": FIXED_ARENAS, "prefix_cache_memory": FIXED_PREFIX_CACHE}
-    if options.get("arena_memory") == 0:
-        return {}
-    return {name: mib for name, mib in fixed.items() if options.get(name, "auto") == "auto"}
+def _with_caches(settings: PipelineSettings) -> PipelineSettings:
+    """With memory for KV where a model's options state none: several models share what there is."""
+    if not settings.arenas:
+        return settings
+    return settings.changed(arena_memory=settings.arenas, prefix_cache_memory=settings.prefix_cache)
 
 
-def _made(options: Mapping[str, Any], notices: Notices, tell: Callable[[str], None]) -> Pipeline:
+def _made(settings: PipelineSettings, notices: Notices, tell: Callable[[str], None]) -> Pipeline:
     def on_progress(progress: Progress) -> None:
         tell(f"{progress.stage}, {progress.done} of {progress.total}")
 
-    return Pipeline(on_progress=on_progress, on_notice=notices, **options)
+    return Pipeline(settings=settings, on_progress=on_progress, on_notice=notices)
 
 
 def _require_pinned_fit(entries: Sequence[ModelEntry], room: int) -> None:
@@ -141,6 +155,7 @@ def _follow(log: int) -> None:
 
 
 _OF_ONE_MODEL = ("model_name", "record", "listen", "announce", "target_engine")
+_STAYS = "this server has one model, which stays loaded"
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
 
@@ -164,8 +179,9 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @server_options
 @click.option("--max-requests", type=click.IntRange(1, 256), default=64, show_default=True, help=_MOST)
 @click.option("--max-body", type=click.IntRange(1, 256), default=8, show_default=True, help="MiB of a request.")
-@click.option(
+@option(
     "--keep",
+    Ineffective(_STAYS, several=False, embedding_model=None),
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
@@ -173,8 +189,9 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
     help="How long a model without requests stays loaded, if the configuration has several models, and the embedding "
     "model; 0: for ever.",
 )
-@click.option(
+@option(
     "--models-memory",
+    Ineffective(_STAYS, several=False),
     type=click.FloatRange(0, min_open=True),
     metavar="GIB",
     help="For all models together, if the configuration has several.  [default: three quarters of this machine's]",
@@ -191,8 +208,11 @@ _MOST = "Texts generated at once; a request beyond that is answered with status 
 @listening_options
 @pipeline_options
 @click.option("--for-starter", is_flag=True, hidden=True)
+@facts(temperature=None)
 @stays_awake
-def serve(for_starter: bool, **options: Any) -> None:
+def serve(
+    for_starter: bool, running: str | None, announce: str | None, settings: PipelineSettings, **options: Any
+) -> None:
     """Serve the pipeline to programs that speak OpenAI's, Anthropic's or Ollama's API: editors, agents, chat pages.
 
     \b
@@ -205,39 +225,39 @@ def serve(for_starter: bool, **options: Any) -> None:
     models = configured_models(click.get_current_context(), _OF_ONE_MODEL)
     keep, memory = options.pop("keep"), options.pop("models_memory")
     defaults = server_defaults(options)
-    notes = without_effect(options, several=bool(models))
-    embedding = _embedding(options.pop("embedding_model"), keep)
-    settings, port, made = _settings(options, defaults, embedding)
+    notes = without_effect(settings, several=bool(models))
+    embedding, target = _embedding(options.pop("embedding_model"), keep), settings.target
+    server, port, made = _server(options, target, defaults, embedding)
     if models:
-        serve_models(models, settings, port, made, keep_minutes=keep, memory_gib=memory)
+        serve_models(models, server, port, made, keep_minutes=keep, memory_gib=memory)
         return
-    address, name = options.pop("address"), announcement(options)
-    client = None if address is None else Client(address)
-    target = options["target"]
+    require_listening(announce, settings)
+    client = None if running is None else Client(running)
     folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client, target)
-    if not settings.names:
+    if not server.names:
         old_names = (folder.name, model_name(folder).lower())
-        settings = dataclasses.replace(settings, names=(model_name(folder),), old_names=old_names)
-    # What was fetched for the name is not looked for again; a name of the user's is what notes speak of.
-    options["target"] = target or str(folder)
+        server = dataclasses.replace(server, names=(model_name(folder),), old_names=old_names)
+    if target is None:
+        # What was fetched for the name is not looked for again; a name of the user's is what notes speak of.
+        settings = settings.changed(target=folder)
     # The libraries of the server take a while, which other commands need not wait for.
     from orchestrator.http.backend import RunningPipeline
     from orchestrator.http.run import run
 
-    with http_listener(settings, port) as listener, ExitStack() as stack:
+    with _listener(server, port) as listener, ExitStack() as stack:
         if client is not None:
             print_notes(notes)
-            run(RunningPipeline(client), folder, settings, listener, made)
+            run(RunningPipeline(client), folder, server, listener, made)
             return
-        pipeline = opened(options, notes, quiet=False, on_notice=Notices(at_once=True), conversing=True)
-        if options["listen"] is None:
-            run(pipeline, folder, settings, listener, made)
+        pipeline = opened(settings, notes, quiet=False, on_notice=Notices(at_once=True), conversing=True)
+        if settings.listen is None:
+            run(pipeline, folder, server, listener, made)
             return
 
         def when_ready(state: PipelineState) -> None:
-            stack.enter_context(invited(pipeline.owner, state, name, err=True))
+            stack.enter_context(invited(pipeline.owner, state, announce, err=True))
 
-        run(pipeline, folder, settings, listener, made, lambda: pipeline.owner.invite(), when_ready)
+        run(pipeline, folder, server, listener, made, lambda: pipeline.owner.invite(), when_ready)
 
 
 def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | None:
@@ -252,15 +272,15 @@ def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | Non
     return EmbeddingSettings(name=_called(name), folder=folder, command=command, keep=keep_minutes * 60 or None)
 
 
-def _settings(
-    options: dict[str, Any], defaults: dict[str, Any], embedding: EmbeddingSettings | None
+def _server(
+    options: dict[str, Any], target: str | None, defaults: dict[str, Any], embedding: EmbeddingSettings | None
 ) -> tuple[ServerSettings, int, bool]:
-    """Takes the server's options out of `options`: settings, the port, and whether the key was made here."""
+    """From the options that are not the pipeline's: settings, the port, and whether the key was made here."""
     host, port = options.pop("host"), options.pop("port")
     key, made = server_key(options.pop("api_key"), options.pop("api_key_file"), options.pop("no_api_key"), host)
     settings = ServerSettings(
         key=key,
-        names=_names(options.pop("model_name"), options["target"]),
+        names=_names(options.pop("model_name"), target),
         hosts=(host, *options.pop("allow_host")),
         origins=options.pop("allow_origin"),
         most_open=options.pop("max_requests"),

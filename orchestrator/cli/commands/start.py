@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import started
 from orchestrator.cli.report import print_whole
-from orchestrator.cli.serving.remote_workers import announcement, invited, listening_options
+from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from protocol.messages.remote import WorkerEntry
 from protocol.shown_names import device_name, model_name
 
@@ -31,14 +32,14 @@ _PID = click.option("--pid", type=int, help="Which pipeline, if several run: its
 @listening_options
 @pipeline_options
 @stays_awake
-def start(**options: Any) -> None:
+def start(address: str, announce: str | None, settings: PipelineSettings) -> None:
     """Start a pipeline and keep it running for clients until Ctrl-C.
 
     \b
     launch-pipeline start --address tcp://127.0.0.1:5570
     launch-pipeline generate "import os" --address tcp://127.0.0.1:5570
     """
-    _keep_running(options)
+    _keep_running(address, announce, settings)
 
 
 @click.command("serve-workers")
@@ -46,7 +47,7 @@ def start(**options: Any) -> None:
 @functools.partial(listening_options, required=True)
 @pipeline_options
 @stays_awake
-def serve_workers(**options: Any) -> None:
+def serve_workers(address: str, announce: str | None, settings: PipelineSettings) -> None:
     """Start a pipeline that workers of other machines may join, and print the line they join by.
 
     Everything between the machines is encrypted, and only machines that you invited get in.
@@ -56,7 +57,7 @@ def serve_workers(**options: Any) -> None:
     launch-pipeline attach draft JOIN-LINE                    on the other machine
     launch-pipeline workers list
     """
-    _keep_running(options)
+    _keep_running(address, announce, settings)
 
 
 @click.group()
@@ -109,14 +110,15 @@ def revoke(name: str, pid: int | None) -> None:
     click.echo(f"{name} is gone. Requests go on without it.")
 
 
-def _keep_running(options: dict[str, Any]) -> None:
-    name, listens = announcement(options), options["listen"] is not None
-    with started(options, without_effect(options), quiet=False, at_once=True) as pipeline, ExitStack() as stack:
+def _keep_running(address: str, announce: str | None, settings: PipelineSettings) -> None:
+    require_listening(announce, settings)
+    notes = without_effect(settings)
+    with started(settings, notes, quiet=False, address=address, at_once=True) as pipeline, ExitStack() as stack:
         # The address ends its line, so that it can be copied as it is.
         click.echo(f"Ready at {pipeline.address}")
         click.echo(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
-        if listens:
-            stack.enter_context(invited(pipeline.owner, pipeline.state(), name))
+        if settings.listen is not None:
+            stack.enter_context(invited(pipeline.owner, pipeline.state(), announce))
         pipeline.wait()
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.configuration import model_defaults
-from orchestrator.cli.options import given_only, pipeline_options
+from orchestrator.cli.options import pipeline_options
 from orchestrator.cli.precedence import strength
 from protocol.errors import InputError
 
@@ -29,8 +30,7 @@ class ConfiguredModel:
     aliases: tuple[str, ...]
     """Other names that requests may use."""
     pinned: bool
-    options: Mapping[str, Any]
-    """Keywords of `Pipeline`."""
+    settings: PipelineSettings
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -41,9 +41,9 @@ class ConfiguredModel:
 @click.option("--aliases", multiple=True)
 @click.option("--pinned", is_flag=True)
 @pipeline_options
-def _model(**options: Any) -> dict[str, Any]:
-    """The options of one table, checked as those of a command are."""
-    return options
+def _model(**found: Any) -> dict[str, Any]:
+    """The options of one table, checked as those of a command are, as fields of `ConfiguredModel`."""
+    return found
 
 
 def configured_models(context: click.Context, taken: Sequence[str] = ()) -> list[ConfiguredModel]:
@@ -55,7 +55,7 @@ def configured_models(context: click.Context, taken: Sequence[str] = ()) -> list
     names no target, and for a name that two models have.
     """
     file = context.find_root().meta.get("configuration")
-    if not isinstance(file, Path) or any(strength(context, name) > _OF_FILE for name in (*_CHOOSING, "address")):
+    if not isinstance(file, Path) or any(strength(context, name) > _OF_FILE for name in (*_CHOOSING, "running")):
         return []
     tables = model_defaults(_model, file)
     for name in taken if tables else ():
@@ -81,10 +81,11 @@ def _configured(context: click.Context, name: str, table: Mapping[str, Any], fil
         raise InputError(f"The configuration {file}, [models.{name}] names no model: give it a target or a pair.")
     common, own = _of_serve(context)
     running = _model.make_context(name, [], parent=context, default_map={**common, **table, **own})
-    with running:
-        found = _model.invoke(running)
-    aliases, pinned = (found.pop(option) for option in _OF_TABLES)
-    return ConfiguredModel(name, aliases, pinned, given_only(found))
+    try:
+        with running:
+            return ConfiguredModel(name, **_model.invoke(running))
+    except InputError as error:
+        raise InputError(f"The model {name} can't be served. {error}") from error
 
 
 def _of_serve(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,44 +2,57 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
 from orchestrator.api.owner import Owner, attach_command
-from orchestrator.cli.options import Command
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.options import Command, option
 from orchestrator.cli.serving.discovery import announced
 from orchestrator.machine.known_servers import KnownServer
 from protocol.contracts.engines import TargetEngineName
 from protocol.errors import InputError
+from protocol.ineffective import SET, Ineffective
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
 from protocol.security.addresses import Endpoint
 from protocol.security.keys import JoinLine
 
-target_engine_option = click.option(
+_ASKED = Ineffective("the pipeline that is asked has its workers already", running=SET)
+_target_engine_option = option(
     "--target-engine",
+    _ASKED,
     type=click.Choice(get_args(TargetEngineName)),
     default="mlx",
     show_default=True,
     help="none: wait for a target of another machine; --target then gives the tokenizer.",
 )
-_announce_option = click.option("--announce", metavar="NAME", help="Be found under this name on the local network.")
+_announce_option = option(
+    "--announce",
+    _ASKED,
+    metavar="NAME",
+    help="Be found under this name on the local network.",
+)
 
 
 def listening_options(command: Command, *, required: bool = False) -> Command:
-    """--listen, --announce and --target-engine; the command gets them as keywords."""
+    """--listen and --target-engine, which are fields of `PipelineSettings`, and --announce."""
     words = "Let workers of other machines in at HOST:PORT; port 0 picks one."
-    listen = click.option("--listen", metavar="HOST:PORT", required=required, help=words)
-    return listen(target_engine_option(_announce_option(command)))
+    listen = option(
+        "--listen",
+        _ASKED,
+        metavar="HOST:PORT",
+        required=required,
+        help=words,
+    )
+    return listen(_target_engine_option(_announce_option(command)))
 
 
-def announcement(options: dict[str, Any]) -> str | None:
-    """Takes --announce out of `options`. Raises InputError if there is nothing to announce."""
-    name = options.pop("announce")
-    if name and options["listen"] is None:
+def require_listening(announce: str | None, settings: PipelineSettings) -> None:
+    """Raises InputError if there is nothing to announce."""
+    if announce and settings.listen is None:
         raise InputError("--announce says where workers may come: add --listen HOST:PORT.")
-    return name
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.core.options import Options
 from orchestrator.lab.bench.shapes import WEIGHTS, configuration, write_shape
 from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
@@ -68,7 +67,7 @@ class Session:
     """The prompts of a session. Each is known once the answer to the one before it is."""
 
     def __init__(self, first: int, turns: int, seed: int = 0) -> None:
-        self._random = random.Random(seed)  # noqa: S311
+        self._random = random.Random(seed)
         self._scale = first / _AGENT_FIRST
         self._first = first
         self._turns = turns
@@ -217,7 +216,7 @@ def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int) -> F
 def _resident(pipeline: Pipeline) -> int:
     """Bytes of the target's process: only the command lines of a pipeline's processes contain its session folder."""
     session = str(Path(pipeline.address.removeprefix("ipc://")).parent)
-    listing = subprocess.run(["ps", "-A", "-ww", "-o", "rss=,command="], capture_output=True, text=True, check=True)  # noqa: S607
+    listing = subprocess.run(["ps", "-A", "-ww", "-o", "rss=,command="], capture_output=True, text=True, check=True)
     lines = [line for line in listing.stdout.splitlines() if "-m target_worker" in line and session in line]
     return sum(int(line.split()[0]) << 10 for line in lines)
 

@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from protocol.messages.base import Verification
 from protocol.messages.client import Pace
 
-Family = Literal["mlx-lm", "coupled", "rejection", "rival", "rival with other numerics"]
-"""mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution; other software's
-own code; such code that computes with the weights in another way, so that no token is compared."""
+Family = Literal["mlx-lm", "coupled", "rejection", "rival"]
+"""mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution; other software
+that computes with the weights in another way, so that no token is compared."""
 
 
 class GenerationTask(NamedTuple):

@@ -16,7 +16,7 @@ from orchestrator.lab.bench.intervals import (
     percentile,
     quartiles,
 )
-from orchestrator.lab.bench.measurement import RIVALS, Measurement, Setting, deviating, is_checked
+from orchestrator.lab.bench.measurement import Measurement, Setting, deviating, is_checked
 from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens
 from protocol.messages.client import Pace
 from protocol.messages.worker import Paced
@@ -80,11 +80,11 @@ class BenchRow:
     checked: int
     """Generations whose tokens were compared with a reference."""
     deviating: int
-    """Those that differed from it. If there are any, the other figures mean nothing, except those of a rival."""
+    """Those that differed from it. If there are any, the other figures mean nothing."""
     rejection: bool
     """It verifies by rejection sampling: its tokens have the target's distribution and no reference."""
     rival: bool
-    """Other software: its numerics may break ties between tokens otherwise, so deviations are told and not failures."""
+    """Other software, whose tokens are not compared."""
     overruns: float | None
     """Share of the paced forwards that took longer than on the profile's device."""
     stretch: float | None
@@ -97,7 +97,7 @@ class BenchRow:
 
     @property
     def exact(self) -> bool:
-        return self.rival or self.deviating == 0
+        return self.deviating == 0
 
     @property
     def valid(self) -> bool:
@@ -209,7 +209,7 @@ def _row(
         checked=sum(map(is_checked, own)),
         deviating=wrong,
         rejection=own[0].family == "rejection",
-        rival=own[0].family in RIVALS,
+        rival=own[0].family == "rival",
         overruns=_overruns(generations),
         **{figure: _median(map(read, generations)) for figure, read in _FIGURES.items()},
     )

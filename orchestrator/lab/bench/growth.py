@@ -6,8 +6,7 @@ from itertools import cycle, islice
 from statistics import median
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.core.options import StrategyName
 from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan
@@ -61,7 +60,7 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Fi
     models = plan.models()
     watch.begin(len(plan.strategies) * len(LENGTHS), "the pipelines")
     for strategy in plan.strategies:
-        with Pipeline(pace=plan.pace, arena_memory=0, **models.pipeline(strategy)) as pipeline:
+        with Pipeline(settings=models.settings(strategy), pace=plan.pace, arena_memory=0) as pipeline:
             context = pipeline.state().context
             fitting = lengths(context, plan.max_tokens)
             watch.total(len(plan.strategies) * len(fitting))

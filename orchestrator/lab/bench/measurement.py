@@ -8,8 +8,6 @@ from typing import NamedTuple, TypeVar
 
 from orchestrator.lab.bench.contender import Family, TimedGeneration
 
-RIVALS: tuple[Family, ...] = ("rival", "rival with other numerics")
-"""Families of other software."""
 C = TypeVar("C")
 S = TypeVar("S")
 
@@ -76,9 +74,8 @@ def schedule(contenders: Sequence[C], order: Iterable[S]) -> Iterator[tuple[S, C
 def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list[Measurement]:
     """The measurements whose tokens differ from the reference of their setting.
 
-    At temperature 0 the reference is the first contender of `order` (names), which is never a rival. Above it the
-    reference is the first coupled contender, because all coupled contenders share their noise; the others draw tokens
-    of their own.
+    At temperature 0 the reference is the first contender of `order` (names). Above it the reference is the first
+    coupled contender, because all coupled contenders share their noise; the others draw tokens of their own.
     """
     by_setting: dict[Setting, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
@@ -89,7 +86,7 @@ def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list
 
 def is_checked(measurement: Measurement) -> bool:
     """Whether there is a reference for its tokens."""
-    if measurement.family == "rival with other numerics":
+    if measurement.family == "rival":
         return False
     return measurement.setting.temperature == 0 or measurement.family == "coupled"
 

@@ -1,4 +1,4 @@
-"""The models of a bench: the pair that `generate` would use, keywords of a pipeline with them, and what they read."""
+"""The models of a bench: the pair that `generate` would use, settings of a pipeline with them, and what they read."""
 
 import json
 import math
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.names import LOOKUP
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
@@ -105,26 +106,16 @@ class BenchModels(NamedTuple):
     note: str = ""
     """One line for the user if a model is not the one to be expected."""
 
-    def pipeline(self, strategy: str, engine: DraftEngineName = "mlx") -> dict[str, Any]:
-        """Keywords of `Pipeline` for a strategy's name, or for LOOKUP; `engine` runs the draft model."""
+    def settings(self, strategy: str, engine: DraftEngineName = "mlx") -> PipelineSettings:
+        """Of a pipeline for a strategy's name, or for LOOKUP; `engine` runs the draft model."""
         if strategy == LOOKUP:
-            return {"target": str(self.target), "draft_engine": "ngram", "strategy": "adaptive"}
-        return {
-            "target": str(self.target),
-            "draft": str(self.draft),
-            "draft_engine": engine,
-            "strategy": strategy,
-        }
+            return PipelineSettings(target=str(self.target), draft_engine="ngram", strategy="adaptive")
+        return PipelineSettings(target=str(self.target), draft=str(self.draft), draft_engine=engine, strategy=strategy)
 
     def draft_scale(self, draft: Path) -> float:
         """What a forward of this draft reads, relative to the pair's own draft: a device profile states the times of
         the latter."""
         return self._read(draft) / self._read(self.draft)
-
-    def parameters_per_guess(self, draft: Path) -> float:
-        """Parameters that this draft reads, by tokens that one forward guesses behind one another."""
-        drafter = read_drafter(_original(draft))
-        return self._read(draft) * 8 / PROCESSOR_BITS / (1 if drafter is None else drafter.block)
 
     def _read(self, draft: Path) -> float:
         """Bytes that a growth step of this draft reads on a processor."""

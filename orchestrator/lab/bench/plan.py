@@ -11,8 +11,7 @@ from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.models import BenchModels, bench_models
-from orchestrator.lab.bench.names import LOOKUP
-from orchestrator.lab.bench.rivals.contenders import parse_rivals
+from orchestrator.lab.bench.names import LLAMA_CPP, LOOKUP
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.errors import InputError
@@ -125,6 +124,15 @@ def parse_strategies(text: str) -> tuple[StrategyName, ...]:
     if unknown or not names:
         raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(known)}.")
     return tuple(dict.fromkeys(known[name] for name in names))
+
+
+def parse_rivals(text: str | None) -> tuple[str, ...]:
+    """Names separated by commas; None for none. Raises InputError naming the unknown ones."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    unknown = [name for name in names if name != LLAMA_CPP]
+    if unknown or (text is not None and not names):
+        raise InputError(f"There is no rival {', '.join(unknown) or repr(text)}: choose {LLAMA_CPP}.")
+    return tuple(dict.fromkeys(names))
 
 
 def parse_drafters(text: str | None) -> tuple[Path, ...]:

@@ -128,7 +128,7 @@ def measure(
     for strategy in plan.strategies:
         watch.starting(strategy)
         # Without arenas, so that a repeat finds no KV of its prompt.
-        with Pipeline(pace=plan.pace, arena_memory=0, **models.pipeline(strategy)) as pipeline:
+        with Pipeline(settings=models.settings(strategy), pace=plan.pace, arena_memory=0) as pipeline:
             # This also gives every pipeline the same history of estimates before it is measured.
             alone = {task: pipeline.generate(task.tokens, task.sampling()).tokens for task in tasks}
             references = references or alone

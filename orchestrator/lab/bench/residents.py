@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import PlacementChoice
 from orchestrator.lab.bench.contender import Contender, PipelineContender
+from orchestrator.lab.bench.llama_cpp import PACED, LlamaCppContender, OnRivalAbsent, open_llama_cpp
 from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.names import (
     AUTOREGRESSIVE,
     CORE_ML_DRAFT,
-    LLAMA_CPP,
     LOOKUP,
     ONE_DEVICE,
     PLAIN,
@@ -30,9 +31,6 @@ from orchestrator.lab.bench.names import (
     remote_name,
 )
 from orchestrator.lab.bench.plan import CHAINS, BenchPlan
-from orchestrator.lab.bench.rivals.contenders import PACED, OnRivalAbsent, open_rivals
-from orchestrator.lab.bench.rivals.llama_cpp import open_llama_cpp
-from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.machine.hardware import usable_cores
 from orchestrator.machine.models.checkpoints import weight_bytes
@@ -41,7 +39,6 @@ from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_pr
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.text.tokenizer import TextCodec
-from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import AUTO, DraftEngineName
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
@@ -63,14 +60,14 @@ class PipelineEntry(NamedTuple):
     draft_tokens: tuple[int | None, ...] = (None,)
     """None: the K of the pipeline's options, or a strategy without a K."""
 
-    def keywords(self, models: BenchModels) -> dict[str, Any]:
-        """Of `Pipeline`."""
-        options: dict[str, Any] = {} if self.lookup else {"lookup": "off"}
-        if self.draft is not None:
-            options |= {"draft": str(self.draft), "draft_scale": models.draft_scale(self.draft)}
-        if self.placement != "auto":
-            options["placement"] = self.placement
-        return {**models.pipeline(self.strategy, self.engine), **options, "draft_link": self.link}
+    def settings(self, models: BenchModels) -> PipelineSettings:
+        """Of its pipeline."""
+        settings = models.settings(self.strategy, self.engine).changed(
+            lookup="on" if self.lookup else "off", placement=self.placement, draft_link=self.link
+        )
+        if self.draft is None:
+            return settings
+        return settings.changed(draft=self.draft, draft_scale=models.draft_scale(self.draft))
 
 
 def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
@@ -137,8 +134,6 @@ class BenchLine(NamedTuple):
     """Bytes of the models that its processes hold."""
     start: Callable[[], AbstractContextManager[AwaitContenders]]
     """Starts the processes; they end with the context."""
-    first: bool = False
-    """Starts before all others: it may install software, which must not run beside loaded models."""
 
 
 def groups(lines: Sequence[BenchLine], working_set: int) -> list[list[BenchLine]]:
@@ -151,8 +146,8 @@ def groups(lines: Sequence[BenchLine], working_set: int) -> list[list[BenchLine]
 def resident(group: Sequence[BenchLine]) -> Iterator[list[Contender]]:
     """The contenders of these lines, loaded and idle, in the order of the lines."""
     with ExitStack() as stack:
-        started = {id(line): stack.enter_context(line.start()) for line in sorted(group, key=lambda one: not one.first)}
-        yield [contender for line in group for contender in started[id(line)]()]
+        started = [stack.enter_context(line.start()) for line in group]
+        yield [contender for await_contenders in started for contender in await_contenders()]
 
 
 def bench_lines(
@@ -183,10 +178,7 @@ def bench_lines(
             )
             for index, entry in enumerate(entries(plan))
         ),
-        *(
-            BenchLine(target, partial(_rival, name, plan, models, on_start, on_absent), first=True)
-            for name in plan.rivals
-        ),
+        *(BenchLine(target, partial(_rival, name, plan, models, on_start, on_absent)) for name in plan.rivals),
     ]
 
 
@@ -235,11 +227,11 @@ def _pipeline(
     on_start(entry.line)
     # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
     with Pipeline(
+        settings=entry.settings(models),
         target_texts="" if recorded is None else str(recorded),
         pace=plan.pace,
         arena_memory=0,
         target_hosts=hosts,
-        **entry.keywords(models),
     ) as pipeline:
         _require_room(pipeline.state().context, longest, plan.max_tokens)
         contenders: list[Contender] = [
@@ -254,20 +246,12 @@ def _rival(
     name: str, plan: BenchPlan, models: BenchModels, on_start: OnStart, on_absent: OnRivalAbsent
 ) -> Iterator[AwaitContenders]:
     with ExitStack() as stack:
-        contenders: list[Contender] = []
+        contenders: list[LlamaCppContender] = []
         if plan.pace is not None:
             on_absent(name, PACED)
-        elif name == LLAMA_CPP:
-            contenders += open_llama_cpp(plan.target, models.target, stack, on_start, on_absent)
         else:
-            ends = sorted(TextCodec(models.target).eos)
-            drafters: dict[str, Path] = {}
-            for folder in plan.drafters:
-                drafter = None if is_converted(folder) else read_drafter(folder)
-                if drafter is not None and drafters.setdefault(drafter.kind, folder) != folder:
-                    on_absent(f"{name} {folder.name}", "it is run with the first drafter of a kind")
-            contenders += open_rivals([name], str(models.target), ends, stack, on_start, on_absent, drafters)
-        yield lambda: contenders
+            contenders += open_llama_cpp(plan.target, models.target, stack, on_start, on_absent)
+        yield lambda: [*contenders]
 
 
 def _local_hosts(file: str | None, target: Path) -> TargetHosts | None:

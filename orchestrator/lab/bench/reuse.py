@@ -3,30 +3,23 @@
 The conversation is synthetic: every turn resends all earlier turns and adds tokens.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import cycle, islice
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
-from orchestrator.core.events import Arrived, Submitted
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import joined_tokens
 from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
 from orchestrator.lab.report import machine_lines
-from orchestrator.runtime.recording import replay
 from protocol.errors import InputError
-from protocol.messages.base import SequenceId
 from protocol.messages.client import Pace
-from protocol.messages.worker import Grow, Prefilled
 
 CONTENDERS: dict[str, dict[str, Any]] = {
     "no reuse": {"arena_memory": 0},
@@ -100,19 +93,8 @@ class Turn:
     first_token: float
     adopted: int
     """Prompt tokens that the target did not evaluate."""
-    draft_growth: float | None = None
-    """When the draft's first nodes arrived; None if the request had ended by then."""
-    draft_adopted: int = 0
     exact: bool
     pace: Pace | None
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRecord:
-    """What a journal records of the draft of one request."""
-
-    growth: float | None = None
-    adopted: int = 0
 
 
 def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch, turns: int) -> Findings:
@@ -121,26 +103,23 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch, turns
     measured: list[Turn] = []
     models = plan.models()
     watch.begin(plan.repeats * turns * len(CONTENDERS), "the pipelines")
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        records = {name: Path(folder) / f"{index}.jsonl" for index, name in enumerate(CONTENDERS)}
-        pipelines: dict[str, Pipeline] = {}
-        for name, options in CONTENDERS.items():
-            pipeline = Pipeline(pace=plan.pace, record=str(records[name]), **models.pipeline("adaptive"), **options)
-            pipelines[name] = stack.enter_context(pipeline)
+    settings = models.settings("adaptive").changed(pace=plan.pace)
+    with ExitStack() as stack:
+        pipelines = {
+            name: stack.enter_context(Pipeline(settings=settings, **options)) for name, options in CONTENDERS.items()
+        }
         shape = transcript_shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
         _warm_up(pipelines, tokens, plan)
         for repeat in range(plan.repeats):
             for turn in _conversation(pipelines, Transcript(tokens, shape, repeat), shape, plan, repeat):
                 measured.append(turn)
                 watch.finished(f"turn {turn.number}, {turn.contender}")
-        stack.close()
-        return findings(_with_drafts(measured, records), shape, plan)
+    return findings(measured, shape, plan)
 
 
 _MEANINGS = """\
-first token, draft's growth: milliseconds from the request's arrival at the orchestrator to the first token, and to \
-the draft's first nodes (in the turns that had not ended by then). Median, 90th percentile, last turn; without the \
-first turn, which has nothing to reuse. evaluated: prompt tokens that the target evaluated. exact: the tokens equal \
+first token: milliseconds from the request's arrival at the orchestrator. Median, 90th percentile, last turn; without \
+the first turn, which has nothing to reuse. evaluated: prompt tokens that the target evaluated. exact: the tokens are \
 those without reuse. shared memory alone: the target adopts arenas; the draft prefills every prompt."""
 _FIELDS: tuple[Field[dict[str, Any]], ...] = (
     Field("", lambda row: row["contender"] + ("" if row["representative"] else " (INVALID)")),
@@ -148,9 +127,6 @@ _FIELDS: tuple[Field[dict[str, Any]], ...] = (
     Field("p90", lambda row: row["first_token_p90"], ",.0f", scale=1e3),
     Field("last", lambda row: row["first_token_last"], ",.0f", scale=1e3),
     Field("evaluated", lambda row: row["evaluated"], ",d"),
-    Field("draft's growth", lambda row: row["growth"], ",.0f", scale=1e3),
-    Field("last", lambda row: row["growth_last"], ",.0f", scale=1e3),
-    Field("in turns", lambda row: row["grew"], ",d"),
     Field("exact", lambda row: "yes" if row["exact"] else "NO"),
 )
 
@@ -200,9 +176,6 @@ def summary(turns: Sequence[Turn]) -> dict[str, Any]:
     later = [turn for turn in turns if turn.number > 1]
     last = max(turn.number for turn in turns)
     firsts = [turn.first_token for turn in later]
-    grown = [turn for turn in later if turn.draft_growth is not None]
-    growths = [turn.draft_growth for turn in grown if turn.draft_growth is not None]
-    final = [turn.draft_growth for turn in grown if turn.number == last and turn.draft_growth is not None]
     return {
         "contender": turns[0].contender,
         "first_token": median(firsts),
@@ -210,32 +183,9 @@ def summary(turns: Sequence[Turn]) -> dict[str, Any]:
         "first_token_last": median(turn.first_token for turn in later if turn.number == last),
         "evaluated": sum(turn.prompt_tokens - 1 - turn.adopted for turn in later),
         "adopted": sum(turn.adopted for turn in later),
-        "growth": median(growths) if growths else None,
-        "growth_last": median(final) if final else None,
-        "grew": len(growths),
-        "draft_evaluated": sum(turn.prompt_tokens - 1 - turn.draft_adopted for turn in grown),
         "exact": all(turn.exact for turn in turns),
         "representative": turns_kept_pace(turns),
     }
-
-
-def draft_records(record: Path) -> list[DraftRecord]:
-    """One record for each request in a journal, in the order of arrival."""
-    arrived: dict[SequenceId, float] = {}
-    found: dict[SequenceId, DraftRecord] = {}
-    for event, now in replay(record):
-        match event:
-            case Submitted(sequence):
-                arrived[sequence], found[sequence] = now, DraftRecord()
-            case Arrived("draft", _, Grow() as growth) if growth.sequence in found and growth.tokens:
-                known = found[growth.sequence]
-                if known.growth is None:
-                    found[growth.sequence] = DraftRecord(now - arrived[growth.sequence], known.adopted)
-            case Arrived("draft", _, Prefilled() as prefilled) if prefilled.sequence in found:
-                found[prefilled.sequence] = DraftRecord(found[prefilled.sequence].growth, prefilled.adopted)
-            case _:
-                pass
-    return list(found.values())
 
 
 def turns_kept_pace(turns: Sequence[Turn]) -> bool:
@@ -275,13 +225,3 @@ def _conversation(
                 pace=figures.pace,
             )
         transcript.add_turn(expected)
-
-
-def _with_drafts(turns: Sequence[Turn], records: dict[str, Path]) -> list[Turn]:
-    # The first request of each contender was the warm-up.
-    found = {name: iter(draft_records(record)[1:]) for name, record in records.items()}
-    return [_with_draft(turn, next(found[turn.contender])) for turn in turns]
-
-
-def _with_draft(turn: Turn, draft: DraftRecord) -> Turn:
-    return replace(turn, draft_growth=draft.growth, draft_adopted=draft.adopted)

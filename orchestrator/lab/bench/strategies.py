@@ -4,24 +4,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
-
-from orchestrator.lab.bench.acceptance import ExaminedDrafter, examined, written_texts
 from orchestrator.lab.bench.figures import BenchRow, best_of_each_line, rows, rows_by_category
 from orchestrator.lab.bench.intervals import FEWEST_PROMPTS, Interval, Ratio
-from orchestrator.lab.bench.measurement import BenchRequest, Measurement
-from orchestrator.lab.bench.names import AUTOREGRESSIVE, LLAMA_CPP, PLAIN, line_and_draft_tokens, remote_name
+from orchestrator.lab.bench.measurement import BenchRequest
+from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens, remote_name
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.recording import distinct_tasks, recorded
 from orchestrator.lab.bench.trials import WARM_UP_TOKENS, count_answers, requests_of, run
 from orchestrator.lab.findings import Bar, Cell, Check, Column, Field, Findings, Line, Panel, Table, Watch, tabulated
 from orchestrator.lab.report import machine_lines
-from orchestrator.machine.hardware import usable_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.runtime.link_emulation import EmulatedLink
-from protocol.contracts.training import DEPTHS
-from protocol.errors import PipelineError
 
 _LARGE = 20.0
 """Tokens/s without decimals in an interval."""
@@ -38,12 +32,8 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Fi
     watch.begin(1, "the contenders")
     progress = watch.starting, watch.total, watch.finished
     measurements, names = run(plan, requests, *progress, absent.__setitem__, watch.note, texts)
-    guesses, failed = _guesses(plan, requests, measurements, watch) if plan.drafters else ([], "")
     by_category = rows_by_category(measurements, names)
-    found = findings(rows(measurements, names), plan, len(prompts), by_category, absent, guesses)
-    return msgspec.structs.replace(
-        found, checks=(*found.checks, *([Check("guesses", "warn", failed)] if failed else []))
-    )
+    return findings(rows(measurements, names), plan, len(prompts), by_category, absent)
 
 
 def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> list[BenchRequest]:
@@ -51,24 +41,6 @@ def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> 
     if count := count_answers(prompts):
         watch.begin(count, "the target, to answer the first turns")
     return requests_of(prompts, plan, lambda: watch.finished("Answering the first turns"))
-
-
-def _guesses(
-    plan: BenchPlan, requests: Sequence[BenchRequest], measurements: Sequence[Measurement], watch: Watch
-) -> tuple[list[ExaminedDrafter], str]:
-    """What the drafts guess of the texts that were measured, each alone. None, and a reason, if that fails: the speeds
-    are measured by then and must not be lost."""
-
-    def show(name: str, _: int, total: int) -> None:
-        watch.total(total)
-        watch.finished(f"{name} alone")
-
-    watch.begin(1, "the drafts alone")
-    try:
-        written = written_texts(measurements, requests)
-        return examined(plan.models(), plan.drafters, written, show, len(usable_cores())), ""
-    except PipelineError as error:
-        return [], f"there is no table of them. {error}"
 
 
 # Tables ----------------------------------------------------------------------------------------------
@@ -80,7 +52,6 @@ def findings(
     prompts: int,
     by_category: Mapping[str, Sequence[BenchRow]] | None = None,
     absent: Mapping[str, str] | None = None,
-    guesses: Sequence[ExaminedDrafter] = (),
 ) -> Findings:
     """Two tables a temperature: figures, and ratios by category, of which there must be two at least.
 
@@ -96,7 +67,7 @@ def findings(
     return Findings(
         title=f"{plan.pace or 'this machine'}, {prompts} prompts, {plan.max_tokens} tokens",
         conditions=(f"{prompts} prompts, {plan.max_tokens} tokens, {plan.repeats} repeats.", *machine_lines()),
-        tables=(*tables, *([_guess_table(guesses)] if guesses else [])),
+        tables=tuple(tables),
         checks=tuple(_checks(rows)),
         notes=tuple(_notes(rows, plan, absent or {})),
         panels=_distance_panels(rows, plan.strategies, plan.links) if plan.links else _panels(rows),
@@ -108,7 +79,6 @@ def findings(
             "results": [_values(row) for row in rows],
             "by_category": {name: [_values(row) for row in group] for name, group in (by_category or {}).items()},
             "absent_rivals": dict(absent or {}),
-            "drafters": [{**msgspec.to_builtins(one.found), "parameters_per_guess": one.parameters} for one in guesses],
         },
     )
 
@@ -208,29 +178,6 @@ def _category_table(rows: Sequence[BenchRow], by_category: Mapping[str, Sequence
     )
 
 
-_SHOWN_LATENESS = (0, 1, 2, 4, 8)
-"""Tokens without features; the raw figures have all."""
-_GUESSES = (
-    "Each draft alone, asked along the texts of this bench, with their noise. Guess n: share of right ones where all "
-    "guesses in front are right. Late: tokens before the root whose features the draft does not know yet; a draft that "
-    "reads tokens alone is never late. ms: of one guess behind the other, unpaced, on this machine's processor or GPU."
-)
-
-
-def _guess_table(drafters: Sequence[ExaminedDrafter]) -> Table:
-    """A row for each draft, temperature and lateness."""
-    records: list[tuple[Cell, ...]] = []
-    for drafter in drafters:
-        read = "" if drafter.parameters is None else f"{drafter.parameters / 1e6:.1f}"
-        facts = (drafter.found.name, read, f"{1000 * drafter.found.seconds_per_guess:.1f}")
-        for each in drafter.found.acceptance:
-            for late in (late for late in _SHOWN_LATENESS if late < len(each.rates)):
-                records.append((*facts, each.temperature, each.places, late, *each.rates[late]))
-    guesses = (Column(f"guess {depth + 1}", ".3f") for depth in range(DEPTHS))
-    columns = ("draft", "M read", "ms", Column("T", "g"), "places", "late", *guesses)
-    return Table("Guesses of the drafts", columns, tuple(records), _GUESSES)
-
-
 def _checks(rows: Sequence[BenchRow]) -> Iterator[Check]:
     for row in rows:
         name = f"{row.contender} at temperature {row.temperature:g}"
@@ -264,14 +211,11 @@ One contender computes at a time. Before the measurement each generated {WARM_UP
 mlx-lm runs on all cores, and as a control on the target's; our draft has cores of its own. Every prompt is \
 prefilled: pipelines keep no KV. A later turn stands behind the target's own answers at temperature 0.
 lookup: adaptive with the n-gram draft. random draft: adaptive with a draft that guesses blindly at the same cost."""
-_RIVALS = {
-    "mlx-dspark": "mlx-dspark: its own greedy_generate and lookup_generate with the same weights, on all cores, on a "
-    "processor in float32. K is its max_draft_tokens; bigrams: its ngram_min is 2 instead of 3. Its seconds are by its "
-    "own clock, from the same moment as everyone's.",
-    LLAMA_CPP: "llama.cpp: its own server with the GGUF file of the same weights, on all cores. It computes with "
+_RIVAL = (
+    "llama.cpp: its own server with the GGUF file of the same weights, on all cores. It computes with "
     "packed weights, so its texts differ and are not compared. Its seconds are by its own clock, from the same moment "
-    "as everyone's.",
-}
+    "as everyone's."
+)
 _REPLAYED = (
     "Replayed: the target's texts were recorded once by its own decoding. No contender ran the target's model; exact "
     "means equal to the recorded text."
@@ -280,16 +224,9 @@ _REPLAYED = (
 
 def _notes(rows: Sequence[BenchRow], plan: BenchPlan, absent: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{name} is not in the table: {reason}." for name, reason in absent.items())
-    for row in rows:
-        if row.rival and row.deviating:
-            yield (
-                f"{row.contender} at temperature {row.temperature:g}: {row.deviating} of {row.checked} generations "
-                "differ from the reference. Its numerics can break ties otherwise, so this is no failure of the bench."
-            )
     yield _DEFINITIONS
-    for name, note in _RIVALS.items():
-        if any(row.rival and row.contender.startswith(name) for row in rows):
-            yield note
+    if any(row.rival for row in rows):
+        yield _RIVAL
     if plan.pace:
         yield _pace(load_profile(plan.pace))
     if plan.replays:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, takes_part
+from orchestrator.lab.bench.llama_cpp import OnRivalAbsent
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, schedule, settings
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.residents import IN_TURNS, bench_lines, groups, resident
-from orchestrator.lab.bench.rivals.contenders import OnRivalAbsent
 from orchestrator.machine.hardware import gpu_working_set
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
@@ -102,7 +102,7 @@ def requests_of(
         return found
     models = plan.models()
     target = str(models.target)
-    with Pipeline(**models.pipeline("adaptive")) as pipeline:
+    with Pipeline(settings=models.settings("adaptive")) as pipeline:
         for first in tuple(found):
             prompt, tokens = prompts[first.prompt], first.tokens
             conversation = [{"role": "user", "content": prompt.text}]

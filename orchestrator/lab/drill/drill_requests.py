@@ -10,8 +10,7 @@ from itertools import pairwise
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.presets import UNFILTERED
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from protocol.errors import PipelineError
 
 _PROMPTS = (
@@ -59,7 +58,7 @@ class ServedRequest:
 @cache
 def drill_requests(seed: int) -> list[DrillRequest]:
     """The requests of a drill, with answers by target-only decoding."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     sampled = [
         (
             prompt,

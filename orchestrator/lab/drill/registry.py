@@ -1,12 +1,7 @@
-"""All drills: those with real processes by name, with the counts of their promises, and simulated hours."""
+"""All drills by name, with the counts of their promises."""
 
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
 
 from orchestrator.lab.drill.drills import (
     conversations,
@@ -18,12 +13,6 @@ from orchestrator.lab.drill.drills import (
     target_kill,
 )
 from orchestrator.lab.drill.outcome import DrillName, DrillOutcome, OnStep
-from orchestrator.lab.simulate.faults.simulation import SimulatedHours, simulate_hours
-
-_SERIAL_SEEDS = 8
-"""Up to this number of seeds, starting processes costs more than it saves."""
-_SHOWN_EVENTS = 12
-"""Events shown before a violation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +53,3 @@ def drill_counts(
     if minutes is not None:
         counts |= {name: max(1, round(60 * minutes / _SECONDS[name])) for name in counts if name in _SECONDS}
     return counts
-
-
-def simulate(count: int, seed: int, on_step: OnStep, hours: float = 1.0) -> DrillOutcome:
-    """Simulated hours of `count` seeds from `seed` on. A count of one replays that seed."""
-    counts: Counter[str] = Counter()
-    failures: list[str] = []
-    for outcome in _simulated(count, seed, hours):
-        counts += outcome.counts
-        if outcome.violation:
-            failures.append(_sentence(outcome))
-        on_step()
-    without_faults = ("requests", "finished", "cancelled", "tokens", "events", "orchestrators")
-    faults = sum(counts.values()) - sum(counts[name] for name in without_faults)
-    measured = (
-        f"{count} seeds, {count * hours:g} h: {counts['requests']:,} requests, {counts['events']:,} events, "
-        f"{faults:,} faults besides bad wires; {len(failures)} seeds broke a promise"
-    )
-    figures = {name.replace(" ", "_"): float(number) for name, number in sorted(counts.items())}
-    promise = "Simulated hours: exact tokens, no deadlock, nothing forgotten or kept"
-    return DrillOutcome(promise, measured, failures, (), figures)
-
-
-def _simulated(count: int, seed: int, hours: float) -> Iterator[SimulatedHours]:
-    seeds = range(seed, seed + count)
-    if count <= _SERIAL_SEEDS:
-        yield from (simulate_hours(each, hours) for each in seeds)
-        return
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(simulate_hours, hours=hours), seeds, chunksize=2)
-
-
-def _sentence(outcome: SimulatedHours) -> str:
-    events, seed = "\n".join(outcome.last[-_SHOWN_EVENTS:]), outcome.seed
-    return f"Seed {seed}: {outcome.violation} Replay it with `drill --simulate 1 --seed {seed}`.\n{events}"

@@ -58,7 +58,7 @@ STAGES = (
     Stage("energy", "energy.measure", "Energy a token", 2, 8, ("energy",)),
     Stage("exactness", "exactness.measure", "Tokens of each strategy against plain decoding", 5, 15),
     Stage("widths", "widths.measure", "Logits and time of a forward by width and context", 4, 15),
-    Stage("hand-off", "host.hand_off", "Handing KV over, and the host's other steps", 1, 5),
+    Stage("hand-off", "host.hand_off", "Handing KV over", 1, 5),
     Stage("neural-engine", "neural_engine.measure", "The draft on the Neural Engine", 8, 30, ("Neural Engine",), 3.0),
     Stage("overlap", "overlap.measure", "Draft and target at the same time", 2, 15),
     Stage("profile", "profile.measure", "Costs of target and draft, and this machine's profile", 4, 15),

@@ -15,10 +15,11 @@
 #define INLINE static inline __attribute__((always_inline))
 enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 };             /* CBLAS */
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };             /* futex(2) */
-enum { LANES = 16, MOST_ROWS = 32, CHUNK = 64, LEAST_SHARED = 1 << 16, SPINS = 4000, MOST_THREADS = 64 };
-/* Rows: beyond, copying the matrix pays. Chunk: columns that a thread takes at once. Least shared: weights of a product
- * that several threads compute. Spins: turns in which a thread waits for the next product before it sleeps, about
- * 0.1 ms: the time between two products of a forward, and no longer, because another worker may need the core. */
+enum { LANES = 16, MOST_ROWS = 32, CHUNK = 64, WIDEST = 512, LEAST_SHARED = 1 << 14, SPINS = 4000, MOST_THREADS = 64 };
+/* Rows: beyond, copying the matrix pays. Chunk: columns that a thread takes at once. Widest: columns of a matrix that is
+ * not transposed; beyond, its rows are too far from each other. Least shared: numbers of a matrix that several threads
+ * share. Spins: turns in which a thread waits for the next product before it sleeps, about 0.1 ms: the time between two
+ * products of a forward, and no longer, because another worker may need the core. */
 
 extern void scipy_cblas_sgemm64_(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k,
                                  float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
@@ -28,12 +29,13 @@ extern int pthread_create(unsigned long *thread, const void *attributes, void *(
 extern int pthread_detach(unsigned long thread);
 extern long syscall(long number, ...);
 
-/* c (m, n) = alpha a (m, k) b (n, k)^T + beta c. */
+/* c (m, n) = alpha a (m, k) B + beta c, where B is b (n, k)^T, such as a weight matrix or an attention's keys, or
+ * b (k, n), such as its values. */
 typedef struct {
     const float *a, *b;
     float *c;
     int64_t lda, ldb, ldc;
-    int m, n, k;
+    int m, n, k, transposed;
     float alpha, beta;
 } Product;
 typedef void Part(const Product *product, int first, int last); /* Computes these columns. */
@@ -72,22 +74,54 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
         }
 }
 
-INLINE void rows_of_tile(const Product *p, int row, int column, const int rows, const int columns) {
-    switch (p->m - row < rows ? p->m - row : rows) {
-        case 1: tile(p, row, column, 1, columns); break;
-        case 2: tile(p, row, column, 2, columns); break;
-        case 3: tile(p, row, column, 3, columns); break;
-        default: tile(p, row, column, rows, columns);
+/* The same for b (k, n), with `vectors` times LANES columns. */
+INLINE void wide_tile(const Product *p, int row, int column, const int rows, const int vectors) {
+    const float *a = p->a + row * p->lda, *b = p->b + column;
+    Lanes sums[4][4] = {0};
+    for (int k = 0; k < p->k; k++, b += p->ldb) {
+        Lanes values[4];
+        for (int j = 0; j < vectors; j++) values[j] = *(const Lanes *)(b + j * LANES);
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < vectors; j++) sums[i][j] += a[i * p->lda + k] * values[j];
+    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vectors; j++) {
+            Lanes *c = (Lanes *)(p->c + (row + i) * p->ldc + column + j * LANES), total = p->alpha * sums[i][j];
+            *c = p->beta == 0 ? total : total + p->beta * *c;
+        }
+}
+
+INLINE void column_of_wide(const Product *p, int column) {
+    for (int row = 0; row < p->m; row++) {
+        float total = 0, *c = p->c + row * p->ldc + column;
+        for (int k = 0; k < p->k; k++) total += p->a[row * p->lda + k] * p->b[k * p->ldb + column];
+        *c = p->alpha * total + (p->beta == 0 ? 0 : p->beta * *c);
     }
 }
 
-/* `rows` and `columns`: how many sums fit into the processor's registers. */
+typedef void Tile(const Product *p, int row, int column, const int rows, const int columns);
+
+INLINE void all_rows(const Product *p, int column, Tile *tile, const int rows, const int columns) {
+    for (int row = 0; row < p->m; row += rows) switch (p->m - row < rows ? p->m - row : rows) {
+            case 1: tile(p, row, column, 1, columns); break;
+            case 2: tile(p, row, column, 2, columns); break;
+            case 3: tile(p, row, column, 3, columns); break;
+            default: tile(p, row, column, rows, columns);
+        }
+}
+
+/* `rows` and `columns`: how many sums, vectors of LANES numbers, fit into the processor's registers. */
 INLINE void part(const Product *p, int first, int last, const int rows, const int columns) {
     int column = first;
-    for (; column + columns <= last; column += columns)
-        for (int row = 0; row < p->m; row += rows) rows_of_tile(p, row, column, rows, columns);
-    for (; column < last; column++)
-        for (int row = 0; row < p->m; row += rows) rows_of_tile(p, row, column, rows, 1);
+    if (p->transposed) {
+        for (; column + columns <= last; column += columns) all_rows(p, column, tile, rows, columns);
+        for (; column < last; column++) all_rows(p, column, tile, rows, 1);
+    } else {
+        for (; column + columns * LANES <= last; column += columns * LANES)
+            all_rows(p, column, wide_tile, rows, columns);
+        for (; column + LANES <= last; column += LANES) all_rows(p, column, wide_tile, rows, 1);
+        for (; column < last; column++) column_of_wide(p, column);
+    }
 }
 
 #ifdef __x86_64__
@@ -190,11 +224,13 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
         best = best_part();
         __atomic_store_n(&known, 1, __ATOMIC_RELEASE);
     }
-    if (!best || order != ROW_MAJOR || transpose_a != AS_IT_IS || transpose_b != TRANSPOSED || m > MOST_ROWS) {
+    int own = order == ROW_MAJOR && transpose_a == AS_IT_IS && m <= MOST_ROWS &&
+              (transpose_b == TRANSPOSED || (transpose_b == AS_IT_IS && n <= WIDEST));
+    if (!best || !own) {
         scipy_cblas_sgemm64_(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
-    Product product = {a, b, c, lda, ldb, ldc, m, n, k, alpha, beta};
+    Product product = {a, b, c, lda, ldb, ldc, m, n, k, transpose_b == TRANSPOSED, alpha, beta};
     int threads = (int64_t)n * k < LEAST_SHARED ? 1 : scipy_openblas_get_num_threads64_();
     if (threads > 1 && !__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) {
         compute_together(&product, best, threads < MOST_THREADS ? threads : MOST_THREADS);

@@ -22,7 +22,7 @@ _NUMBERS = {
 _LEAST_STRING_BYTES = 8
 
 
-class Tensor(NamedTuple):
+class GgufTensor(NamedTuple):
     """`shape`: rows first. `rows`: (R, bytes of a row) uint8 as in the file; a vector has one element a row."""
 
     name: str
@@ -37,16 +37,7 @@ class GgufFile(NamedTuple):
     path: Path
     metadata: dict[str, Any]
     """By key: numbers, texts, lists of texts, numpy arrays of numbers."""
-    tensors: dict[str, Tensor]
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether the file begins as GGUF files do. False for one that can't be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
+    tensors: dict[str, GgufTensor]
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -157,7 +148,7 @@ def _entry(cursor: _Cursor) -> _Entry:
     return _Entry(name, shape, kind, cursor.integer())
 
 
-def _tensor(data: np.ndarray[Any, np.dtype[np.uint8]], entry: _Entry) -> Tensor:
+def _tensor(data: np.ndarray[Any, np.dtype[np.uint8]], entry: _Entry) -> GgufTensor:
     block, size = GGML_QUANT_SIZES[entry.kind]
     *_, last = entry.shape
     columns = last if len(entry.shape) > 1 or block > 1 else 1
@@ -168,4 +159,4 @@ def _tensor(data: np.ndarray[Any, np.dtype[np.uint8]], entry: _Entry) -> Tensor:
     if entry.offset + length > len(data):
         raise _CutOff
     rows = data[entry.offset : entry.offset + length].reshape(elements // columns, -1)
-    return Tensor(entry.name, entry.shape, entry.kind, rows)
+    return GgufTensor(entry.name, entry.shape, entry.kind, rows)

@@ -10,7 +10,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from orchestrator.machine.gguf.container import Tensor
+from orchestrator.machine.gguf.container import GgufTensor
 from protocol.errors import InputError
 
 GROUP = 32
@@ -47,19 +47,19 @@ class _Packing(NamedTuple):
     biases: Callable[[Bytes], Bytes]
 
 
-def packed_bits(tensor: Tensor) -> int | None:
+def packed_bits(tensor: GgufTensor) -> int | None:
     """Bits of a weight if MLX can have the matrix as it is, else None."""
     packing = _PACKINGS.get(tensor.kind) if len(tensor.shape) > 1 else None
     return packing.bits if packing else None
 
 
-def common_format(tensors: list[Tensor]) -> Format:
+def common_format(tensors: list[GgufTensor]) -> Format:
     """The format of all that is not packed, since MLX would compute in float32 beside a single float32 vector."""
     kinds = {tensor.kind for tensor in tensors if len(tensor.shape) > 1}
     return _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else "F16"
 
 
-def parts(tensor: Tensor, name: str, format: Format, order: Any = None) -> list[Part]:
+def parts(tensor: GgufTensor, name: str, format: Format, order: Any = None) -> list[Part]:
     """What is stored of the tensor: `name`, and beside packed weights their scales and biases.
 
     `order`: where each row stands in the file. Raises InputError for a quantisation that can't be read.
@@ -100,7 +100,7 @@ def floats(rows: Bytes, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[
     return np.asarray(dequantize(rows, kind), np.float32)
 
 
-def _require_readable(tensor: Tensor) -> None:
+def _require_readable(tensor: GgufTensor) -> None:
     try:
         floats(np.zeros_like(tensor.rows[:1]), tensor.kind)
     except (NotImplementedError, KeyError, ValueError) as error:

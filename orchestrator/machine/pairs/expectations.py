@@ -12,7 +12,7 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.machine.memory import budget
-from orchestrator.machine.memory.kv_form import KvForm, kv_form
+from orchestrator.machine.memory.kv_form import KvSizes, kv_form
 from orchestrator.machine.memory.kv_plan import kv_plan
 from orchestrator.machine.models.checkpoints import cached, weight_bytes
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Model, Pair
@@ -98,11 +98,11 @@ def kept_tokens(pair: Pair, on_processor: bool, available: int) -> int | None:
     return kv_plan(needs, unasked, budget.usable(available), concurrent=Options().concurrent).tokens or None
 
 
-def _kv_form(model: Model) -> KvForm | None:
+def _kv_form(model: Model) -> KvSizes | None:
     folder = cached(model.id)
     if folder is not None:
         return kv_form(json.loads((folder / "config.json").read_bytes()))
-    return KvForm(*model.kv) if model.kv else None
+    return KvSizes(*model.kv) if model.kv else None
 
 
 def _weights(pair: Pair, on_processor: bool, core_ml: bool) -> float:

@@ -164,3 +164,16 @@ def test_an_early_exit_and_a_language_model_begin_with_layers_of_the_target(targ
         states = layer(states, "causal", None)
     expected = target.stack.norm(states)[0, -1] @ target.head(mx.arange(0, 2 * HEAD, 2)).T
     np.testing.assert_allclose(recorder.at(0, 30), np.array(expected), rtol=2e-2, atol=2e-2)
+
+
+def test_a_language_model_whose_head_is_its_embedding_also_learns_the_tokens_of_its_context(
+    target: Target, work: Path, monkeypatch: pytest.MonkeyPatch
+):
+    training, row = trainee("lm", target, work)
+    asked: list[set[int]] = []
+    head = target.head
+    monkeypatch.setattr(target, "head", lambda tokens: asked.append(set(tokens.tolist())) or head(tokens))
+
+    training.loss(row, np.random.default_rng(0))
+
+    assert asked == [{*range(0, 2 * HEAD, 2), *row.tokens.tolist()}]

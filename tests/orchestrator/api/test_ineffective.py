@@ -1,19 +1,21 @@
 """Laws of options without effect: each is told in a sentence with its reason, and defaults are never told."""
 
 import warnings
+from typing import Any
 
 import click
 import pytest
 
 from orchestrator import Client, Pipeline, SamplingParams
-from orchestrator.api.checked_setup import checked_options, warn_ineffective
-from orchestrator.api.sampling.ineffective import RULES, IneffectiveOption, ineffective
-from orchestrator.api.sampling.presets import UNFILTERED
+from orchestrator.api.ineffective import IneffectiveOption, warn_ineffective
+from orchestrator.api.sampling import UNFILTERED
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
-from orchestrator.cli.options import without_effect
-from orchestrator.core.options import Options
+from orchestrator.cli.options import Option, without_effect
+from protocol.ineffective import declared
+from protocol.ineffective import without_effect as sentence
 
 REQUIRED = {"serve-workers": ("--listen", "127.0.0.1:0"), "plan": ()}
 WITH_PIPELINE = (
@@ -29,13 +31,13 @@ WITH_PIPELINE = (
 )
 
 
-def told(*words: str, **facts: object) -> list[str]:
+def told(*words: str, **facts: Any) -> list[str]:
     """The sentences for a command line."""
     known, arguments = cli.commands[words[0]], [*REQUIRED.get(words[0], ()), *words[1:]]
     while isinstance(known, click.Group):
         known = known.commands[arguments.pop(0)]
     with known.make_context(known.name, arguments):
-        return without_effect({}, **facts)
+        return without_effect(**facts)
 
 
 CASES: list[tuple[str, dict[str, object], list[str]]] = [
@@ -47,6 +49,8 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
         {},
         ["--pair", "--listen", "--draft-width"],
     ),
+    ("serve --address ipc:///a --pair qwen2.5-3b", {}, []),
+    ("start --address tcp://127.0.0.1:5570 --target t --draft d", {}, []),
     ("serve --keep 5 --models-memory 8", {"several": False}, ["--keep", "--models-memory"]),
     ("serve --keep 5 --models-memory 8", {"several": True}, []),
     ("serve --keep 5 --embedding-model m", {"several": False}, []),
@@ -108,7 +112,6 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("serve --temperature 0 --top-p 0.5", {}, []),
     ("profile --seed 1 --temperature 0", {}, ["--seed"]),
     ("profile --seed 1 --temperature 0 --temperature 1", {}, []),
-    ("profile --out elsewhere --overhead 3", {}, ["--out"]),
     ("doctor --draft d --runtime executor", {}, ["--runtime"]),
     ("doctor --target t --draft d", {}, []),
     ("doctor --target t --neural-engine --draft d", {}, ["--target"]),
@@ -152,20 +155,11 @@ def test_settings_of_the_environment_are_for_many_commands_and_none_is_told(monk
     assert told("start") == []
 
 
-def test_every_option_that_a_rule_names_exists():
-    flags = {option.name for _, command in commands(cli) for option in command.params}
-    python = {"draft_command", "draft_link", "turn", "repetition_context", "history"}
-
-    assert {name for rule in RULES for name in rule.names} <= flags | python
-
-
 def warned(**keywords: object) -> list[str]:
     """What the Python API warns of."""
-    fields = {name: value for name, value in keywords.items() if name in Options.__struct_fields__}
-    others = {"draft": None, "listen": None, "draft_engine": "auto", "prefill_engine": "none", "draft_command": ()}
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        warn_ineffective(checked_options(fields), **{**others, **keywords})
+        warn_ineffective(PipelineSettings().changed(**keywords))
     assert all(one.category is IneffectiveOption for one in found)
     return [str(one.message) for one in found]
 
@@ -185,9 +179,11 @@ def test_the_warning_names_the_line_that_made_the_pipeline():
 
 
 def test_what_is_not_known_proves_nothing():
-    everything = {name: name for rule in RULES for name in rule.names}
+    options = [option for _, command in commands(cli) for option in command.params if isinstance(option, Option)]
+    declarations = [*declared(PipelineSettings).values(), *(option.ineffective for option in options)]
 
-    assert list(ineffective({}, everything)) == []
+    assert any(declarations)
+    assert not any(sentence("it", each, {"flags": set()}) for each in declarations)
 
 
 @pytest.mark.parametrize(

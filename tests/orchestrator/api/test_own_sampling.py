@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.cli.app import cli
 from protocol.messages.sampling import ModelSampling
 from tests.support.paths import DEMO_TARGET

@@ -15,7 +15,7 @@ import pytest
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.cli.chat.conversation import ChatConversation
 from orchestrator.cli.chat.screen import PlainAnswer
-from orchestrator.cli.chat.session import Answerer, StreamedAnswer, converse
+from orchestrator.cli.commands.chat import Answerer, StreamedAnswer, converse
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET

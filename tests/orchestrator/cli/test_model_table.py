@@ -59,11 +59,11 @@ def test_each_table_is_a_model_with_the_options_of_a_pipeline(tmp_path: Path, fo
 
     small, pair = found
     assert (small.names, small.pinned) == (("small", "gpt-4o-mini", "default"), True)
-    assert small.options["target"] == "org/small"
-    assert small.options["draft"] == "org/tiny"
+    assert small.settings.target == "org/small"
+    assert small.settings.draft == "org/tiny"
     assert (pair.names, pair.pinned) == (("qwen2.5-3b",), False)
-    assert pair.options["target"] == pairs()["qwen2.5-3b"].target.id
-    assert pair.options["draft"] == pairs()["qwen2.5-3b"].draft.id
+    assert pair.settings.target == pairs()["qwen2.5-3b"].target.id
+    assert pair.settings.draft == pairs()["qwen2.5-3b"].draft.id
 
 
 def test_a_table_beats_the_rest_of_the_file_and_flags_and_variables_beat_the_table(
@@ -73,7 +73,7 @@ def test_a_table_beats_the_rest_of_the_file_and_flags_and_variables_beat_the_tab
     start(tmp_path, TWO, "--strategy", "ar")
     start(tmp_path, TWO, LAUNCH_PIPELINE_SERVE_STRATEGY="adaptive")
 
-    strategies = [model.options["strategy"] for model in found]
+    strategies = [model.settings.strategy for model in found]
     assert strategies == ["ssd", "sd", "ar", "ar", "adaptive", "adaptive"]
 
 
@@ -89,7 +89,7 @@ def test_a_named_model_replaces_the_tables(tmp_path: Path, found: list[Configure
 def test_a_target_of_the_file_is_for_other_commands(tmp_path: Path, found: list[ConfiguredModel]):
     start(tmp_path, 'target = "org/other"\n' + TWO)
 
-    assert [model.options["target"] for model in found] == ["org/small", pairs()["qwen2.5-3b"].target.id]
+    assert [model.settings.target for model in found] == ["org/small", pairs()["qwen2.5-3b"].target.id]
     start(tmp_path, "")
     assert len(found) == 2
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.commands.serve import serve_models
 from orchestrator.cli.serving.model_table import ConfiguredModel
 from orchestrator.core.model_table import ModelEntry
@@ -32,8 +33,9 @@ def _entries(
     """Of models of the demo pair, with `more` options, and so much memory for all of them. Nothing is served."""
     found: list[ModelEntry] = []
     monkeypatch.setattr(run, "run_models", lambda served, *_: found.extend(entry for entry, _ in served))
-    options = {"target": str(DEMO_TARGET), "draft": str(DEMO_DRAFT), "draft_engine": "mlx", "arena_memory": 1024}
-    models = [ConfiguredModel(name, (), pin, {**options, **more}) for name, pin in pinned.items()]
+    options = {"target": DEMO_TARGET, "draft": DEMO_DRAFT, "draft_engine": "mlx", "arena_memory": 1024}
+    settings = PipelineSettings().changed(**options, **more)
+    models = [ConfiguredModel(name, (), pin, settings) for name, pin in pinned.items()]
     serve_models(models, ServerSettings(names=(), hosts=("127.0.0.1",)), 0, False, keep_minutes=1, memory_gib=gib)
     return found
 
@@ -78,9 +80,9 @@ def test_pinned_models_that_do_not_fit_together_are_refused_with_what_counts(mon
 def test_pinned_models_with_a_context_have_theirs_before_those_of_auto(monkeypatch: pytest.MonkeyPatch):
     found: list[ModelEntry] = []
     monkeypatch.setattr(run, "run_models", lambda served, *_: found.extend(entry for entry, _ in served))
-    options = {"target": str(DEMO_TARGET), "draft_engine": "none", "arena_memory": 64, "concurrent": 64}
+    settings = PipelineSettings(target=str(DEMO_TARGET), draft_engine="none", arena_memory=64, concurrent=64)
     tables = {"auto": "auto", "asked": 2048}
-    models = [ConfiguredModel(name, (), True, {**options, "context": context}) for name, context in tables.items()]
+    models = [ConfiguredModel(name, (), True, settings.changed(context=each)) for name, each in tables.items()]
     serve_models(models, ServerSettings(names=(), hosts=("127.0.0.1",)), 0, False, keep_minutes=1, memory_gib=3.2)
 
     auto, asked = found

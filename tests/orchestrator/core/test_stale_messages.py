@@ -7,10 +7,10 @@ import msgspec
 from orchestrator.core.commands import SendMessage
 from orchestrator.core.events import Arrived, Ended
 from orchestrator.core.phases import Phase
-from orchestrator.lab.simulate.faults.invariants import reachable
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Fault, Grow, Pong, Prefilled, Verdict
 from tests.support.scripted_simulation import ScriptedSimulation, ready
+from tests.support.simulated_hours.invariants import reachable
 
 LIVE, OVER, UNKNOWN = SequenceId(2), SequenceId(1), SequenceId(77)
 MANY = 100_000
@@ -72,6 +72,9 @@ def test_stale_messages_change_nothing_and_are_counted():
 
     assert state(simulation) == before
     assert simulation.machine.stale == counted + MANY
+    simulation.run()
+    assert len(simulation.clients[LIVE].tokens) == 300
+    assert simulation.machine.sequences == {}
 
 
 def test_growth_that_comes_again_in_any_order_adds_no_node_and_asks_for_nothing():
@@ -87,16 +90,6 @@ def test_growth_that_comes_again_in_any_order_adds_no_node_and_asks_for_nothing(
         assert simulation.machine.step(Arrived("draft", simulation.own["draft"], growth), simulation.now) == []
 
     assert sorted(node.id for node in tree) == nodes
-
-
-def test_after_all_of_them_the_request_goes_on():
-    simulation, source = in_the_middle(), random.Random(7)
-    for _ in range(1000):
-        simulation.machine.step(stale_event(simulation, source), simulation.now)
-    simulation.run()
-
-    assert len(simulation.clients[LIVE].tokens) == 300
-    assert simulation.machine.sequences == {}
 
 
 def test_the_state_that_is_compared_notices_a_change():

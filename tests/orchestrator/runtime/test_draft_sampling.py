@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.runtime.request_state import draft_sampling
 from protocol.errors import InputError
 from protocol.messages.sampling import ModelSampling

@@ -1,12 +1,9 @@
-"""What the orchestrator's recording keeps: waits on purpose, messages with their times, other clocks; and its cost."""
+"""What the orchestrator's recording keeps: waits on purpose, messages with their times, other clocks."""
 
-import random
 from pathlib import Path
-from statistics import median
 
 import pytest
 
-from orchestrator.lab.profile.measure import cost
 from orchestrator.runtime.recording import Recording, load_record
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Grow, Hello, Pong, Prefilled, Verdict, Verify
@@ -105,27 +102,3 @@ def test_a_worker_that_tells_no_time_has_an_unknown_clock(recording: Recording, 
     recording.save()
 
     assert load_record(tmp_path).workers[0].error is None
-
-
-@pytest.mark.parametrize("count", [1, 5, 6, 30])
-def test_a_cost_is_the_median_inside_its_interval(count: int):
-    chance = random.Random(count)
-    ratios = [chance.gauss(1.0, 0.05) for _ in range(count)]
-
-    found = cost(ratios)
-    assert found.ratio == median(ratios)
-    assert min(ratios) <= found.low <= found.ratio <= found.high <= max(ratios)
-
-
-def test_the_interval_holds_the_true_median_as_often_as_it_says():
-    chance = random.Random(7)
-    found = [cost([chance.gauss(1.0, 0.05) for _ in range(15)]) for _ in range(400)]
-
-    assert sum(each.low <= 1.0 <= each.high for each in found) >= 0.94 * len(found)
-
-
-def test_more_groups_narrow_the_interval():
-    chance = random.Random(1)
-    few, many = (cost([chance.gauss(1.0, 0.05) for _ in range(count)]) for count in (8, 200))
-
-    assert many.high - many.low < few.high - few.low

@@ -110,15 +110,6 @@ def test_the_least_recently_used_is_evicted_first():
     assert closed == [b]
 
 
-def test_a_continued_conversation_takes_its_cached_kv():
-    cache = PrefixCache[FakeKv](30, lambda _: None)
-    first_turn = FakeKv(1, 10, copyable=False)
-    cache.add(first_turn, range(500))
-
-    assert cache.take(range(600)) == (first_turn, 500, True)
-    assert list(cache) == []
-
-
 def test_of_kv_that_does_not_fit_states_go_first_and_then_the_last_tokens():
     closed: list[FakeKv] = []
     cache = PrefixCache[FakeKv](100, closed.append)

@@ -1,14 +1,17 @@
-"""A tiny target from a GGUF file, and a draft of its shape as `distil` leaves it and as it is shipped."""
+"""A tiny target from a GGUF file, and a draft of its shape as it is trained and as it is shipped."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from safetensors.numpy import save_file
 
-from orchestrator.lab.training.chat_draft.package import pack
+from orchestrator.machine.drafts.packed_draft import CONFIG, EMBEDDING, LAYERS
 from orchestrator.machine.gguf.folder import convert_gguf
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from tests.support.models.gguf_files import SIZES, weights, write_gguf
 from tests.support.models.tiny_models import network
 
@@ -34,6 +37,22 @@ def trained(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
     fields = {"model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "rope_theta": 10_000.0}
     (folder / "config.json").write_text(json.dumps(fields | sizes))
     return found
+
+
+def pack(draft: Path, folder: Path) -> None:
+    """Fill `folder` with the trained draft as it is shipped: layers in 8 bits, no embedding."""
+    arrays: dict[str, mx.array] = {}
+    loaded: Any = mx.load(str(draft / "model.safetensors"))
+    for name, weight in loaded.items():
+        module, matrix = name.removesuffix(".weight"), weight.ndim == 2
+        if module != EMBEDDING:
+            parts = mx.quantize(weight, group_size=32, bits=8) if matrix else (weight,)
+            names = ("weight", "scales", "biases")
+            arrays |= {f"{module}.{part}": each for part, each in zip(names, parts, strict=False)}
+    mx.save_safetensors(str(folder / LAYERS), arrays)
+    shutil.copyfile(draft / HEAD_TOKENS, folder / HEAD_TOKENS)
+    config = json.loads((draft / CONFIG).read_text()) | {"quantization": {"group_size": 32, "bits": 8}}
+    (folder / CONFIG).write_text(json.dumps(config))
 
 
 def packed(folder: Path, **changes: Any) -> Path:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,8 +16,7 @@ from urllib.parse import urlsplit
 import click
 from rich.console import Console
 
-from orchestrator.cli.commands.launch.invocation import AgentProgram, ModelServer
-from orchestrator.cli.commands.launch.own_server import ServerEnded, own_server
+from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServer
 from orchestrator.cli.commands.launch.programs import PROGRAMS
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_options, serve_settings
 from orchestrator.cli.commands.launch.server import HttpServer, http_server
@@ -24,16 +24,20 @@ from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.running_servers import running_servers
 from orchestrator.runtime.session import temporary_folder
 from protocol.errors import InputError, PipelineError
-from protocol.paths import servers_folder
+from protocol.own_modules import module_command
+from protocol.paths import SERVERS_VARIABLE, servers_folder
 from protocol.security.private_files import write_private
 
+_CLOSING_SECONDS = 15.0
+_SHOWN_LINES = 10
+_OWN = ("--for-starter", "--host", "127.0.0.1", "--port", "0")
 _Handler = Callable[[int, FrameType | None], None]
 _KEYS = (signal.SIGINT, signal.SIGQUIT)
 """The terminal sends these to the program too, which decides what they mean."""
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
-def run_program(executable: str, program: AgentProgram, server: ModelServer, arguments: Sequence[str]) -> int:
+def run_program(executable: str, program: AgentProgram, server: AskedServer, arguments: Sequence[str]) -> int:
     """Run `program` until it ends, with `server` as its model. Returns its exit code, 128 + N if signal N ended it.
 
     Raises PipelineError if it can't be started.
@@ -127,7 +131,7 @@ def launch(
     with ExitStack() as stack:
         found = _named(context, server, api_key) or _running(serve_settings(context), model)
         try:
-            asked = found or stack.enter_context(_own(context))
+            asked = found or stack.enter_context(_own_server(context))
         except ServerEnded as ended:
             sys.exit(ended.code)
         facts = _facts(asked, model)
@@ -158,11 +162,7 @@ def _running(settings: ServeSettings, model: str | None) -> HttpServer | None:
     return None
 
 
-def _own(context: click.Context) -> AbstractContextManager[HttpServer]:
-    return own_server(serve_settings(context), context.find_root().meta.get("configuration"))
-
-
-def _facts(server: HttpServer, model: str | None) -> ModelServer:
+def _facts(server: HttpServer, model: str | None) -> AskedServer:
     """Waits until the model is loaded. Raises InputError if the server has no `model`, PipelineError if it can't serve
     it."""
     with Console(stderr=True).status("Loading models ..."):
@@ -176,7 +176,7 @@ def _facts(server: HttpServer, model: str | None) -> ModelServer:
         name = model or models[0]
         # First, since a server with several models loads this one for it, and then knows its context.
         knows_tools = server.knows_tools(name)
-    return ModelServer(
+    return AskedServer(
         address=server.address,
         key=server.key or _NO_KEY,
         model=name,
@@ -185,10 +185,84 @@ def _facts(server: HttpServer, model: str | None) -> ModelServer:
     )
 
 
-def _tools_note(program: AgentProgram, server: ModelServer) -> str:
+def _tools_note(program: AgentProgram, server: AskedServer) -> str:
     if server.knows_tools or not program.offers_tools:
         return ""
     return (
         f"The chat template of {server.model} knows no tools, so requests with tools, which {program.command} sends "
         "unless told otherwise, are refused: choose a model that was trained on tools, see `launch-pipeline pairs`."
     )
+
+
+class ServerEnded(Exception):
+    """The server ended while it started, and has said why on standard error."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@contextmanager
+def _own_server(context: click.Context) -> Iterator[HttpServer]:
+    """The context of `serve` with the options in `context`, in a process of its own, on a free port of loopback, with a
+    key of its own. Raises ServerEnded if it does not get so far.
+
+    While models load, the server tells of it on standard error. What it writes later is shown when the context ends.
+    """
+    settings, configuration = serve_settings(context), context.find_root().meta.get("configuration")
+    given = ("--config", str(configuration)) if configuration else ()
+    with temporary_folder() as folder:
+        log = folder / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*module_command("orchestrator.cli.entry"), *given, "serve", *_OWN, *settings.words],
+                env={**os.environ, **settings.environment, SERVERS_VARIABLE: str(folder)},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                # Ctrl-C is the program's.
+                start_new_session=True,
+            )
+        told = ""
+        try:
+            print_notes(["Loading models ..."])
+            yield _ready(process, folder)
+            told = log.read_text(errors="replace")
+        finally:
+            _end(process)
+        print_notes(_later(told))
+
+
+def _ready(process: subprocess.Popen[bytes], folder: Path) -> HttpServer:
+    server: HttpServer | None = None
+    while (code := process.poll()) is None:
+        if server is None:
+            server = next((HttpServer(found.address, found.key) for found in running_servers(folder)), None)
+        elif server.ready():
+            _silence(process)
+            return server
+        time.sleep(_POLL_SECONDS)
+    raise ServerEnded(code)
+
+
+def _silence(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+
+
+def _later(told: str) -> list[str]:
+    lines = told.splitlines()
+    return lines if len(lines) <= _SHOWN_LINES else ["...", *lines[-_SHOWN_LINES:]]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    _silence(process)
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(_CLOSING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.configuration import own_setting
+from orchestrator.cli.configuration import own_setting, setting_name
 
 _NOT_OFFERED = ("host", "port", "api_key", "api_key_file", "no_api_key", "for_starter")
 """Where the server listens, and for whom, is decided by the other command."""
@@ -41,7 +41,7 @@ def serve_settings(context: click.Context) -> ServeSettings:
         if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
             words += _words(option, value)
         elif own_setting(context, option):
-            environment[f"LAUNCH_PIPELINE_SERVE_{option.name.upper()}"] = _text(value)
+            environment[f"LAUNCH_PIPELINE_SERVE_{setting_name(option).upper()}"] = _text(value)
     return ServeSettings(tuple(words), environment)
 
 

@@ -1,5 +1,6 @@
 """`launch-pipeline bench`: a measurement a subcommand, figures to tables, pictures and exit codes."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import (
     draft_option,
+    option,
     pace_option,
     pair_option,
     target_hosts_option,
@@ -22,13 +24,17 @@ from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerK
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
 from orchestrator.lab.bench.shapes import SHAPES
 from orchestrator.lab.report import ProgressBar
-from protocol.errors import PipelineError
+from protocol.ineffective import SET, Ineffective
+from protocol.messages.sampling import BOTH_ALIKE
 
 if TYPE_CHECKING:
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.lab.bench.prompts import BenchPrompt
 
 _COMPARED, _GROWING = "ar,sd,ssd,adaptive", "ar,adaptive"
+_NO_DRAFT = Ineffective("the strategy ar uses no draft", strategies="ar")
+_REPLAYED = {"replay": True, "pace": SET}
+"""Recorded texts stand in for the target."""
 _LIMIT = 11
 """Shipped messages of a comparison without --limit: one of each category."""
 _REPEATS = 3
@@ -123,7 +129,9 @@ def _temperature_option(default: str) -> Decorator:
     )
 
 
-_models_options = _joined(pair_option, target_option, draft_option())
+_models_options = _joined(
+    pair_option, target_option, draft_option(Ineffective("the target is its own draft", same_model=True))
+)
 _same_model_option = click.option("--same-model", is_flag=True, help="The target is its own draft.")
 _draft_tokens_option = click.option(
     "--draft-tokens",
@@ -164,8 +172,14 @@ _comparison_options = _joined(
         help="Leave out adaptive without prompt lookup, prompt lookup alone, a draft that guesses blindly, and mlx-lm "
         "on the cores of our target.",
     ),
-    click.option(
+    option(
         "--verification",
+        BOTH_ALIKE,
+        Ineffective(
+            "rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only",
+            verification="rejection",
+            **_REPLAYED,
+        ),
         type=click.Choice(["coupled", "rejection"]),
         default="coupled",
         show_default=True,
@@ -173,21 +187,30 @@ _comparison_options = _joined(
     ),
     click.option(
         "--rivals",
-        metavar="NAME[,NAME...]",
-        help="Also other software: mlx-dspark, whose first use installs about 1 GB in an environment of its own; "
-        "llama.cpp, if llama-server is on the PATH.",
+        metavar="NAME",
+        help="Also other software: llama.cpp, if llama-server is on the PATH.",
     ),
-    click.option("--link-delay", metavar="MS[,MS...]", help="Also with the draft so far away, one way."),
-    click.option(
+    option(
+        "--link-delay",
+        _NO_DRAFT,
+        metavar="MS[,MS...]",
+        help="Also with the draft so far away, one way.",
+    ),
+    option(
         "--link-loss",
+        Ineffective("there is no link without a delay", link_delay=None),
+        _NO_DRAFT,
         type=click.FloatRange(0.0, 0.5),
         default=0.0,
         show_default=True,
         help="Share of packets lost there.",
     ),
-    target_hosts_option,
-    click.option(
-        "--replay", is_flag=True, help="With --pace, for a slow target: record its texts once, then replay them."
+    target_hosts_option(Ineffective("a replayed target has no model to divide", **_REPLAYED)),
+    option(
+        "--replay",
+        Ineffective("without a pace the target takes its own time", pace=None),
+        is_flag=True,
+        help="With --pace, for a slow target: record its texts once, then replay them.",
     ),
 )
 _plot_option = click.option(
@@ -228,10 +251,10 @@ def strategies(**options: Any) -> None:
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --verification rejection --plot m4.png
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
     launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2 --no-controls --temperature 0
-    launch-pipeline bench --rivals mlx-dspark,llama.cpp --temperature 0
+    launch-pipeline bench --rivals llama.cpp --temperature 0
     launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
     """
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     _compare(**options)
 
 
@@ -242,13 +265,12 @@ def strategies(**options: Any) -> None:
 @_json_option
 @stays_awake
 def drafters(folders: tuple[str, ...], **options: Any) -> None:
-    """Compare the drafts in these FOLDERs, of any kind, with the pair's own: the same strategies, and what each guesses
-    alone.
+    """Compare the drafts in these FOLDERs, of any kind, with the pair's own, under the same strategies.
 
     \b
     launch-pipeline bench drafters my-draft eagle3 --strategies adaptive --temperature 0
     """
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     _compare(drafters=",".join(folders), **options)
 
 
@@ -268,7 +290,7 @@ def growth(path: Path | None, limit: int | None, plot: Path | None, as_json: boo
     """
     from orchestrator.lab.bench.growth import measure
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     plan = _plan(options)
     prompts = _prompts(plan, path, limit)
     with ProgressBar() as bar:
@@ -313,7 +335,7 @@ def reuse(
             found = measure_session(shape, bar, first=first, turns=turns)
         show(found, as_json)
         return
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     plan = _plan({**options, "strategies": "adaptive"})
     prompts = _prompts(plan, path, limit)
     with ProgressBar() as bar:
@@ -338,7 +360,7 @@ def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, *
     """
     from orchestrator.lab.bench.requests import measure, parse_requests
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     numbers = parse_requests(counts)
     plan = _plan(options)
     prompts = _prompts(plan, path, limit)
@@ -360,7 +382,7 @@ def micro(target: str | None, draft: str | None, as_json: bool) -> None:
     from orchestrator.lab.bench.costs.micro import measure
     from orchestrator.lab.bench.models import bench_models
 
-    print_notes(without_effect({}))
+    print_notes(without_effect())
     with ConversionBar(quiet=False) as conversion:
         models = bench_models(target, draft, same_model=False, on_progress=conversion)
     print_notes([models.note])
@@ -391,41 +413,42 @@ def forwards(kinds: tuple[LayerKind, ...], repeats: int, as_json: bool) -> None:
 
 
 @bench.command()
+@click.argument("addresses", metavar="ADDRESS...", nargs=-1, required=True)
 @click.option(
-    "--lengths", metavar="N[,N...]", help="Instead: first text, speed and memory behind prompts of so many tokens."
+    "--lengths", metavar="N[,N...]", default="1024", show_default=True, help="Prompts of about so many tokens."
 )
-@click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True, help="With --lengths.")
-@click.option("--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="With --lengths.")
-@click.option("--random", is_flag=True, help="With --lengths: a small model with random weights, not the default pair.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
+@_repeats_option(_REPEATS)
+@click.option("--model", metavar="NAME", help="For servers that need one.")
 @_json_option
 @stays_awake
-def servers(lengths: str | None, max_tokens: int, repeats: int, random: bool, as_json: bool) -> None:
-    """Send the same requests to `launch-pipeline serve` and to mlx-lm's own server, and print what each makes of them.
+def servers(
+    addresses: tuple[str, ...], lengths: str, max_tokens: int, repeats: int, model: str | None, as_json: bool
+) -> None:
+    """Measure HTTP servers that run already, at these ADDRESSes: first text, tokens/s, and what they reuse of a prompt
+    that they know.
 
-    Takes a quarter of an hour, and ends every server that it starts.
+    They take turns with the same requests to /v1/completions. A key stands behind the address, as ADDRESS#KEY.
 
     \b
-    launch-pipeline bench servers
-    launch-pipeline bench servers --lengths 1024,2048,4096,7936
+    launch-pipeline bench servers http://127.0.0.1:8000#KEY http://127.0.0.1:8080
+    launch-pipeline bench servers http://127.0.0.1:8080 --lengths 1024,4096
     """
-    from orchestrator.lab.bench.servers import by_length, comparison
+    from orchestrator.lab.bench.servers import measure
 
-    try:
-        with ProgressBar() as bar:
-            if lengths is None:
-                found = comparison.measure(bar)
-            else:
-                found = by_length.measure(_counts(lengths), max_tokens, repeats, random, bar)
-    except RuntimeError as error:
-        raise PipelineError(str(error)) from error
+    with ProgressBar() as bar:
+        found = measure(addresses, _counts(lengths), max_tokens, repeats, bar, model=model, start=f"{time.time():.0f}")
     show(found, as_json)
 
 
 def _counts(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        counts = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise click.UsageError(f"--lengths takes numbers separated by commas, not {text!r}.") from error
+    if min(counts) < 1:
+        raise click.UsageError(f"--lengths takes numbers above zero, not {text!r}.")
+    return counts
 
 
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:

@@ -3,30 +3,34 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 from rich.console import Console
 
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import given_only, pipeline_options, without_effect
+from orchestrator.cli.options import facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.prompts import read_prompts
+from protocol.messages.sampling import AT_ZERO
 
 if TYPE_CHECKING:
     from orchestrator.lab.profile.measure import ProfileTask
-
-_OWN = ("temperature", "max_tokens", "seed", "overhead")
-"""Options that are not the pipeline's."""
 
 
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
 @click.option("--max-tokens", type=click.IntRange(min=8), default=128, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@option(
+    "--seed",
+    AT_ZERO,
+    type=int,
+    default=0,
+    show_default=True,
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -34,11 +38,19 @@ _OWN = ("temperature", "max_tokens", "seed", "overhead")
     show_default=True,
     help="Folder for report.html, timeline.png, trace.perfetto-trace and profile.json.",
 )
-@click.option("--overhead", type=click.IntRange(min=1), metavar="GROUPS", help="Measure what tracing costs, instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @pipeline_options
+@facts(requests="in turn")
 @stays_awake
-def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> None:
+def profile(
+    prompt: str | None,
+    temperature: tuple[float, ...],
+    max_tokens: int,
+    seed: int,
+    out: Path,
+    as_json: bool,
+    settings: PipelineSettings,
+) -> None:
     """Show where the time goes while PROMPT (default: a piece of Python) is continued.
 
     Measures how much of the draft's and the target's work overlaps, lets each of them do its work again
@@ -49,27 +61,17 @@ def profile(prompt: str | None, out: Path, as_json: bool, **options: Any) -> Non
     launch-pipeline profile
     launch-pipeline profile "import os" --temperature 0.7 --max-tokens 256 --out /tmp/profile
     launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
-    launch-pipeline profile --overhead 10
     """
-    task = _task(prompt if prompt is not None else read_prompts(None, 1)[0].text, options)
-    print_notes(without_effect(options))
-    if options["overhead"] is not None:
-        _overhead(task, options["overhead"], as_json)
-    else:
-        _profile(task, out, as_json)
-
-
-def _task(prompt: str, options: dict[str, Any]) -> "ProfileTask":
-    """Raises InputError for a temperature, seed or number of tokens that can't be."""
     # Neither numpy nor matplotlib nor the trace's schema should slow the other commands' start down.
     from orchestrator.lab.profile.measure import ProfileTask
 
-    temperatures = tuple(dict.fromkeys(options["temperature"])) or (0.0, 1.0)
-    given = {name: value for name, value in given_only(options).items() if name not in _OWN}
-    task = ProfileTask(prompt, temperatures, options["max_tokens"], options["seed"], given)
+    text = prompt if prompt is not None else read_prompts(None, 1)[0].text
+    temperatures = tuple(dict.fromkeys(temperature)) or (0.0, 1.0)
+    task = ProfileTask(text, temperatures, max_tokens, seed, settings)
     for each in temperatures:
-        task.sampling(each, task.max_tokens).submit(prompt, "check")
-    return task
+        task.sampling(each, task.max_tokens).submit(text, "check")
+    print_notes(without_effect(settings))
+    _profile(task, out, as_json)
 
 
 def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
@@ -83,20 +85,6 @@ def _profile(task: "ProfileTask", out: Path, as_json: bool) -> None:
     show(findings(measured.profile), as_json)
     if not as_json:
         click.echo("\n" + "\n".join(map(str, paths)))
-
-
-def _overhead(task: "ProfileTask", groups: int, as_json: bool) -> None:
-    from orchestrator.lab.profile.measure import tracing_cost
-
-    with _notice(as_json) as notice:
-        found = tracing_cost(task, groups, notice, on_note=lambda note: print_notes([note]))
-    if as_json:
-        click.echo(msgspec.json.encode(found._asdict()).decode())
-        return
-    click.echo(
-        f"With tracing {found.ratio:.2%} of the throughput without it "
-        f"(median of {found.groups} groups; 95% confidence: {found.low:.2%} to {found.high:.2%})."
-    )
 
 
 @contextmanager

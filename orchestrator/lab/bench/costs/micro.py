@@ -74,13 +74,7 @@ def least_squares(seconds: Mapping[int, float]) -> CostLine:
     return CostLine(float(fixed), float(marginal), float(deviation))
 
 
-ADOPTION = "orchestrator.lab.bench.costs.micro_adoption"
-HOST = (
-    ("orchestrator.lab.bench.costs.micro_coreml",),
-    ("orchestrator.lab.bench.costs.micro_machine",),
-)
-"""Programs that time what the host does beside the devices."""
-_PROGRAMS = (HOST[0], (ADOPTION,), *HOST[1:])
+_ADOPTION = "orchestrator.lab.bench.costs.micro_adoption"
 _STREAM = "orchestrator.lab.bench.costs.micro_bandwidth"
 _TIMEOUT_SECONDS = 600.0
 _FORWARD_NOTE = """\
@@ -90,10 +84,9 @@ times; off: the largest distance from it. read: weights that a forward of one to
 dot product through memory on the same cores. share: read, divided by the time at width 1, as a share of stream."""
 
 
-def measured(programs: Sequence[Sequence[str]] = _PROGRAMS) -> list[Value]:
-    """The figures of these programs, each with its arguments. Raises PipelineError if a process fails."""
-    # The limits are stated for one core, which is what a draft worker has on a small machine.
-    return [figure for program in programs for figure in _run(program, worker_environment("draft", (0,)))]
+def adoption(*arguments: str) -> list[Value]:
+    """How long a target takes to adopt the KV of another process, on one core. Raises PipelineError if that fails."""
+    return _run([_ADOPTION, *arguments], worker_environment("draft", (0,)))
 
 
 def measured_forwards(
@@ -122,8 +115,8 @@ def measured_forwards(
 def measure(target: Path, draft: Path, watch: Watch) -> Findings:
     """Of the models in these folders. Raises PipelineError if a process fails."""
     costs = measured_forwards(target, draft, notice=watch.starting)
-    watch.starting("single steps of the host")
-    return findings(measured(), costs)
+    watch.starting("adopting KV from shared memory")
+    return findings(adoption(), costs)
 
 
 def findings(values: Sequence[Value], costs: Sequence[ForwardCost]) -> Findings:

@@ -6,6 +6,8 @@ The conversations are few, so that each is had again and again, and each answer 
 import itertools
 import os
 import random
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,10 +17,10 @@ from dataclasses import dataclass, field
 import httpx
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.lab.bench.servers.server_process import RunningServer, Server, running
 from orchestrator.lab.drill.held import Sample, figures, growth, levels
 from orchestrator.lab.drill.outcome import DrillOutcome, OnStep, left_behind
-from orchestrator.lab.drill.processes import mark, members, own_registry, remains, usage
+from orchestrator.lab.drill.processes import mark, members, own_registry, remains, until, usage
+from protocol.own_modules import module_command
 
 PROMISE = "conversations, eight clients, contexts to their end: every answer exact; memory, descriptors, threads flat"
 SAMPLE_SECONDS = 5.0
@@ -33,6 +35,28 @@ _KEY = "a-key-for-the-drill"
 _WORDS = ("items", "count", "path", "name", "value", "stack", "queue", "walk", "parse", "total", "index", "result")
 
 
+_START_SECONDS, _END_SECONDS = 120.0, 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A running `serve`."""
+
+    port: int
+    pid: int
+
+    def client(self) -> httpx.Client:
+        headers = {"authorization": f"Bearer {_KEY}"}
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=300)
+
+    def healthy(self) -> bool:
+        try:
+            with self.client() as client:
+                return client.get("/health").status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+
 @dataclass(slots=True)
 class _Conversation:
     """What one user says; `seed` and `temperature` make each answer the only right one."""
@@ -41,7 +65,7 @@ class _Conversation:
     temperature: float
 
     def said(self, turn: int) -> str:
-        source = random.Random(f"{self.seed} {turn}")  # noqa: S311 - no secret
+        source = random.Random(f"{self.seed} {turn}")
         name, *arguments = source.choices(_WORDS, k=source.randint(2, 6))
         return f"\n\n\ndef {name}_{turn}({', '.join(sorted(set(arguments)))}):\n    "
 
@@ -63,7 +87,7 @@ class _Conversation:
 class _User:
     """A client that has one conversation after the other, on a thread of its own."""
 
-    server: RunningServer
+    server: _Server
     conversations: Sequence[_Conversation]
     answers: Sequence[Sequence[str]]
     """The right ones."""
@@ -131,20 +155,32 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
 
 
 @contextmanager
-def _served(strategy: str, engine: str) -> Iterator[tuple[RunningServer, str]]:
+def _served(strategy: str, engine: str) -> Iterator[tuple[_Server, str]]:
     """A server of a pipeline of its own, and that pipeline's mark."""
     with Pipeline(strategy=strategy, draft_engine=engine) as pipeline:
-        arguments = ("-m", "orchestrator.cli.app", "serve", "--address", pipeline.address, "--api-key", _KEY)
-        with running(Server("launch-pipeline serve", arguments, _KEY)) as server:
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            port = found.getsockname()[1]
+        options = ("--address", pipeline.address, "--api-key", _KEY, "--port", str(port))
+        command = [*module_command("orchestrator.cli.app"), "serve", *options]
+        # In a session of its own: Ctrl-C must reach this program only, which then ends the server.
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            server = _Server(port, process.pid)
+            until(server.healthy, _START_SECONDS)
             yield server, mark(pipeline.address)
+        finally:
+            process.terminate()
+            process.wait(_END_SECONDS)
 
 
-def _answers(server: RunningServer, conversations: Sequence[_Conversation]) -> list[list[str]]:
+def _answers(server: _Server, conversations: Sequence[_Conversation]) -> list[list[str]]:
     with server.client() as client:
         return [list(conversation.answers(client)) for conversation in conversations]
 
 
-def _watched(server: RunningServer, place: str, users: Sequence[_User], count: int, on_step: OnStep) -> list[Sample]:
+def _watched(server: _Server, place: str, users: Sequence[_User], count: int, on_step: OnStep) -> list[Sample]:
     """What all processes hold, from the time on at which as many conversations as users have come to their end."""
     samples: list[Sample] = []
     due = time.monotonic()
@@ -152,7 +188,7 @@ def _watched(server: RunningServer, place: str, users: Sequence[_User], count: i
         due += SAMPLE_SECONDS
         time.sleep(max(0.0, due - time.monotonic()))
         if _finished(users) >= len(users):
-            pids = {**members(place), "server": server.process.pid, "client": os.getpid()}
+            pids = {**members(place), "server": server.pid, "client": os.getpid()}
             samples.append({name: held for name, pid in pids.items() if (held := usage(pid)) is not None})
         on_step()
     return samples

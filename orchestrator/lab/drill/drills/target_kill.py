@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.drill.drill_requests import DelayedFault, drill_requests, serve, wrong
 from orchestrator.lab.drill.outcome import DrillOutcome, OnStep, left_behind, milliseconds, spread
 from orchestrator.lab.drill.processes import mark, members, remains, until
@@ -23,7 +23,7 @@ _STRATEGIES = ("adaptive", "ar", "ssd")
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Kill `count` targets, two a pipeline, each at a random moment of a request; a third kill ends the pipeline."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     requests = drill_requests(seed)
     failures: list[str] = []
     gaps: list[float] = []

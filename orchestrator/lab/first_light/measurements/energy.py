@@ -37,7 +37,7 @@ def measure(asked: Asked) -> Findings:
     rows: list[tuple[Cell, ...]] = []
     for strategy in _STRATEGIES:
         asked.notice(f"{strategy}, loading models")
-        with Pipeline(arena_memory=0, **models.pipeline(strategy)) as pipeline:
+        with Pipeline(settings=models.settings(strategy), arena_memory=0) as pipeline:
             contender = PipelineContender(strategy, pipeline)
             contender.generate(GenerationTask(prompt, 16, 0.0, 0))
             asked.notice(f"{strategy}, generating")

@@ -107,7 +107,7 @@ def _generated(
 ) -> list[tuple[int, ...]]:
     notice(f"{what}, loading models")
     # Without arenas every prompt is read anew, as the reference reads it.
-    with Pipeline(arena_memory=0, **models.pipeline(strategy)) as pipeline:
+    with Pipeline(settings=models.settings(strategy), arena_memory=0) as pipeline:
         contender = PipelineContender(strategy, pipeline)
         done = count(1)
         results = []

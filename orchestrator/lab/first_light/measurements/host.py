@@ -32,13 +32,9 @@ def checks(asked: Asked) -> Findings:
 
 
 def hand_off(asked: Asked) -> Findings:
-    """How long a target takes to adopt the KV of another process, and what else the host does beside the devices."""
+    """How long a target takes to adopt the KV of another process."""
     asked.notice("adopting KV from shared memory")
-    figures = micro.measured([(micro.ADOPTION, *(("40", "2") if asked.settings.short else ()))])
-    if not asked.settings.short:
-        asked.notice("the host's steps beside a converted draft, and telemetry")
-        figures += micro.measured(micro.HOST)
-    return Findings(values=(*figures, _OTHERS))
+    return Findings(values=(*micro.adoption(*(("40", "2") if asked.settings.short else ())), _OTHERS))
 
 
 def drills(asked: Asked) -> Findings:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.api.sampling.sampling_params import SamplingParams
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.findings import Cell, Findings, Table, Value
 from orchestrator.lab.first_light.measurements.texts import plan
 from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine
@@ -98,5 +98,5 @@ def _once(pipeline: Pipeline, prompt: Sequence[int]) -> float:
 
 def _prompt(vocabulary: int, length: int, seed: int) -> list[int]:
     # Other numbers for each length and repeat: a shared beginning would be in the prefix cache.
-    source = random.Random(1000 * length + seed)  # noqa: S311 - no secret
+    source = random.Random(1000 * length + seed)
     return [source.randrange(vocabulary) for _ in range(length)]

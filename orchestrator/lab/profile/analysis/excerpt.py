@@ -18,7 +18,7 @@ from orchestrator.lab.profile.analysis.overlap import (
     rounds,
     work,
 )
-from orchestrator.lab.profile.run import TracedRun, TracedSpan
+from orchestrator.lab.profile.run import TracedRun
 from protocol.worker.spans import SpanKind
 
 BarKind: TypeAlias = Literal["verify", "tidy", "prefill", "used", "discarded", "exposed", "wait"]
@@ -28,14 +28,12 @@ ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """Milliseconds from the beginning of the excerpt."""
 
     begin: float
     end: float
     look: BarKind
-    text: str
-    """What it was, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,8 @@ class Excerpt:
     first: int
     """Number of the first round."""
     count: int
-    draft: tuple[Bar, ...]
-    target: tuple[Bar, ...]
+    draft: tuple[TimelineBar, ...]
+    target: tuple[TimelineBar, ...]
     uses: tuple[Use, ...]
 
 
@@ -77,42 +75,33 @@ def excerpt(run: TracedRun, request: TracedRequest, count: int = ROUNDS) -> Exce
         first=chosen[0].round,
         count=len(chosen),
         draft=tuple(_draft(run, request, done, window)),
-        target=tuple(_target(request, done, window)),
+        target=tuple(_target(request, window)),
         uses=tuple(_uses(run, request, done, window)),
     )
 
 
-def _target(request: TracedRequest, done: Iterable[VerificationRound], window: Interval) -> Iterator[Bar]:
-    told = {each.round: each for each in done}
+def _target(request: TracedRequest, window: Interval) -> Iterator[TimelineBar]:
+    looks: dict[SpanKind, BarKind] = {SpanKind.VERIFY: "verify", SpanKind.TIDY: "tidy", SpanKind.PREFILL: "prefill"}
     for span in request.target:
-        each = told.get(span.round)
-        looks: dict[SpanKind, BarKind] = {SpanKind.VERIFY: "verify", SpanKind.TIDY: "tidy", SpanKind.PREFILL: "prefill"}
-        text = _verdict(span, each) if span.kind is SpanKind.VERIFY and each else f"{looks[span.kind]} {_long(span)}"
-        yield from _bars([edges(span)], window, looks[span.kind], text)
+        yield from _bars([edges(span)], window, looks[span.kind])
     for span in request.waits:
-        yield from _bars([edges(span)], window, "wait", f"waits for growth {_long(span)}")
-
-
-def _verdict(span: TracedSpan, each: VerificationRound) -> str:
-    found = {True: ", hit", False: ", miss", None: ""}[each.hit]
-    return f"round {each.round}: {each.nodes} nodes, {each.accepted} accepted + 1{found}, {_long(span)}"
+        yield from _bars([edges(span)], window, "wait")
 
 
 def _draft(
     run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval
-) -> Iterator[Bar]:
+) -> Iterator[TimelineBar]:
     """Growth in the parts that were hidden behind the target's work and those that were not."""
     names = grown_by(run)
     used = set().union(*(each.used for each in done))
     busy = request.busy(work(request.target, TARGET_WORK), [window])
     for span in request.draft:
         if span.kind is SpanKind.PREFILL:
-            yield from _bars([edges(span)], window, "prefill", f"prefill {_long(span)}")
+            yield from _bars([edges(span)], window, "prefill")
         elif span.kind is SpanKind.GROW:
             chosen = names.get(edges(span)) in used
-            text = f"growth step over {span.tokens} tokens {_long(span)}, {'used' if chosen else 'not used'}"
-            yield from _bars(intersection([edges(span)], busy), window, "used" if chosen else "discarded", text)
-            yield from _bars(difference([edges(span)], busy), window, "exposed", text + ", exposed")
+            yield from _bars(intersection([edges(span)], busy), window, "used" if chosen else "discarded")
+            yield from _bars(difference([edges(span)], busy), window, "exposed")
 
 
 def _uses(run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval) -> Iterator[Use]:
@@ -131,10 +120,6 @@ def _use(grown: dict[Step, Interval], step: Step, verdict: int | None, window: I
         yield Use((end - window[0]) / 1e6, (verdict - window[0]) / 1e6)
 
 
-def _bars(moments: Intervals, window: Interval, look: BarKind, text: str) -> Iterator[Bar]:
+def _bars(moments: Intervals, window: Interval, look: BarKind) -> Iterator[TimelineBar]:
     for begin, end in intersection(moments, [window]):
-        yield Bar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look, text)
-
-
-def _long(span: TracedSpan) -> str:
-    return f"({span.length / 1e6:.1f} ms)"
+        yield TimelineBar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look)

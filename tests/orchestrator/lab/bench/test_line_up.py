@@ -63,15 +63,15 @@ def test_further_drafts_run_under_the_same_strategies_and_without_lookup(tmp_pat
 
     assert [entry.line for entry in found][3:-3] == ["sd, other", "adaptive, other", "adaptive, no lookup, other"]
     assert found[3].draft_tokens == (2, 4)
-    assert {entry.keywords(PAIR)["draft"] for entry in found[3:-3]} == {str(other)}
+    assert {entry.settings(PAIR).draft for entry in found[3:-3]} == {str(other)}
 
 
 def test_a_trained_drafter_runs_by_the_engine_of_its_kind(tmp_path: Path):
     drafter = drafter_files.write(tmp_path / "eagle", drafter_files.specforge())
     found = next(entry for entry in entries(plan("adaptive", drafters=str(drafter))) if entry.draft == drafter)
 
-    assert found.keywords(PAIR)["draft_engine"] == "auto"
-    assert 0.0 < found.keywords(PAIR)["draft_scale"] < 1.0
+    assert found.settings(PAIR).draft_engine == "auto"
+    assert 0.0 < found.settings(PAIR).draft_scale < 1.0
     assert PAIR.outputs_read([drafter, DEMO_DRAFT]) == (0, 2, 5)
 
 
@@ -98,12 +98,12 @@ def test_further_drafts_have_names_of_their_own(tmp_path: Path):
 
 
 def test_the_controls_are_adaptive_with_one_thing_changed():
-    without, lookup, blind = (entry.keywords(PAIR) for entry in list(entries(plan("ar,adaptive")))[2:])
+    without, lookup, blind = (entry.settings(PAIR) for entry in list(entries(plan("ar,adaptive")))[2:])
 
-    assert [each["strategy"] for each in (without, lookup, blind)] == ["adaptive"] * 3
-    assert (without["lookup"], without["draft_engine"]) == ("off", "mlx")
-    assert (lookup["draft_engine"], blind["draft_engine"]) == ("ngram", "random")
-    assert "draft" not in lookup
+    assert [each.strategy for each in (without, lookup, blind)] == ["adaptive"] * 3
+    assert (without.lookup, without.draft_engine) == ("off", "mlx")
+    assert (lookup.draft_engine, blind.draft_engine) == ("ngram", "random")
+    assert lookup.draft is None
 
 
 @pytest.mark.parametrize(
@@ -157,5 +157,5 @@ def test_a_draft_in_core_ml_is_a_line_of_its_own_if_it_is_asked_for():
     (line,) = (entry for entry in entries(with_it) if entry not in list(entries(plan("ar,adaptive"))))
 
     assert line.line == "adaptive, Core ML draft"
-    assert line.keywords(PAIR)["draft_engine"] == "coreml"
-    assert line.keywords(PAIR)["strategy"] == "adaptive"
+    assert line.settings(PAIR).draft_engine == "coreml"
+    assert line.settings(PAIR).strategy == "adaptive"

@@ -1,7 +1,6 @@
 """Figures of an agent's turns follow from the measurements, and its transcript has the stated length."""
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,26 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli.app import cli
-from orchestrator.core.events import Arrived, Request, Submitted, Tick
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.reuse import (
     CONTENDERS,
-    DraftRecord,
     Transcript,
     TranscriptShape,
     Turn,
-    draft_records,
     findings,
     summary,
     transcript_shape,
 )
 from orchestrator.lab.report import json_text
-from orchestrator.runtime.recording import Journal
 from protocol.errors import InputError
-from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Pace
-from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Grow, Prefilled
 from tests.support.shown import complaints, shown
 
 PLAN = BenchPlan.of(
@@ -72,35 +64,6 @@ def test_a_turn_resends_all_before_it():
     assert Transcript(range(100), TranscriptShape(3, 10, 5, 2), 1).prompt != first
 
 
-def test_a_journal_holds_the_time_of_the_first_growth(tmp_path: Path):
-    def sent(message: Grow | Prefilled) -> Arrived:
-        return Arrived("draft", 2, message)
-
-    def grow(sequence: int, *tokens: int) -> Grow:
-        parents = (NodeId(1),) * len(tokens)
-        return Grow(SequenceId(sequence), 0, parents, tokens, (0.5,) * len(tokens), 1, 0.0)
-
-    request = Request((1, 2, 3), Sampling(), 4)
-    journal = Journal.to(str(tmp_path / "record"))
-    for now, event in enumerate(
-        [
-            Submitted(SequenceId(1), request),
-            Tick(),
-            sent(grow(1)),
-            sent(grow(1, 5)),
-            sent(grow(1, 6)),
-            Submitted(SequenceId(2), request),
-            sent(Prefilled(SequenceId(2), 0, 0, 0.0, 2)),
-            sent(grow(2, 6)),
-            Submitted(SequenceId(3), request),
-        ]
-    ):
-        journal.write(event, float(now))
-    journal.close()
-
-    assert draft_records(tmp_path / "record") == [DraftRecord(3.0, 0), DraftRecord(2.0, 2), DraftRecord(None, 0)]
-
-
 def turn(contender: str, number: int, *, exact: bool = True, overruns: int = 0) -> Turn:
     return Turn(
         contender=contender,
@@ -109,7 +72,6 @@ def turn(contender: str, number: int, *, exact: bool = True, overruns: int = 0) 
         prompt_tokens=100 * number,
         first_token=number / 10,
         adopted=0 if contender == "no reuse" else 100 * number - 50,
-        draft_growth=None if number == 2 else number / 5,
         exact=exact,
         pace=Pace(profile="m4", forwards=100, overruns=overruns, stretch=0.0, valid=overruns <= 1),
     )
@@ -120,7 +82,6 @@ def test_the_summary_leaves_the_first_turn_out():
 
     assert (figures["first_token"], figures["first_token_last"]) == (pytest.approx(0.35), 0.5)
     assert (figures["evaluated"], figures["adopted"]) == (4 * 49, 1400 - 200)
-    assert (figures["growth"], figures["growth_last"], figures["grew"]) == (0.8, 1.0, 3)
 
 
 def test_wrong_tokens_and_overruns_are_reported():
@@ -146,4 +107,3 @@ def test_turns_are_measured_on_real_processes():
     assert all(each["exact"] for each in (without, arenas, reuse))
     assert without["adopted"] == 0 < reuse["adopted"]
     assert reuse["evaluated"] < without["evaluated"] / 2
-    assert reuse["draft_evaluated"] < without["draft_evaluated"] / 2

@@ -12,7 +12,7 @@ from orchestrator.lab.bench import trials
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.measurement import BenchRequest
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.residents import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups, resident
+from orchestrator.lab.bench.residents import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
 from orchestrator.machine import hardware
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.hardware import MlxDevice, gpu_working_set
@@ -31,7 +31,7 @@ class Stage:
         self.most = 0
         self.events: list[str] = []
 
-    def line(self, name: str, gib: int, contenders: int = 1, first: bool = False) -> BenchLine:
+    def line(self, name: str, gib: int, contenders: int = 1) -> BenchLine:
         @contextmanager
         def start() -> Iterator[AwaitContenders]:
             self.resident.append(name)
@@ -40,7 +40,7 @@ class Stage:
             yield lambda: [Fake(self, name, index) for index in range(contenders)]
             self.resident.remove(name)
 
-        return BenchLine(gib * _GIB, start, first)
+        return BenchLine(gib * _GIB, start)
 
 
 class Fake:
@@ -74,16 +74,6 @@ def test_lines_that_fit_are_resident_together_and_the_others_one_by_one():
     assert groups([a, b], working_set=10 * _GIB) == [[a, b]]
     assert groups([a, b], working_set=10 * _GIB - 1) == [[a], [b]]
     assert groups([a, b], working_set=0) == [[a, b]], "no limit is known"
-
-
-def test_a_line_that_may_install_starts_first_and_keeps_its_place():
-    stage = Stage()
-
-    with resident([stage.line("a", 1), stage.line("rival", 1, first=True)]) as contenders:
-        assert stage.events == ["+rival", "+a"]
-        assert [contender.name for contender in contenders] == ["a0", "rival0"]
-
-    assert stage.resident == []
 
 
 @pytest.mark.parametrize(("working_set", "most", "notes"), [(0, 3, []), (64, 3, []), (11, 1, [IN_TURNS])])

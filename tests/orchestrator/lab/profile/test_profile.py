@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
+from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.app import cli
 from orchestrator.lab.profile.analysis.figures import RequestProfile
 from orchestrator.lab.profile.measure import MeasuredRun, ProfileTask, measure
@@ -22,7 +23,7 @@ PROMPT = "def quicksort(items):\n"
 
 @pytest.fixture(scope="module")
 def measured() -> MeasuredRun:
-    return measure(ProfileTask(PROMPT, (0.0, 1.0), 24, 1, {"placement": "apart"}))
+    return measure(ProfileTask(PROMPT, (0.0, 1.0), 24, 1, PipelineSettings(placement="apart")))
 
 
 @pytest.fixture(scope="module")

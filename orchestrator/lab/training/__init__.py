@@ -1,1 +1,0 @@
-"""Trains the shipped draft in torch, which the extra `training` installs: see `chat_draft`."""

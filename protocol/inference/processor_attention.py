@@ -1,0 +1,88 @@
+"""Attention on a Linux processor: numpy computes the exponentials of a large softmax in vectors, MLX one by one.
+
+MLX 0.32 has vector code for exponentials only with Apple's Accelerate (mlx/backend/cpu/simd). For a prompt of a few
+hundred tokens they take longer than the products of the default target.
+"""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from protocol.inference.device import compute
+
+Scores: TypeAlias = npt.NDArray[np.float32]
+
+_LEAST = 1 << 13
+"""Attention scores of a layer. With fewer, waiting for each layer costs more than the exponentials."""
+_BLOCK = 1 << 16
+"""Scores that are normalised at once: they stay in the processor's cache."""
+_STOCK = mx.fast.scaled_dot_product_attention
+
+
+@contextmanager
+def vector_softmax() -> Generator[None]:
+    """While it lasts, MLX's attention over many scores in float32 is `attention`, if this process computes on a Linux
+    processor. Only for forwards without gradients: its softmax is no part of MLX's graph."""
+    if sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu):
+        yield
+        return
+    mx.fast.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        mx.fast.scaled_dot_product_attention = _STOCK
+
+
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+    stream: mx.Stream | None = None,
+) -> mx.array:
+    """softmax(scale q k^T + mask) v, (B, H, L, size), as `mx.fast.scaled_dot_product_attention` of (B, H, L, width)
+    queries, (B, H', T, width) keys and (B, H', T, size) values. A query's result does not depend on the other ones."""
+    batch, heads, length, _ = q.shape
+    groups, total = k.shape[1], k.shape[2]
+    if sinks is not None or stream or q.dtype != mx.float32 or batch * heads * length * total < _LEAST:
+        return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
+    queries = mx.reshape(q * scale, (batch, groups, heads // groups * length, -1))
+    scores = queries @ k.swapaxes(-1, -2)
+    added = _added(mask, length, total)
+    compute(scores, *([] if added is None else [added]))
+    rows: Scores = np.asarray(scores, np.float32).reshape(batch * heads, length, total)
+    masks: Scores | None = None
+    if added is not None:
+        masks = np.broadcast_to(np.asarray(added, np.float32), (batch, heads, length, total))
+    step = max(1, _BLOCK // total)
+    for head, own in enumerate(rows):
+        shift = None if masks is None else masks[divmod(head, heads)]
+        for begin in range(0, length, step):
+            _normalise(own[begin : begin + step], None if shift is None else shift[begin : begin + step])
+    return mx.reshape(scores @ v, (batch, heads, length, -1))
+
+
+def _added(mask: mx.array | str | None, length: int, total: int) -> mx.array | None:
+    """What the mask adds to the scores; its shape can be broadcast to (B, H, L, T)."""
+    if isinstance(mask, str):
+        mask = mx.arange(total) <= mx.arange(total - length, total)[:, None]
+    if mask is None or mask.dtype != mx.bool_:
+        return mask
+    return mx.where(mask, mx.array(0.0), mx.array(-mx.inf))
+
+
+def _normalise(scores: Scores, shift: Scores | None) -> None:
+    """Softmax of each row of (rows, T), after `shift` is added, in place. A row of -inf becomes NaN, as in MLX."""
+    if shift is not None:
+        scores += shift
+    scores -= scores.max(axis=1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=1, keepdims=True)

@@ -1,0 +1,100 @@
+"""Laws of what a pipeline is told and what its user is told: both speak of the same draft. Starts nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.api import settings as settings_module
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.machine.drafts import draft_choice as draft_choice_module
+from orchestrator.machine.drafts.auto_draft import AutoDraft
+from orchestrator.machine.drafts.converted_draft import conversion_of
+from orchestrator.machine.profiles.device_profiles import profile_names
+from orchestrator.runtime.link_emulation import EmulatedLink
+from protocol.contracts.coreml.conversion import FOLDER_MODEL
+from protocol.contracts.coreml.neural_engine import EngineRates
+from protocol.errors import InputError
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
+
+
+@pytest.fixture
+def faster_in_core_ml(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a Neural Engine that was found faster for the demo draft."""
+
+    monkeypatch.setattr(draft_choice_module, "neural_engine", lambda: "coreml")
+    data = conversion_of(DEMO_DRAFT) / FOLDER_MODEL / "Data"
+    data.mkdir(parents=True)
+    (data / "model.mlmodel").write_bytes(b"model")
+    auto = AutoDraft.on_this_machine(DEMO_DRAFT, DEMO_TARGET, "coreml")
+    auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
+
+
+@pytest.mark.usefixtures("faster_in_core_ml")
+def test_the_engine_that_begins_is_named():
+    assert Pipeline(str(DEMO_TARGET)).note == "The draft runs on the Neural Engine (it was faster)."
+
+
+@pytest.mark.usefixtures("faster_in_core_ml")
+@pytest.mark.parametrize(
+    "measured", [{"pace": profile_names()[0]}, {"trace": "trace"}, {"draft_link": EmulatedLink(delay=0.01)}], ids=str
+)
+def test_an_engine_that_a_measurement_does_not_begin_with_is_not_named(measured: dict[str, Any]):
+    assert Pipeline(str(DEMO_TARGET), **measured).note == ""
+
+
+def test_keywords_change_the_settings_beside_them():
+    settings = PipelineSettings(target=str(DEMO_TARGET), strategy="ssd")
+
+    assert Pipeline(settings=settings).strategy == "ssd"
+    assert Pipeline(settings=settings, strategy="sd").strategy == "sd"
+    assert Pipeline(str(DEMO_TARGET), settings=settings).strategy == "ssd"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"strategy": "fast"}, "There is no strategy called 'fast': choose ar, sd, ssd or adaptive"),
+        ({"draft_tokens": 0}, "draft_tokens must be a whole number >= 1"),
+        ({"prefill_engine": "gpu"}, "prefill_engine can't be 'gpu'"),
+        ({"draft_with": 3}, "There is no option 'draft_with'"),
+    ],
+)
+def test_a_wrong_setting_is_named(wrong: dict[str, Any], sentence: str):
+    with pytest.raises(InputError, match=sentence):
+        Pipeline(str(DEMO_TARGET), **wrong)
+    if wrong.keys() <= set(PipelineSettings.__struct_fields__):
+        with pytest.raises(InputError, match=sentence):
+            Pipeline(settings=PipelineSettings(**wrong))
+
+
+@pytest.fixture
+def slow_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Linux processor that has MLX's own BLAS alone."""
+    monkeypatch.setattr(settings_module, "lacks_fast_blas", lambda: True)
+
+
+@pytest.mark.usefixtures("slow_processor")
+@pytest.mark.parametrize("strategy", ["adaptive", "sd", "ssd"])
+def test_that_speculation_can_not_help_is_told(strategy: str):
+    assert "speculation can't help: install OpenBLAS" in Pipeline(str(DEMO_TARGET), strategy=strategy).note
+
+
+@pytest.mark.usefixtures("slow_processor")
+def test_adaptive_does_not_draft_where_speculation_can_not_help():
+    assert Pipeline(str(DEMO_TARGET)).strategy == "ar"
+    assert Pipeline(str(DEMO_TARGET), listen="127.0.0.1:0").strategy == "ar"
+    assert Pipeline(str(DEMO_TARGET), strategy="sd").strategy == "sd"
+
+
+@pytest.mark.usefixtures("slow_processor")
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "ar"}, {"pace": profile_names()[0]}, {"target_engine": "none", "listen": "127.0.0.1:0"}],
+    ids=str,
+)
+def test_nothing_is_told_where_this_processor_does_not_count(options: dict[str, Any]):
+    pipeline = Pipeline(str(DEMO_TARGET), **options)
+
+    assert (pipeline.strategy, pipeline.note) == (options.get("strategy", "adaptive"), "")

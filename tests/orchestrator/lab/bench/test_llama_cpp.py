@@ -1,0 +1,166 @@
+"""Laws of llama.cpp as a rival: its own server and clock, the target's own file, and no process that stays."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli.app import cli
+from orchestrator.lab.bench import llama_cpp
+from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.figures import rows
+from orchestrator.lab.bench.llama_cpp import LlamaCppContender, open_llama_cpp
+from orchestrator.lab.bench.measurement import Measurement, Setting, deviating, is_checked
+from orchestrator.lab.bench.plan import BenchPlan, parse_rivals
+from orchestrator.lab.bench.strategies import findings
+from orchestrator.machine.models.checkpoints import gguf_file
+from protocol.errors import InputError, PipelineError
+from tests.support.bench_measurements import measurement
+from tests.support.paths import DEMO_TARGET, ROOT
+from tests.support.shown import shown
+
+_TASK = GenerationTask((7, 8, 9), 5, 0.0, 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A GGUF file, beside a program on the PATH that needs nothing and stands for llama.cpp's."""
+    program = tmp_path / "bin" / "llama-server"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests/support/fake_llama_server.py"} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    return tmp_path / "model.gguf"
+
+
+def _opened(stack: ExitStack, target: Path | None, absent: dict[str, str]) -> list[LlamaCppContender]:
+    name = None if target is None else str(target)
+    return open_llama_cpp(name, DEMO_TARGET, stack, lambda _: None, absent.__setitem__)
+
+
+def test_its_speed_is_by_its_own_clock_from_the_prompts_last_token(file: Path):
+    absent: dict[str, str] = {}
+    with ExitStack() as stack:
+        plain, *_ = _opened(stack, file, absent)
+        generation = plain.generate(_TASK)
+
+    assert (plain.name, absent) == ("llama.cpp", {})
+    assert generation.tokens_per_second == pytest.approx(5.0)
+    assert generation.tokens_per_round == pytest.approx(5 / 3)
+    assert generation.tokens == (1, 2, 3, 4, 5)
+    assert generation.time_to_first_token == generation.arrivals[0] <= generation.arrivals[-1] == generation.total_time
+
+
+def test_what_its_version_lacks_is_named_and_the_rest_runs(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_LLAMA", "ngram-map-k")
+    absent: dict[str, str] = {}
+    with ExitStack() as stack:
+        names = [contender.name for contender in _opened(stack, file, absent)]
+
+    assert absent.keys() == {"llama.cpp ngram-map-k"}
+    assert "invalid argument: ngram-map-k" in absent["llama.cpp ngram-map-k"]
+    assert names == [name for name in llama_cpp._DECODINGS if name not in absent]
+
+
+def test_no_server_is_left_and_one_that_ended_is_an_error(file: Path):
+    with ExitStack() as stack:
+        contenders = _opened(stack, file, {})
+
+    for contender in contenders:
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", contender._port), timeout=1):
+            pass
+    with pytest.raises(PipelineError, match=r"llama\.cpp gave no answer"):
+        contenders[0].generate(_TASK)
+
+
+def test_a_bench_that_is_killed_leaves_no_server(file: Path):
+    program = f"""
+import os, signal, sys
+from contextlib import ExitStack
+from pathlib import Path
+from orchestrator.lab.bench.llama_cpp import open_llama_cpp
+
+with ExitStack() as stack:
+    found = open_llama_cpp({str(file)!r}, Path({str(DEMO_TARGET)!r}), stack, lambda _: None, lambda *_: None)
+    print(*(each._port for each in found), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    ports = ended.stdout.split()
+    assert (ended.returncode, len(ports)) == (-signal.SIGKILL, len(llama_cpp._DECODINGS))
+    deadline = time.monotonic() + 20
+    while any(llama_cpp._healthy(int(port)) for port in ports):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_without_the_program_or_the_file_it_is_named_with_the_reason(file: Path, monkeypatch: pytest.MonkeyPatch):
+    absent: dict[str, str] = {}
+    with ExitStack() as stack:
+        assert _opened(stack, DEMO_TARGET, absent) == []
+        assert "--target FILE.gguf" in absent.pop("llama.cpp")
+        monkeypatch.setattr(shutil, "which", lambda _: None)
+        assert _opened(stack, file, absent) == []
+
+    assert "there is no llama-server on the PATH" in absent["llama.cpp"]
+
+
+def test_a_target_s_file_is_the_one_that_its_name_means(tmp_path: Path):
+    (tmp_path / "one").mkdir()
+    file = tmp_path / "one" / "model.gguf"
+    file.touch()
+
+    assert gguf_file(str(file)) == gguf_file(str(file.parent)) == file.resolve()
+    assert gguf_file(str(DEMO_TARGET)) is gguf_file("Qwen/Qwen2.5-1.5B") is gguf_file("") is None
+
+
+def test_its_tokens_are_not_compared_and_its_speed_is():
+    other = measurement("llama.cpp", 40.0, tokens=(9, 9)).generation
+    found = [
+        measurement("mlx-lm", 10.0),
+        Measurement(Setting(0, 0, 0.0), "llama.cpp", LlamaCppContender.family, other),
+    ]
+
+    row = rows(found, ["mlx-lm", "llama.cpp"])[1]
+
+    assert not is_checked(found[1])
+    assert deviating(found, ["mlx-lm", "llama.cpp"]) == []
+    assert (row.rival, row.checked, row.over_plain) == (True, 0, 4.0)
+
+
+@pytest.mark.parametrize("words", ["", " , ", "vllm", "llama.cpp,vllm"])
+def test_an_unknown_rival_is_refused(words: str):
+    with pytest.raises(InputError, match=r"There is no rival .*: choose llama.cpp\."):
+        parse_rivals(words)
+
+
+def test_a_rival_that_cannot_run_is_named_with_the_reason_in_table_and_json():
+    plan = BenchPlan.of(
+        draft_tokens="0", strategies="ar", temperature=(0.0,), target=None, draft=None, repeats=1, max_tokens=8
+    )
+    found = findings(rows([measurement("mlx-lm", 10.0)], ["mlx-lm"]), plan, 1, absent={"llama.cpp": "no program"})
+
+    assert "llama.cpp is not in the table: no program." in shown(found)
+    assert found.figures["absent_rivals"] == {"llama.cpp": "no program"}
+
+
+@pytest.mark.thorough
+def test_a_paced_bench_leaves_rivals_out_and_says_why():
+    words = "bench --pair demo --limit 1 --repeats 1 --max-tokens 6 --draft-tokens 0 --strategies ar --temperature 0"
+    rival = ["--rivals", "llama.cpp", "--pace", "h100-qwen3-32b", "--json"]
+
+    result = CliRunner().invoke(cli, [*words.split(), *rival], catch_exceptions=False)
+
+    found = json.loads(result.stdout)
+    assert "paced" in found["absent_rivals"]["llama.cpp"]
+    assert not any(row["rival"] for row in found["results"])

@@ -1,0 +1,69 @@
+"""Laws of the attention that numpy normalises: it is MLX's own, for every mask, and only where it is asked for."""
+
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from protocol.inference.processor_attention import attention, vector_softmax
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu), reason="only a Linux processor uses it"
+)
+_BATCH, _HEADS, _GROUPS, _LENGTH, _TOTAL = 2, 6, 3, 9, 120
+"""More scores than the fewest for which numpy is used."""
+
+
+def numbers(*shape: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(sum(shape)))
+
+
+def inputs(length: int = _LENGTH) -> tuple[mx.array, mx.array, mx.array]:
+    keys, values = numbers(_BATCH, _GROUPS, _TOTAL, 16), numbers(_BATCH, _GROUPS, _TOTAL, 24)
+    return numbers(_BATCH, _HEADS, _LENGTH, 16)[:, :, :length], keys, values
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        "causal",
+        mx.arange(_TOTAL) % 3 > 0,
+        mx.arange(_LENGTH)[:, None] <= mx.arange(_TOTAL),
+        mx.arange(_LENGTH * _TOTAL).reshape(1, 1, _LENGTH, _TOTAL) % 5 > 0,
+        numbers(_HEADS, _LENGTH, _TOTAL),
+        numbers(_BATCH, 1, _LENGTH, _TOTAL),
+    ],
+)
+def test_it_is_mlx_own_attention_for_every_mask(mask: mx.array | str | None):
+    given = inputs()
+    assert _BATCH * _HEADS * _LENGTH * _TOTAL > 1 << 13
+    stock = mx.fast.scaled_dot_product_attention(*given, scale=0.3, mask=mask)
+    found = attention(*given, scale=0.3, mask=mask)
+    assert found.shape == stock.shape
+    assert np.allclose(np.array(found), np.array(stock), rtol=1e-5, atol=1e-6)
+
+
+def test_a_query_does_not_depend_on_those_beside_it():
+    queries, keys, values = inputs()
+    whole = np.array(attention(queries, keys, values, scale=0.3))
+    fewer = np.array(attention(queries[:, :, :7], keys, values, scale=0.3))
+    assert np.array_equal(fewer, whole[:, :, :7])
+
+
+def test_sinks_and_half_precision_stay_mlx_own():
+    given = inputs()
+    sinks = numbers(_HEADS)
+    stock = mx.fast.scaled_dot_product_attention(*given, scale=0.3, sinks=sinks)
+    assert np.array_equal(np.array(attention(*given, scale=0.3, sinks=sinks)), np.array(stock))
+    half = [each.astype(mx.float16) for each in given]
+    stock = mx.fast.scaled_dot_product_attention(*half, scale=0.3)
+    assert np.array_equal(np.array(attention(*half, scale=0.3)), np.array(stock))
+
+
+def test_it_ends_with_its_block_whatever_happens():
+    stock = mx.fast.scaled_dot_product_attention
+    with pytest.raises(ZeroDivisionError), vector_softmax():
+        _ = 1 / int(mx.fast.scaled_dot_product_attention is not attention)
+    assert mx.fast.scaled_dot_product_attention is stock
