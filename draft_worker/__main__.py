@@ -27,7 +27,8 @@ def _built(setup: WorkerSetup) -> Worker:
     if setup.pace is not None:
         engine = PacedEngine(engine, pacer, time.perf_counter)
     attach = partial(attached_ring, epoch=setup.epoch)
-    worker = DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, setup.prefix_cache << 20, attach)
+    kept, pool = setup.kept_bytes, setup.kv_pool
+    worker = DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, kept, attach, pool)
     return SurvivingWorker(worker)
 
 

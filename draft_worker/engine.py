@@ -149,6 +149,14 @@ class EngineSequence(ABC):
         """Bytes of KV; 0 if there is no KV to keep."""
         return 0
 
+    def shed(self) -> bool:
+        """Forget one state to which `truncate` could go back. Whether there was one."""
+        return False
+
+    def shorten(self, tokens: int) -> None:
+        """`truncate`, and free memory of what is dropped, where that is possible."""
+        self.truncate(tokens)
+
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "EngineSequence":
         """A sequence for another request, as from `Engine.open`, that holds the first `length` committed tokens.
 

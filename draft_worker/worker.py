@@ -15,7 +15,7 @@ from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import SequenceId
 from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker
+from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.rolling_context import RollingContext
 from protocol.worker.pacing import Pacer
@@ -35,10 +35,11 @@ class DraftWorker:
         pacer: Pacer | None = None,
         prefix_cache: int = 0,
         attach: Attach = attached_ring,
+        pool: int | None = None,
     ) -> None:
         """`clock`: seconds, monotonic. `prefill_chunk`: most tokens of one prefill forward. `pacer`: the pacer of a
         paced engine. `prefix_cache`: bytes of KV of ended sequences to keep; 0 also shares no KV between live ones.
-        `attach`: opens feature rings."""
+        `attach`: opens feature rings. `pool`: bytes of KV of live and ended sequences; None for no bound."""
         self._engine = engine
         self._attach = attach
         self._rolling = RollingContext(engine.context)
@@ -49,7 +50,7 @@ class DraftWorker:
         self._queue: deque[SequenceId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes how often a guess with a given probability comes true."""
-        self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close())
+        self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close(), pool)
         self._at_work: tuple[SequenceId, ...] = ()
         """Sequences whose KV the present call changes."""
 
@@ -78,7 +79,7 @@ class DraftWorker:
             case FeatureShipment(block):
                 self._hear_features(self._sequences.get(block.sequence), block.first, message)
             case Stop():
-                self._end(message.sequence)
+                return self._end(message.sequence)
         return ()
 
     @property
@@ -116,6 +117,7 @@ class DraftWorker:
             self._take_over(sequence, found)
         if sequence.prefilling:
             sequence.prefill(self._chunk)
+        self._prefix_sharing.fit()
         return sequence.kv_offer(self._clock)
 
     def _take_over(self, sequence: DraftSequence, found: Found[EngineSequence]) -> None:
@@ -174,9 +176,9 @@ class DraftWorker:
     def _start(self, message: Start) -> Iterator[FromWorker]:
         sequence = self._sequences.get(message.sequence)
         if not self._knows(message.tokens):
-            yield self._refuse(message.sequence)
+            yield from self._refuse(message.sequence)
         elif sequence is None or sequence.sampling != message.sampling:
-            self._end(message.sequence)
+            yield from self._end(message.sequence)
             self._sequences[message.sequence] = self._opened(message)
             self._queue.append(message.sequence)
         elif (sequence.round, sequence.position) != (message.round, len(message.tokens) - 1):
@@ -210,7 +212,7 @@ class DraftWorker:
         elif message.round <= sequence.round:
             return
         elif not self._knows(message.tokens):
-            yield self._refuse(message.sequence)
+            yield from self._refuse(message.sequence)
         elif not sequence.follows(message):
             text = f"The draft is at position {sequence.position}, round {sequence.round}: start the sequence again."
             yield Fault("lost", text, message.sequence)
@@ -220,15 +222,17 @@ class DraftWorker:
     def _knows(self, tokens: Iterable[int]) -> bool:
         return max(tokens) < self._engine.vocabulary
 
-    def _refuse(self, sequence: SequenceId) -> Fault:
-        self._end(sequence)
+    def _refuse(self, sequence: SequenceId) -> Iterator[FromWorker]:
+        yield from self._end(sequence)
         text = f"The draft's vocabulary ends at {self._engine.vocabulary}: choose a draft of the target's family."
-        return Fault("refused", text, sequence)
+        yield Fault("refused", text, sequence)
 
-    def _end(self, id: SequenceId) -> None:
+    def _end(self, id: SequenceId) -> Iterator[KvCut]:
         """The sequence has ended: its KV goes to the prefix cache."""
         sequence = self._sequences.pop(id, None)
         if sequence is not None:
             self._queue.remove(id)
             sequence.close()
-            self._prefix_sharing.end(sequence)
+            cut = self._prefix_sharing.end(sequence)
+            if cut is not None:
+                yield KvCut(cut.kept, cut.tokens, cut.memory)

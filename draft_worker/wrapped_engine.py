@@ -113,6 +113,12 @@ class WrappedSequence(EngineSequence):
     def memory(self) -> int:
         return self.inner.memory
 
+    def shed(self) -> bool:
+        return self.inner.shed()
+
+    def shorten(self, tokens: int) -> None:
+        self.inner.shorten(tokens)
+
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "WrappedSequence":
         inner = self.inner.reopen(length, sampling, vocabulary, exclusive=exclusive)
         return WrappedSequence(self._engine, inner, vocabulary)

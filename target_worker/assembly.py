@@ -83,7 +83,9 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
     )
     chunk = setup.prefill_chunk if setup.hosts is None else min(setup.prefill_chunk, _DIVIDED_PREFILL_CHUNK)
     engine = TargetEngine(model, chunk, exchange)
-    return TargetWorker(engine, time.perf_counter, hello, Pacer(setup.pace), setup.prefix_cache << 20, rings, disk)
+    return TargetWorker(
+        engine, time.perf_counter, hello, Pacer(setup.pace), setup.kept_bytes, rings, disk, setup.kv_pool
+    )
 
 
 def _replaying(setup: WorkerSetup) -> TargetWorker:

@@ -18,7 +18,7 @@ from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
-from target_worker.kv.checkpoint import KvCheckpoint
+from target_worker.kv.checkpoint import MIN_TOKENS, KvCheckpoint
 from target_worker.kv.target_kv import Adoption, TargetKv, adopt
 from target_worker.verification.acceptance import Acceptance, likelihoods
 from target_worker.verification.coupled import coupled
@@ -26,6 +26,9 @@ from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.verification.rejection import rejection
 
 _ROWS_TOGETHER = 64
+_BRANCH = 16
+"""A recurrent state is remembered so many tokens before the prompt's end: the next turn of a conversation continues the
+answer, or branches off within the template's opening of the answer, which is no longer."""
 
 
 class TargetModel(Protocol):
@@ -137,8 +140,8 @@ class TargetEngine:
         return self._checkpoint(start, start.adopt.tokens if start.adopt else 0)
 
     def _checkpoint(self, start: Start, covered: int) -> KvCheckpoint | None:
-        """None if the prompt's KV can't be saved anyway."""
-        if self._exchange is None or not self._exchange.holds(len(start.tokens)):
+        """None if no arena holds more than the first `covered` tokens."""
+        if self._exchange is None or self._exchange.most < covered + MIN_TOKENS:
             return None
         return KvCheckpoint(self._exchange, covered)
 
@@ -176,6 +179,8 @@ class TargetSequence:
         """Likelihoods of the prompt's tokens from the second one on, if they are wanted and until they are sent."""
         self.early: EarlyForward | None = None
         """The forward of the next round, if it has begun before its Verify."""
+        self.ended = False
+        """Its request needs it no more."""
 
     @property
     def position(self) -> int:
@@ -221,8 +226,15 @@ class TargetSequence:
     def prefill(self) -> None:
         """Evaluate one chunk of the tokens before the root."""
         begin = self.cache.committed
-        chunk = self.tokens[begin : min(begin + self._engine.prefill_chunk, self.position)]
-        logits = self.cache.prefill(chunk)
+        end = min(begin + self._engine.prefill_chunk, self.position)
+        if self.cache.chooses_places:
+            branch = self.position - _BRANCH
+            end = min(end, branch) if begin < branch else end
+            chunk = self.tokens[begin:end]
+            logits = self.cache.prefill(chunk, remember=end <= branch)
+        else:
+            chunk = self.tokens[begin:end]
+            logits = self.cache.prefill(chunk)
         if self.sampling.prompt_logprobs and logits is not None:
             following = self.tokens[begin + 1 : min(begin + 1 + len(chunk), self.start.prompt_tokens)]
             self.told += self._engine.prompt_likelihoods(logits, following, self.sampling.logprobs or 0)
@@ -285,7 +297,7 @@ class TargetSequence:
 
     def _forget(self) -> None:
         """Let go of rows behind windows that need not be saved any more."""
-        if self.checkpoint is None or self.checkpoint.closed:
+        if self.checkpoint is None or self.checkpoint.closed or self.checkpoint.full:
             self.cache.forget(self.cache.committed)
         else:
             self.cache.forget(self.checkpoint.saved)

@@ -95,7 +95,7 @@ class RecordedSequence(TreeSequence):
         self._text = text
         self._index = index
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int], *, remember: bool = True) -> None:
         """Without logits: those of a prompt were not recorded."""
         begin = self.committed
         super().prefill(tokens)

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import mlx.core as mx
 from msgspec.structs import replace
 
-from protocol.kv.prefix_sharing import PrefixSharing
+from protocol.kv.prefix_cache import Found
+from protocol.kv.prefix_index import MIN_SHARED_TOKENS
+from protocol.kv.prefix_sharing import PrefixSharing, shared_tokens
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
 from protocol.messages.features import Features, Tap
@@ -19,6 +21,7 @@ from protocol.messages.worker import (
     Forest,
     FromWorker,
     Hello,
+    KvCut,
     Prefilled,
     Start,
     Stop,
@@ -38,6 +41,10 @@ from target_worker.verification.acceptance import Acceptance
 from target_worker.verification.proposed_tree import ProposedTree, flaw
 
 log = logging.getLogger(__name__)
+
+
+_FIT_TOKENS = 256
+"""A live sequence's KV grows by so many tokens at once."""
 
 
 class _Forward(NamedTuple):
@@ -65,16 +72,20 @@ class TargetWorker:
         prefix_cache: int = 0,
         rings: FeatureRings | None = None,
         disk: DiskCache | None = None,
+        pool: int | None = None,
     ) -> None:
         """`prefix_cache`: bytes of KV of ended sequences; 0 turns off sharing between sequences. Without `rings`
-        nothing is recorded for drafts. `disk`: keeps KV of ended sequences for a later start."""
+        nothing is recorded for drafts. `disk`: keeps KV of ended sequences for a later start. `pool`: bytes of KV of
+        live and ended sequences together; None for no bound."""
         self._engine = engine
         self._pacer = pacer or Pacer(None)
         self._clock = clock
         self._hello = hello
         self._sequences: dict[SequenceId, TargetSequence] = {}
         """In the order of their turns to be prefilled."""
-        self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close)
+        self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, TargetKv.close, pool)
+        self._ended: dict[SequenceId, TargetSequence] = {}
+        """Sequences whose KV goes to the prefix cache, which may cut it, once it is saved to shared memory."""
         self._rings = rings
         self._saving = KvSaving(clock)
         self._early: SequenceId | None = None
@@ -106,7 +117,7 @@ class TargetWorker:
             case KvRelease(name):
                 self._release(name)
             case Stop(sequence):
-                self._end(sequence)
+                yield from self._end(sequence)
 
     @property
     def has_work(self) -> bool:
@@ -125,9 +136,14 @@ class TargetWorker:
             self._sequences[self._early].begin_early(self._clock())
             self._early = None
             return
-        if self._saving.next is not None:
-            self._at_work = (self._saving.next,)
+        waiting = [id for id, each in self._sequences.items() if each.prefilling and not self._disk.reads(id)]
+        saved = self._saving.next
+        # What an ended sequence left is saved when nobody waits for a prompt.
+        if saved is not None and (saved in self._sequences or not waiting):
+            self._at_work = (saved,)
             yield from self._saving.save()
+            if saved in self._ended and not self._saving.saves(saved):
+                yield from self._cache(saved)
             return
         if reason := self._disk.turned_off():
             yield CacheOff(plain(reason)[:4000])
@@ -139,7 +155,6 @@ class TargetWorker:
             if not self._sequences[read].prefilling:
                 yield self._prefilled(self._sequences[read])
             return
-        waiting = [id for id, each in self._sequences.items() if each.prefilling and not self._disk.reads(id)]
         self._at_work = ()
         if self._disk.takes_turn(bool(waiting)):
             return
@@ -154,6 +169,9 @@ class TargetWorker:
         self._at_work = (sequence.start.sequence,)
         context = sequence.prefilled if found is None else found.tokens
         yield from self._prompts.evaluate(sequence, found)
+        if found is not None and found.exclusive:
+            self._saving.drop(sequence)
+        self._prefix_sharing.fit()
         if not sequence.prefilling:
             yield self._prefilled(sequence)
         yield from self._features(sequence, context)
@@ -166,6 +184,9 @@ class TargetWorker:
         self._early = None
         for id in lengths:
             self._free(id)
+        for id in list(self._ended):
+            self._saving.discard(id)
+            self._ended.pop(id).kv.close()
         spared = self._prefix_sharing.clear()
         gc.collect()
         mx.clear_cache()
@@ -189,7 +210,8 @@ class TargetWorker:
         )
 
     def _release(self, name: str) -> None:
-        for kv in (*(sequence.kv for sequence in self._sequences.values()), *self._prefix_sharing.cached):
+        sequences = (*self._sequences.values(), *self._ended.values())
+        for kv in (*(sequence.kv for sequence in sequences), *self._prefix_sharing.cached):
             if kv.checkpoint is not None:
                 kv.checkpoint.release(name)
 
@@ -202,9 +224,16 @@ class TargetWorker:
         if earlier is not None and repeated and not telling:
             yield self._prefilled(earlier)
             return
+        continued = None if telling or earlier is not None else self._continued(start.tokens[:-1])
+        for id in list(self._ended):
+            # The KV is wanted now, saved or not.
+            if self._prefix_sharing.on or id == start.sequence:
+                yield from self._cache(id)
         if telling:
             # What was told of the prompt may be lost, so all of it is evaluated again.
-            self._end(start.sequence)
+            yield from self._end(start.sequence)
+            if start.sequence in self._ended:
+                yield from self._cache(start.sequence)
             earlier = None
         self._remove(start.sequence)
         if refusal := self._engine.refusal(start):
@@ -217,12 +246,15 @@ class TargetWorker:
             return
         began = self._clock()
         if earlier is None:
-            found = None if telling else self._prefix_sharing.find(start.tokens[:-1])
+            found = None if telling else continued or self._prefix_sharing.find(start.tokens[:-1])
             sequence = self._engine.open(start, processors, found)
+            if found is not None and found.exclusive:
+                self._saving.drop(sequence)
         else:
             sequence = self._engine.reopen(earlier, start, processors)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0
         self._sequences[start.sequence] = sequence
+        self._prefix_sharing.fit()
         if not telling:
             self._disk.read(sequence)
         if not sequence.prefilling:
@@ -258,6 +290,8 @@ class TargetWorker:
             if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
                 root = sequence.position
                 sequence.advance(proposal, walk, answer)
+                if root // _FIT_TOKENS != sequence.position // _FIT_TOKENS:
+                    self._prefix_sharing.fit()
                 yield from self._features(sequence, root, (0, *walk.accepted))
                 self._saving.add(sequence)
                 if self._may_begin_early(verify, answer):
@@ -309,13 +343,34 @@ class TargetWorker:
             return (refused(verify, refusal),)
         return None
 
-    def _end(self, id: SequenceId) -> None:
-        """The sequence has ended: other sequences may use its KV."""
+    def _end(self, id: SequenceId) -> Iterator[KvCut]:
+        """The sequence has ended: other sequences may use its KV, once the rest of it is saved to shared memory."""
         self._begun_again.discard(id)
         sequence = self._remove(id)
         if sequence is not None:
             self._disk.keep(sequence)
-            self._prefix_sharing.end(sequence)
+            sequence.ended = True
+            self._ended[id] = sequence
+            self._saving.add(sequence)
+            if not self._saving.saves(id):
+                yield from self._cache(id)
+
+    def _continued(self, tokens: Sequence[int]) -> Found[TargetKv] | None:
+        """The KV of an ended sequence that `tokens` continue, if the prefix cache, which may cut it, has it not yet."""
+        for id, sequence in self._ended.items() if self._prefix_sharing.on else ():
+            shared = sequence.cache.reach(shared_tokens(sequence, tokens))
+            if shared >= MIN_SHARED_TOKENS > sequence.prefilled - shared:
+                del self._ended[id]
+                return Found(sequence.kv, shared, exclusive=True)
+        return None
+
+    def _cache(self, id: SequenceId) -> Iterator[KvCut]:
+        """Let the prefix cache have an ended sequence."""
+        sequence = self._ended.pop(id)
+        cut = self._prefix_sharing.end(sequence)
+        covered = 0 if sequence.checkpoint is None else sequence.checkpoint.covered
+        if cut is not None and max(cut.kept, covered) + MIN_SHARED_TOKENS <= cut.tokens:
+            yield KvCut(max(cut.kept, covered), cut.tokens, cut.memory)
 
     def _length(self, id: SequenceId) -> int:
         return len(self._sequences[id].tokens) if id in self._sequences else 0
@@ -380,8 +435,17 @@ class KvSaving:
         if sequence.unsaved:
             self._waiting.setdefault(sequence.start.sequence, sequence)
 
+    def saves(self, id: SequenceId) -> bool:
+        return id in self._waiting
+
     def discard(self, id: SequenceId) -> None:
         self._waiting.pop(id, None)
+
+    def drop(self, taker: TargetSequence) -> None:
+        """This sequence has taken over the KV of another one, which is to be saved no more for that one."""
+        self._waiting = {
+            id: each for id, each in self._waiting.items() if each is taker or each.cache is not taker.cache
+        }
 
     def save(self) -> Iterator[KvOffer]:
         """Save the next slice."""
@@ -397,5 +461,9 @@ class KvSaving:
             sequence.checkpoint.close()
             return
         self.add(sequence)
-        if saved is not None:
-            yield KvOffer(id, saved.name, saved.tokens, sequence.checkpoint.size, self._clock() - began)
+        if saved is None or (sequence.ended and self.saves(id) and saved.name == sequence.checkpoint.offered):
+            # Of an ended sequence all is offered at once, with its tokens.
+            return
+        sequence.checkpoint.offered = saved.name
+        tokens = tuple(sequence.tokens[: saved.tokens]) if sequence.ended else ()
+        yield KvOffer(id, saved.name, saved.tokens, sequence.checkpoint.size, self._clock() - began, tokens)

@@ -170,6 +170,12 @@ class MlxSequence(EngineSequence):
     def memory(self) -> int:
         return self._rows.memory
 
+    def shed(self) -> bool:
+        return self._rows.shed()
+
+    def shorten(self, tokens: int) -> None:
+        self._rows.shorten(tokens)
+
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "MlxSequence":
         rows = self._rows if exclusive else self._rows.copy(length)
         rows.truncate(length)

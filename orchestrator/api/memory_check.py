@@ -4,13 +4,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchestrator.core.options import Options
+from orchestrator.core.options import FIXED_ARENAS, Options
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
-from orchestrator.machine.memory.budget import Budget, usable
+from orchestrator.machine.memory.budget import TARGET, Budget, MemorySettings, PipelineNeeds, usable
+from orchestrator.machine.memory.kv_plan import KvPlan, kv_plan, planned_bytes
 from orchestrator.machine.memory.refusal import LEAST_USEFUL, refusal, size
 from orchestrator.runtime.memory_needed import memory_settings, pipeline_needs
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError
+from protocol.kv.segments import free_shared_memory
 
 _CACHES = ("arena_memory", "prefix_cache_memory")
 """The options that bound caches for KV."""
@@ -38,7 +40,54 @@ def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
     needs = pipeline_needs(setup)
     settings = memory_settings(setup.options, needs)
     options = {name: getattr(setup.options, name) for name in _FITTED}
-    return PipelineMemory(needs.budget(settings).total_bytes, settings.kv_for, options)
+    plan = setup.kv
+    taken = needs.budget(settings).total_bytes if plan is None else planned_bytes(needs, settings, plan)
+    return PipelineMemory(taken, settings.kv_for, options)
+
+
+def _planned(
+    setup: OrchestratorSetup, needs: PipelineNeeds, settings: MemorySettings, memory: int, room: int | None
+) -> OrchestratorSetup:
+    """The setup with a plan's numbers in place of `auto`; 1 MiB at least, since 0 would keep nothing at all."""
+    options = setup.options
+    if needs.unknown(TARGET):
+        stated = {"arena_memory": options.arenas, "prefix_cache_memory": options.prefix_cache}
+        return msgspec.structs.replace(setup, options=msgspec.structs.replace(options, **stated))
+    free = free_shared_memory()
+    shared = None if free is None else free // 2
+    arenas = None if options.arena_memory == "auto" else options.arena_memory << 20
+    handed_over = setup.prefill_engine != "none" or setup.draft_engine == "layerskip"
+    if arenas is None and (handed_over or options.prefix_cache_memory == 0):
+        # Here arenas are no copies: other processes take KV from them, or it is nowhere else.
+        arenas = min(FIXED_ARENAS << 20, FIXED_ARENAS << 20 if shared is None else shared)
+    if setup.target_hosts is not None or setup.target_engine != "mlx":
+        arenas = 0
+    stated = 0 if options.prefix_cache_memory == "auto" else needs.budget(settings).caches["prefix caches"]
+
+    def plan(available: int) -> KvPlan:
+        return kv_plan(
+            needs,
+            settings,
+            available - stated,
+            concurrent=options.concurrent,
+            arenas=arenas,
+            shared=shared,
+        )
+
+    # What fits into the memory that every machine has for it need not be computed from what macOS recommends.
+    most = memory if room is None else room
+    found = plan(min(most, int(_CERTAIN_SHARE * memory)))
+    if not found.whole:
+        found = plan(min(most, usable(memory, gpu_working_set())))
+    if options.arena_memory == "auto":
+        options = msgspec.structs.replace(options, arena_memory=max(1, found.arenas >> 20))
+    if options.prefix_cache_memory != "auto" or not options.arena_memory:
+        # Each worker has what the user stated.
+        return msgspec.structs.replace(
+            setup, options=msgspec.structs.replace(options, prefix_cache_memory=options.prefix_cache)
+        )
+    options = msgspec.structs.replace(options, prefix_cache_memory=max(1, found.target >> 20))
+    return msgspec.structs.replace(setup, options=options, kv=found)
 
 
 def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[OrchestratorSetup, str]:
@@ -53,8 +102,11 @@ def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[Orchestra
     except InputError:
         # The worker that loads the model says what is wrong with it.
         return setup, ""
-    settings = memory_settings(options, needs)
     memory = memory_bytes()
+    planned = {name: "auto" for name in _CACHES if getattr(options, name) == "auto"}
+    # Of what is planned, the least has to fit.
+    options = msgspec.structs.replace(options, **dict.fromkeys(planned, _LEAST_CACHE))
+    settings = memory_settings(options, needs)
     available = _available(needs.budget(settings), memory, asked=options.context == "auto")
     within = available if room is None else min(available, room)
     least = needs.budget(memory_settings(_with_caches(options, 0.0), needs)).cache_bytes
@@ -74,7 +126,10 @@ def fitted(setup: OrchestratorSetup, room: int | None = None) -> tuple[Orchestra
         options = _with_caches(options, max(0.0, share))
         lowered = needs.budget(memory_settings(options, needs)).cache_bytes
         notes.append(f"The caches for KV are lowered to {size(lowered)}, which is what the models leave.")
-    return msgspec.structs.replace(setup, options=options), " ".join(notes)
+    setup = msgspec.structs.replace(setup, options=msgspec.structs.replace(options, **planned))
+    if planned:
+        setup = _planned(setup, needs, settings, memory, room)
+    return setup, " ".join(notes)
 
 
 def _with_caches(options: Options, share: float) -> Options:

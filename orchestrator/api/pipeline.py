@@ -16,6 +16,7 @@ from orchestrator.api.memory_check import PipelineMemory, memory_of
 from orchestrator.api.owner import Owner
 from orchestrator.api.settings import PipelineSettings, checked_setup
 from orchestrator.core.options import StrategyName
+from orchestrator.machine.memory.kv_plan import kept_sentence
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.notices import Notice, received
 from orchestrator.runtime.session import Session
@@ -79,6 +80,11 @@ class Pipeline(Client):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def keeps(self) -> str:
+        """How many tokens of conversations it keeps for later turns, as a sentence; empty if that was not computed."""
+        return kept_sentence(self._setup.kv) if self._setup.kv is not None else ""
 
     def memory(self) -> PipelineMemory:
         """What it takes of this machine's memory. Raises InputError for a model that can't be read."""

@@ -171,8 +171,9 @@ def checked_setup(
 def affordable(options: Options) -> Options:
     """With no more memory for arenas than half of what the system has for sharing."""
     free = free_shared_memory()
-    limit = options.arena_memory if free is None else min(options.arena_memory, free >> 21)
-    return msgspec.structs.replace(options, arena_memory=limit)
+    if free is None or options.arena_memory == "auto":
+        return options
+    return msgspec.structs.replace(options, arena_memory=min(options.arena_memory, free >> 21))
 
 
 def _listening(where: str) -> Listening:
@@ -200,7 +201,7 @@ def _require_shared_vocabulary(target: Path, draft: Path) -> None:
 def _require_served(settings: PipelineSettings) -> None:
     """A pipeline needs a target or a way in for one, and a prefill engine needs shared memory with the target."""
     target, prefill, listen = settings.target_engine, settings.prefill_engine, settings.listen
-    if prefill != "none" and not settings.arena_memory:
+    if prefill != "none" and not settings.arenas:
         raise InputError("A prefill engine hands KV over in shared memory: set arena_memory above 0.")
     if prefill == "coreml" and settings.kv_bits != UNQUANTIZED:
         raise InputError("A Core ML prefill worker can't quantize KV: use the prefill engine mlx, or kv_bits 16.")

@@ -3,7 +3,7 @@
 import functools
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import click
 import msgspec
@@ -256,10 +256,13 @@ def speculation_option(name: str, *ineffective: Ineffective) -> Decorator:
         choice = click.Choice(list(STRATEGIES))
         return make(type=choice, default=field.default, show_default=True, help=f"{words}.")
     plain, meta = _parts(field.type)
-    if name == "context":
-        return make(type=TokensOrAuto(), metavar="N|auto", help=f"{meta.description}  [default: {field.default}]")
+    if get_origin(plain) is Union:
+        _, bounds = _parts(get_args(plain)[0])
+        assert isinstance(bounds.le, int)
+        kind: Any = TokensOrAuto(bounds.le)
+        return make(type=kind, metavar="N|auto", help=f"{meta.description}  [default: {field.default}]")
     if get_origin(plain) is Literal:
-        kind: Any = click.Choice(get_args(plain))
+        kind = click.Choice(get_args(plain))
         limits = ""
     else:
         kind = plain
@@ -268,14 +271,17 @@ def speculation_option(name: str, *ineffective: Ineffective) -> Decorator:
 
 
 class TokensOrAuto(click.ParamType[int | str]):
-    """A number of tokens, or auto."""
+    """A number of tokens or of MiB, or auto."""
 
-    name = "tokens"
+    name = "number"
+
+    def __init__(self, most: int = MAX_CONTEXT) -> None:
+        self._most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value == "auto":
             return value
-        return click.IntRange(0, MAX_CONTEXT).convert(value, param, ctx)
+        return click.IntRange(0, self._most).convert(value, param, ctx)
 
 
 def _parts(annotation: Any) -> tuple[Any, msgspec.Meta]:

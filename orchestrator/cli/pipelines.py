@@ -26,11 +26,13 @@ def opened(
     quiet: bool,
     address: str | None = None,
     on_notice: Callable[[Notice], None] | None = None,
+    conversing: bool = False,
 ) -> Pipeline:
-    """A pipeline that is not started yet; models may be fetched for it. `notes` are printed once it is valid."""
+    """A pipeline that is not started yet; models may be fetched for it. `notes` are printed once it is valid, and if it
+    is for `conversing`, how many tokens of conversations it keeps."""
     with ConversionBar(quiet) as bar:
         pipeline = Pipeline(settings=settings, address=address, on_progress=bar, on_notice=on_notice)
-    print_notes([pipeline.note, *notes])
+    print_notes([pipeline.note, *notes, pipeline.keeps if conversing else ""])
     return pipeline
 
 
@@ -42,12 +44,15 @@ def started(
     quiet: bool,
     address: str | None = None,
     at_once: bool = False,
+    conversing: bool = False,
 ) -> Iterator[Pipeline]:
-    """The context of a pipeline that runs. `at_once`: nothing else is printed while it does."""
+    """The context of a pipeline that runs. `at_once`: nothing else is printed while it does. `conversing`: as of
+    `opened`, unless `quiet`."""
     with ExitStack() as stack:
         notices = Notices(at_once=at_once, quiet=quiet)
         stack.callback(notices.close)
-        pipeline = opened(settings, notes, quiet=quiet, address=address, on_notice=notices)
+        conversing = conversing and not quiet
+        pipeline = opened(settings, notes, quiet=quiet, address=address, on_notice=notices, conversing=conversing)
         with Console(stderr=True, quiet=quiet).status("Loading models ..."):
             stack.enter_context(pipeline)
         if not quiet:

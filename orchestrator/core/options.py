@@ -22,6 +22,9 @@ Fallback = Literal["neural", "fast", "adaptive"]
 LookupUse = Literal["on", "off"]
 PlacementChoice = Literal["auto", "shared", "apart"]
 MemoryCheck = Literal["on", "off"]
+MemoryMib: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 24)] | Literal["auto"]
+FIXED_ARENAS, FIXED_PREFIX_CACHE = 2048, 512
+"""MiB that `auto` stands for where nobody has computed what a machine's memory allows."""
 Context: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] | Literal["auto"]
 
 
@@ -113,14 +116,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 256
     """Its KV stays in an arena, so that it continues later without a prefill."""
     arena_memory: Annotated[
-        int, Meta(ge=0, le=1 << 24, description="MiB of shared memory for KV that outlives a request or a worker.")
-    ] = 2048
+        MemoryMib,
+        Meta(description="MiB of shared memory for KV that outlives a worker, or auto: what memory has to spare."),
+    ] = "auto"
     """0 keeps no KV of ended requests anywhere."""
     prefix_cache_memory: Annotated[
-        int,
-        Meta(ge=0, le=1 << 24, description="MiB of each worker's own memory for KV of ended requests."),
+        MemoryMib,
+        Meta(description="MiB of each worker's own memory for KV of ended requests, or auto: what the models leave."),
         _OF_PREFIX_CACHE,
-    ] = 512
+    ] = "auto"
     disk_cache: Annotated[
         float,
         Meta(ge=0.0, le=1 << 20, description="GB of disk for the target's KV of finished turns, also after a restart."),
@@ -149,11 +153,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return 0 if self.context == "auto" else self.context
 
     @property
+    def arenas(self) -> int:
+        """MiB."""
+        return FIXED_ARENAS if self.arena_memory == "auto" else self.arena_memory
+
+    @property
+    def prefix_cache(self) -> int:
+        """MiB of each worker."""
+        return FIXED_PREFIX_CACHE if self.prefix_cache_memory == "auto" else self.prefix_cache_memory
+
+    @property
     def keeps_kv(self) -> bool:
         """Whether workers keep KV of ended requests."""
-        return bool(self.arena_memory and self.prefix_cache_memory)
+        return bool(self.arenas and self.prefix_cache)
 
     @property
     def disk_cache_bytes(self) -> int:
         """0 if nothing is kept on disk."""
-        return int(self.disk_cache * 1e9) if self.arena_memory else 0
+        return int(self.disk_cache * 1e9) if self.arenas else 0

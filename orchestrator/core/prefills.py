@@ -41,7 +41,7 @@ class PrefillRouter:
         self.warnings = 0
         """Arenas that a target could not adopt, or did not survive adopting twice, and prompts that a prefill worker
         gave up."""
-        self._arenas = ArenaIndex(options.arena_memory << 20)
+        self._arenas = ArenaIndex(options.arenas << 20)
         self._suspected: set[str] = set()
         """Arenas whose adoption a target did not survive."""
         self._costs = PrefillCosts(options.prefill)
@@ -70,8 +70,11 @@ class PrefillRouter:
     def add_arena(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
         """Add an offered arena. If a prefill worker offers the KV that the sequence waits for, start the sequence."""
         if sequence is None:
-            # The sequence ended while the offer was on its way, so the tokens are not known any more.
-            return [] if offer.name in self._arenas else _release([offer.name])
+            # The target saves the rest of a sequence's KV after its end. An offer may also have been on its way.
+            if role != "target" or not offer.ended:
+                return [] if offer.name in self._arenas else _release([offer.name])
+            released = self._arenas.offer(offer, offer.ended)
+            return _release([*released, *self._arenas.sequence_ended(offer.sequence)])
         awaited = role == "prefill" and self._awaits(sequence.id)
         if awaited:
             del self._delegated[sequence.id]

@@ -41,7 +41,7 @@ from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
 from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
-from protocol.messages.worker import CacheOff, Hello, ToWorker
+from protocol.messages.worker import CacheOff, Hello, KvCut, ToWorker
 
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
@@ -76,7 +76,9 @@ class Orchestrator:
         )
         self._notices = NoticeSender(setup.life)
         self._cache_warnings = 0
-        """How often the target turned its disk cache off."""
+        """How often the target turned its disk cache off, and a worker did not keep all KV of an ended request."""
+        self._cut: set[Role] = set()
+        """Workers of which the user was told that they don't."""
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """The incarnation that a message to a role goes to."""
@@ -205,6 +207,12 @@ class Orchestrator:
                 log.warning("the disk cache is off: requests go on without it", reason=reason)
                 text = f"The disk cache is off until the next start: {reason.rstrip('.')}. Requests go on without it."
                 self._notices.send(Notice(text, "warning"))
+            case Arrived(role, message=KvCut() as cut):
+                self._cache_warnings += 1
+                if role not in self._cut:
+                    self._cut.add(role)
+                    log.warning("KV was cut", role=role, kept=cut.kept, tokens=cut.tokens, bytes=cut.memory)
+                    self._notices.send(Notice(_cut_text(role, cut), "warning"))
             case WorkerRetired(incarnation):
                 # It was ended on purpose, so it does not count as lost.
                 self._up.pop(incarnation, None)
@@ -273,3 +281,12 @@ class Orchestrator:
         self._trace.save()
         with suppress(OSError):
             self._session.remove()
+
+
+def _cut_text(role: Role, cut: KvCut) -> str:
+    """What a worker did not keep, and the setting that would hold it."""
+    return (
+        f"The {role}'s memory for KV is too small for a conversation of {cut.tokens:,} tokens: it keeps the first "
+        f"{cut.kept:,}, and the next turn reads the others again. --prefix-cache-memory {(cut.memory >> 20) + 1} would "
+        "hold it."
+    )

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes
-from orchestrator.machine.hardware import computes_on_processor
+from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import (
     DRAFT,
     PREFILL,
@@ -19,8 +19,10 @@ from orchestrator.machine.memory.budget import (
     ModelNeed,
     PackageNeed,
     PipelineNeeds,
+    usable,
 )
 from orchestrator.machine.memory.kv_form import KvSizes, attention_heads, keeps_latents, kv_form
+from orchestrator.machine.memory.kv_plan import kv_plan
 from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
 from orchestrator.runtime.models_held import (
     core_ml_packages,
@@ -34,6 +36,7 @@ from protocol.contracts.drafters.target_shape import stated_shape
 from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
+from protocol.kv.segments import free_shared_memory
 from protocol.messages.base import MAX_CONTEXT, Role
 
 _NAMES: dict[Role, str] = {"target": TARGET, "draft": DRAFT, "prefill": PREFILL}
@@ -52,11 +55,24 @@ def memory_settings(options: Options, needs: PipelineNeeds) -> MemorySettings:
         context=asked or min(UNASKED_CONTEXT, needs.context),
         requests=1 if options.context == 0 else options.concurrent,
         kv_bits=options.kv_bits,
-        arenas=options.arena_memory << 20,
-        prefix_cache=(options.prefix_cache_memory << 20) if options.arena_memory else 0,
+        arenas=options.arenas << 20,
+        prefix_cache=(options.prefix_cache << 20) if options.arenas else 0,
         disk=options.disk_cache > 0,
         chunk=options.prefill_step_size,
     )
+
+
+def kept_alone(target: Path) -> int:
+    """Tokens of conversations that a pipeline without a draft keeps here; 0 if that can't be computed."""
+    setup = OrchestratorSetup(session="", address="", target=str(target), draft="", draft_engine=NO_DRAFT)
+    try:
+        needs = pipeline_needs(setup)
+    except InputError:
+        return 0
+    available, free = usable(memory_bytes(), gpu_working_set()), free_shared_memory()
+    settings = memory_settings(setup.options, needs)
+    shared = None if free is None else free // 2
+    return kv_plan(needs, settings, available, concurrent=setup.options.concurrent, shared=shared).tokens
 
 
 def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:

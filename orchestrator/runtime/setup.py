@@ -6,6 +6,7 @@ import msgspec
 
 from orchestrator.core.options import Options
 from orchestrator.machine.drafts.auto_draft import AutoDraft
+from orchestrator.machine.memory.kv_plan import KvPlan
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.coreml.neural_engine import EngineChoice
@@ -45,6 +46,8 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     options: Options = Options()
     sampling: ModelSampling = ModelSampling()
     """The target's own values, for fields that a request leaves open."""
+    kv: KvPlan | None = None
+    """What KV may take in this machine's memory; None: what the options state, for each worker by itself."""
     listening: Listening | None = None
     life: int | None = None
     """A socket shared with the parent; its end of file means that the parent is gone."""

@@ -119,6 +119,10 @@ class LayerCache(ABC):
     def move(self, begin: int, slots: mx.array) -> None:
         """Move the contents of `slots` (ascending) to the slots from `begin` on. Never called with `no_trees`."""
 
+    def shrink(self, slots: int) -> None:
+        """Free the memory of all but the first `slots` slots, where slots have memory."""
+        return
+
     @abstractmethod
     def copy(self, slots: int) -> Self:
         """Another cache with the first `slots` slots of this one, in arrays of its own; not yet computed."""
@@ -207,6 +211,10 @@ class FoldingCache(LayerCache):
     @abstractmethod
     def remember(self) -> None:
         """Let `reach` find the committed tokens so far, also after later forwards."""
+
+    @abstractmethod
+    def shed(self) -> bool:
+        """Let `reach` find one place less: the last one that was remembered goes last. Whether there was one."""
 
     @property
     @abstractmethod

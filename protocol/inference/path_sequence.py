@@ -67,6 +67,14 @@ class PathSequence:
         self._sequence.truncate(length)
         self._rows, self._live = {}, []
 
+    def shed(self) -> bool:
+        return self._sequence.shed()
+
+    def shorten(self, length: int) -> None:
+        """`truncate`, and free the memory of what is dropped."""
+        self.truncate(length)
+        self._sequence.shorten(length)
+
     def copy(self, length: int) -> "PathSequence":
         return PathSequence(self._sequence.copy(length))
 

@@ -39,6 +39,8 @@ class TreeSequence:
 
     copyable = True
     """Another sequence can begin with a copy of the KV."""
+    chooses_places = False
+    """Some layer folds tokens into a state, and the caller of `prefill` chooses where to remember it."""
 
     def __init__(
         self, network: Any, level: Level = "tree", encodings: Encodings = (), tap: LayerTap | None = None
@@ -53,6 +55,7 @@ class TreeSequence:
         """What the tokens of the last forward left, until the caller takes it or the rows are dropped."""
         self._layers = [replaced(stock, level) for stock in make_prompt_cache(network)]
         self._use(flat(self._layers))
+        self.chooses_places = bool(self._folding)
         self._windows = {cache.window for cache in self._rows if cache.window is not None}
         self._tokens: list[int] = []
         """The token in each slot, below level tree."""
@@ -78,9 +81,9 @@ class TreeSequence:
         """Absolute position of a live row."""
         return self._table.row(row).position
 
-    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
+    def prefill(self, tokens: Sequence[int], *, remember: bool = True) -> mx.array | None:
         """Append committed tokens in one causal forward. There must be no rows. Returns the (L, V) logits, which are
-        computed only if they are used; None without tokens."""
+        computed only if they are used; None without tokens. `remember`: states can go back to the last of them."""
         self.recorded = None
         if not tokens:
             return None
@@ -90,7 +93,7 @@ class TreeSequence:
         self._table.append(len(tokens))
         logits = self._logits(tokens, self._chain(begin, len(tokens)))
         self._compute()
-        for cache in self._folding:
+        for cache in self._folding if remember else ():
             cache.remember()
         return logits
 
@@ -172,6 +175,19 @@ class TreeSequence:
             self._cut_states(length)
         self._table.truncate(length)
         self.recorded = None
+
+    def shed(self) -> bool:
+        """Forget one state to which `truncate` could go back; the latest one goes last. Whether there was one."""
+        shed = [cache.shed() for cache in self._folding]
+        return any(shed)
+
+    def shorten(self, length: int) -> None:
+        """`truncate`, and free the memory of what is dropped."""
+        self.truncate(length)
+        for cache in self.caches:
+            cache.shrink(self._table.size)
+            # A layer at a time: both its old and its new arrays are in memory meanwhile.
+            compute(cache.arrays)
 
     def copy(self, length: int) -> "TreeSequence":
         """Another sequence with the KV of the first `length` committed tokens, or of a few less: see `reach`.

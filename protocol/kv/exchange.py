@@ -6,7 +6,7 @@ Knows no sequences, and of messages only KvForm and KvReference.
 from dataclasses import replace
 
 from protocol.kv.arena import Arena
-from protocol.kv.arena_header import ArenaLayout
+from protocol.kv.arena_header import HEADER_BYTES, ArenaLayout
 from protocol.kv.blocks import kv_form
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvForm, KvReference
@@ -27,13 +27,10 @@ class KvExchange:
         self.fingerprint = fingerprint
         self._epoch = epoch
         self._owner = owner
-        share = 1.0 if limit is None else min(1.0, limit / layout.segment_bytes)
-        self._most = int(layout.capacity * share)
+        rows = layout.segment_bytes - HEADER_BYTES
+        share = 1.0 if limit is None else min(1.0, max(0, limit - HEADER_BYTES) / rows)
+        self.most = int(layout.capacity * share)
         """Tokens of the largest arena."""
-
-    def holds(self, tokens: int) -> bool:
-        """Whether an arena may be large enough for so many tokens."""
-        return tokens <= self._most
 
     @property
     def form(self) -> KvForm:
@@ -41,9 +38,9 @@ class KvExchange:
 
     def create(self, tokens: int) -> Arena:
         """A new arena for `tokens` tokens and half as many again, at least 512. Raises SegmentError."""
-        if not self.holds(tokens):
+        if tokens > self.most:
             raise SegmentError(f"The KV of {tokens:,} tokens is larger than the memory for arenas allows.")
-        capacity = min(self._most, tokens + max(_MIN_ROOM, tokens // 2))
+        capacity = min(self.most, tokens + max(_MIN_ROOM, tokens // 2))
         layout = replace(self._layout, capacity=capacity)
         return Arena.create(layout, fingerprint=self.fingerprint, epoch=self._epoch, owner=self._owner)
 

@@ -25,6 +25,14 @@ class ReusableKv(Protocol):
         """The most of its first `tokens` tokens to which it can be cut: a recurrent state remembers few of them."""
         ...
 
+    def shed(self) -> bool:
+        """Forget one state to which it could be cut, the one that is needed least. Whether there was one."""
+        ...
+
+    def shorten(self, tokens: int) -> None:
+        """Keep the first `tokens`, a number that `reach` has given, and free the memory of the rest."""
+        ...
+
 
 Kv = TypeVar("Kv", bound=ReusableKv)
 
@@ -43,9 +51,20 @@ class _CacheEntry(NamedTuple, Generic[Kv]):
     tokens: int
     size: int
 
+    def measured(self) -> "_CacheEntry[Kv]":
+        """With the size that the KV has now."""
+        return self._replace(size=self.kv.memory)
+
+
+_SMALLEST_CUT = 8
+"""A cut frees at least one part in so many."""
+
 
 class PrefixCache(Generic[Kv]):
-    """At most `limit` bytes. An entry that another one covers is evicted first, then the least recently used."""
+    """At most `limit` bytes. An entry that another one covers is evicted first, then the least recently used.
+
+    What does not fit whole is kept as far as it goes: with fewer states, then with its first tokens.
+    """
 
     def __init__(self, limit: int, close: Callable[[Kv], None]) -> None:
         """`close` is called for KV that is evicted or refused."""
@@ -64,19 +83,28 @@ class PrefixCache(Generic[Kv]):
         """Bytes."""
         return sum(entry.size for entry in self._entries.values())
 
-    def add(self, kv: Kv, tokens: Sequence[int]) -> None:
-        """Add the KV of `tokens`. The caller must not use it any more."""
-        size = kv.memory
-        if len(tokens) < MIN_SHARED_TOKENS or not 0 < size <= self._limit:
+    def add(self, kv: Kv, tokens: Sequence[int]) -> int:
+        """Add the KV of `tokens`. The caller must not use it any more. Returns how many of them are kept."""
+        kept = _fitted(kv, len(tokens), self._limit) if kv.memory else 0
+        if kept < MIN_SHARED_TOKENS:
             self._close(kv)
-            return
+            return 0
         name = next(self._names)
-        self._entries[name] = _CacheEntry(kv, len(tokens), size)
-        self._index.extend(name, tokens)
-        if kv.reach(len(tokens) - 1) == len(tokens) - 1:
+        self._entries[name] = _CacheEntry(kv, kept, kv.memory)
+        self._index.extend(name, tokens[:kept])
+        if kv.reach(kept - 1) == kept - 1:
             self._evict_covered(name)
-        while self.size > self._limit:
-            self._evict(next(iter(self._entries)))
+        self.resize(self._limit)
+        return kept
+
+    def resize(self, limit: int) -> None:
+        """Hold at most `limit` bytes from now on: first with fewer states, then with fewer tokens."""
+        self._limit = limit
+        for name in list(self._entries):
+            while self.size > limit and self._entries[name].kv.shed():
+                self._entries[name] = self._entries[name].measured()
+        while (excess := self.size - limit) > 0:
+            self._reduce(next(iter(self._entries)), excess)
 
     def take(self, tokens: Sequence[int], least: int = MIN_SHARED_TOKENS) -> Found[Kv] | None:
         """The entry that shares the longest prefix with `tokens`, if that has `least` tokens. Of several entries the
@@ -117,6 +145,18 @@ class PrefixCache(Generic[Kv]):
             best, most = (name, reach[name]) if reach[name] > most else (best, most)
         return best, most
 
+    def _reduce(self, name: int, excess: int) -> None:
+        """Cut an entry by so many bytes, or by an eighth if that is more, since a cut copies the rest; or evict it."""
+        entry = self._entries[name]
+        kept = _fitted(entry.kv, entry.tokens, entry.size - max(excess, entry.size // _SMALLEST_CUT))
+        if kept < max(MIN_SHARED_TOKENS, entry.tokens // _SMALLEST_CUT):
+            self._evict(name)
+            return
+        self._entries[name] = entry.measured()._replace(tokens=kept)
+        self._index.shorten(name, kept)
+        if self._index.covered(name) and entry.kv.reach(kept - 1) == kept - 1:
+            self._evict(name)
+
     def _evict_covered(self, name: int) -> None:
         """The entries that another one covers, once `name` is added: they can be cut from it."""
         for other in [other for other in self._entries if other != name and self._index.covered(other)]:
@@ -130,3 +170,17 @@ class PrefixCache(Generic[Kv]):
     def _remove(self, name: int) -> _CacheEntry[Kv]:
         self._index.remove(name)
         return self._entries.pop(name)
+
+
+def _fitted(kv: ReusableKv, tokens: int, limit: int) -> int:
+    """Reduce the KV of so many tokens to `limit` bytes; the tokens that it holds then, 0 if it can't be."""
+    while kv.memory > limit and kv.shed():
+        pass
+    size = kv.memory
+    if size <= limit:
+        return tokens
+    kept = kv.reach(tokens * max(0, limit) // size)
+    if kept < MIN_SHARED_TOKENS:
+        return 0
+    kv.shorten(kept)
+    return kept if kv.memory <= limit else 0

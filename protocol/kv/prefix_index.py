@@ -80,11 +80,21 @@ class PrefixIndex(Generic[Name]):
 
     def begins(self, name: Name, tokens: Sequence[int]) -> bool:
         """Whether `tokens` begin with this sequence, or are it."""
+        stored = self._stored(name)
+        return stored == array(_CODE, tokens[: len(stored)])
+
+    def shorten(self, name: Name, length: int) -> None:
+        """Keep the first `length` tokens of this sequence."""
+        stored = self._stored(name)
+        self.remove(name)
+        self.extend(name, stored[:length])
+
+    def _stored(self, name: Name) -> "array[int]":
         edges = [node.edge for node in self._ends[name].path_to_root()]
         stored = array(_CODE)
         for edge in reversed(edges):
             stored += edge
-        return stored == array(_CODE, tokens[: len(stored)])
+        return stored
 
     def _end_of(self, node: "_Node[Name]", tokens: "array[int]") -> "_Node[Name]":
         """The node behind `node` by `tokens`, created if it does not exist."""

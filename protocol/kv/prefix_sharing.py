@@ -38,18 +38,40 @@ class _Leader(NamedTuple):
     shared: int
 
 
+class Cut(NamedTuple):
+    """Of an ended sequence's KV the first tokens alone are kept, because the rest does not fit."""
+
+    kept: int
+    tokens: int
+    memory: int
+    """Bytes of all of it."""
+
+
 class PrefixSharing(Generic[Kv]):
     """Avoids that a token is evaluated whose prefix another sequence, live or ended, has evaluated."""
 
-    def __init__(self, live: Mapping[SequenceId, LiveSequence[Kv]], limit: int, close: Callable[[Kv], None]) -> None:
+    def __init__(
+        self,
+        live: Mapping[SequenceId, LiveSequence[Kv]],
+        limit: int,
+        close: Callable[[Kv], None],
+        pool: int | None = None,
+    ) -> None:
         """`live`: the worker's table of its sequences. `limit`: bytes of KV of ended sequences; 0 turns sharing off.
-        `close` is called for KV that is not needed any more."""
+        `close` is called for KV that is not needed any more. `pool`: bytes of KV of live and ended sequences together;
+        what live ones take, ended ones can't have."""
         self._live = live
         self._limit = limit
+        self._pool = pool
         self._close = close
         self._cache: PrefixCache[Kv] = PrefixCache(limit, close)
         self._leaders: dict[SequenceId, _Leader | None] = {}
         """By sequence with tokens to prefill, in the order of arrival: the sequence that it waits for."""
+
+    @property
+    def on(self) -> bool:
+        """Sequences share KV at all."""
+        return self._limit > 0
 
     @property
     def cached(self) -> Iterator[Kv]:
@@ -72,12 +94,28 @@ class PrefixSharing(Generic[Kv]):
         cached = self._cache.take(tokens, max(least, most - MIN_SHARED_TOKENS + 1))
         return best if cached is None and most >= least else cached
 
-    def end(self, sequence: LiveSequence[Kv]) -> None:
-        """The sequence has ended: others may use its KV."""
-        if self._limit:
-            self._cache.add(sequence.kv, sequence.prefix[: sequence.prefilled])
-        else:
+    def end(self, sequence: LiveSequence[Kv]) -> Cut | None:
+        """The sequence has ended, and is no longer live: others may use its KV. Returns what did not fit."""
+        if not self._limit:
             self._close(sequence.kv)
+            return None
+        self.fit()
+        tokens, memory = sequence.prefix[: sequence.prefilled], sequence.kv.memory
+        kept = self._cache.add(sequence.kv, tokens)
+        return Cut(kept, len(tokens), memory) if memory and MIN_SHARED_TOKENS <= len(tokens) != kept else None
+
+    def fit(self) -> None:
+        """Live sequences have begun or grown: let go of KV of ended ones, and of states of live ones, that the pool
+        has no room for."""
+        if self._pool is None or not self._limit:
+            return
+        live = self._live_memory()
+        while live > self._pool and any(sequence.kv.shed() for sequence in self._live.values()):
+            live = self._live_memory()
+        self._cache.resize(max(0, min(self._limit, self._pool - live)))
+
+    def _live_memory(self) -> int:
+        return sum(sequence.kv.memory for sequence in self._live.values())
 
     def clear(self) -> bool:
         """Free the KV of ended sequences. Returns whether there was any."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from protocol.messages.base import MAX_CONTEXT, ArenaName, Message, MessagePart, Seconds, WireSequence
+from protocol.messages.base import MAX_CONTEXT, ArenaName, Message, MessagePart, Seconds, Token, WireSequence
 
 
 class KvReference(MessagePart, frozen=True):
@@ -38,6 +38,8 @@ class KvOffer(Message, frozen=True):
     """Bytes of shared memory that the arena takes."""
     seconds: Seconds
     """Time spent on the arena since the last offer of this sequence."""
+    ended: Annotated[tuple[Token, ...], Meta(max_length=MAX_CONTEXT)] = ()
+    """The tokens, if the target knows that the sequence has ended."""
 
 
 class KvRelease(Message, frozen=True):

@@ -119,6 +119,16 @@ class CacheOff(Message, frozen=True):
     reason: PlainText
 
 
+class KvCut(Message, frozen=True):
+    """A worker's memory does not hold the KV of an ended sequence whole: a next turn evaluates the rest again."""
+
+    kept: Count
+    """Its first tokens that are kept."""
+    tokens: Count
+    memory: Annotated[int, Meta(ge=0, le=1 << 48)]
+    """Bytes that would hold all of it."""
+
+
 class Prefilling(Message, frozen=True):
     """The target has read a part of the committed tokens before the root of `round`."""
 
@@ -306,7 +316,18 @@ class Shutdown(Message, frozen=True):
 
 
 FromWorker: TypeAlias = (
-    Hello | CacheOff | Prefilling | PromptLikelihoods | Prefilled | KvOffer | Grow | Verdict | Features | Fault | Pong
+    Hello
+    | CacheOff
+    | KvCut
+    | Prefilling
+    | PromptLikelihoods
+    | Prefilled
+    | KvOffer
+    | Grow
+    | Verdict
+    | Features
+    | Fault
+    | Pong
 )
 ToWorker: TypeAlias = (
     Start | Prefill | Reroot | Extend | Features | Verify | Forest | Tap | KvRelease | Stop | Ping | Cores | Shutdown

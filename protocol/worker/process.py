@@ -65,7 +65,9 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     arena_memory: int = 0
     """MiB of the largest arena; 0 for no bound."""
     prefix_cache: int = 0
-    """MiB of the prefix cache."""
+    """MiB of the prefix cache; 0 keeps no KV of ended sequences."""
+    kv_pool: int | None = None
+    """Bytes of KV of live and ended sequences together, in place of the bound of the prefix cache; None: none."""
     disk_cache: int = 0
     """Bytes of KV of ended sequences on disk; 0 keeps none."""
     kv_bits: KvBits = UNQUANTIZED
@@ -82,6 +84,11 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder to which the spans are written at the end; empty records none."""
     replay: str = ""
     """Script of a traced worker to replay instead of serving an orchestrator."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of KV of ended sequences at most; 0 keeps none."""
+        return self.kv_pool if self.kv_pool is not None and self.prefix_cache else self.prefix_cache << 20
 
     @classmethod
     def from_arguments(cls) -> "WorkerSetup":

@@ -14,6 +14,8 @@ from protocol.inference.tree_sequence import TreeSequence
 
 CHUNK = 256
 """Tokens whose rows one file holds."""
+_PLACES = 3
+"""A state of a large model takes a hundred megabytes."""
 Plain: TypeAlias = bool | int | float | str | None
 
 
@@ -102,14 +104,15 @@ class Snapshot:
 
 
 def resting_places(sequence: TreeSequence, prompt: int) -> list[int]:
-    """The numbers of first tokens behind which the sequence may be taken up again, ascending: those of its states, or
-    with windows alone the end of the prompt and of all. Empty if some state can't be kept."""
+    """The numbers of first tokens behind which the sequence may be taken up again, ascending: its end and the last two
+    states before it, where the next turn and other conversations branch off, or with windows alone the end of the
+    prompt and of all. Empty if some state can't be kept."""
     folding = [cache for cache in sequence.caches if isinstance(cache, FoldingCache)]
     places = {sequence.committed, prompt}
     if folding:
         places = set.intersection(*(cache.places for cache in folding))
     found = sorted(place for place in places if 0 < place <= sequence.committed)
-    found = [place for place in found if sequence.reach(place) == place]
+    found = [place for place in found if sequence.reach(place) == place][-_PLACES:]
     return found if all(_fits(cache.state(place)) for cache in folding for place in found[:1]) else []
 
 

@@ -5,12 +5,13 @@ from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
 from protocol.messages.kv import KvReference
 
-_MIN_TOKENS = 32
+MIN_TOKENS = 32
 """Fewest tokens that are saved: fewer are prefilled in the time that a save takes."""
 _INTERVAL = 64
 """Committed tokens from one save to the next."""
 _SLICE = 128
-"""Tokens copied at once. A verification that arrives meanwhile waits for one slice at most."""
+_SLICE_BYTES = 8 << 20
+"""Tokens copied at once, and their bytes at most. A verification that arrives meanwhile waits for one slice."""
 
 
 class KvCheckpoint:
@@ -26,6 +27,8 @@ class KvCheckpoint:
         """The arena before this one, until its rows are copied."""
         self._goal = 0
         """Tokens that the save in progress will cover; 0 if none is in progress."""
+        self.offered = ""
+        """The arena that the orchestrator knows."""
         self.closed = False
         """Nothing will be saved any more."""
 
@@ -34,19 +37,27 @@ class KvCheckpoint:
         """Bytes of shared memory in use."""
         return 0 if self._arena is None else self._arena.layout.segment_bytes
 
+    @property
+    def full(self) -> bool:
+        """The first tokens that an arena has room for are saved: no more are."""
+        return self.saved >= self._exchange.most
+
     def due(self, committed: int) -> bool:
         """Whether a sequence of so many committed tokens has something to save."""
-        enough = _INTERVAL if self.covered else _MIN_TOKENS
-        return not self.closed and (self._goal > 0 or committed - self.covered >= enough)
+        most = self._exchange.most
+        enough = 1 if committed >= most else _INTERVAL if self.covered else MIN_TOKENS
+        return not self.closed and (self._goal > 0 or min(committed, most) - self.covered >= enough)
 
     def save(self, cache: TreeSequence) -> KvReference | None:
         """Copy the next slice. Returns the arena once it holds more tokens than were covered before.
 
         Raises SegmentError if there is no memory for it.
         """
-        goal = min(self._goal or cache.committed, cache.committed)
+        goal = min(self._goal or cache.committed, cache.committed, self._exchange.most)
         arena = self._with_room(goal)
-        begin, end = arena.committed, min(arena.committed + _SLICE, goal)
+        layout = arena.layout
+        at_once = max(1, min(_SLICE, _SLICE_BYTES * layout.capacity // (2 * layout.half_bytes)))
+        begin, end = arena.committed, min(arena.committed + at_once, goal)
         if begin < end:
             end = self._write(arena, cache, begin, end)
             arena.commit(end)

@@ -33,6 +33,12 @@ class TargetKv(NamedTuple):
     def reach(self, tokens: int) -> int:
         return self.cache.reach(tokens)
 
+    def shed(self) -> bool:
+        return self.cache.shed()
+
+    def shorten(self, tokens: int) -> None:
+        self.cache.shorten(tokens)
+
     def first(self, length: int, exclusive: bool) -> TreeSequence:
         """The KV of the first `length` tokens, to which it can be cut: this KV itself if it is the caller's
         exclusively, else a copy."""

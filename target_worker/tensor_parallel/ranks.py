@@ -107,14 +107,16 @@ class LeadingSequence(TreeSequence):
         number: int,
     ) -> None:
         super().__init__(network, level, encodings, tap)
+        # All ranks remember the same states.
+        self.chooses_places = False
         self._send = send
         self.number = number
         """Number of this sequence on all ranks."""
         # The engine that drops a sequence does not know that other ranks hold it too.
         weakref.finalize(self, send, CloseCommand(number)).atexit = False
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Without logits: the other ranks do not compute them."""
+    def prefill(self, tokens: Sequence[int], *, remember: bool = True) -> None:
+        """Without logits: the other ranks do not compute them. Every rank remembers its state."""
         self._send(PrefillCommand(self.number, tuple(tokens)))
         super().prefill(tokens)
 
@@ -134,6 +136,9 @@ class LeadingSequence(TreeSequence):
     def truncate(self, length: int) -> None:
         self._send(TruncateCommand(self.number, length))
         super().truncate(length)
+
+    def shed(self) -> bool:
+        return False
 
 
 def follow(model: LanguageModel, commands: Iterable[RankCommand]) -> None:

@@ -4,11 +4,13 @@ import random
 
 import pytest
 
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
-from protocol.messages.kv import KvReference, KvRelease
-from protocol.messages.worker import Prefilled, Stop
+from protocol.messages.kv import KvOffer, KvReference, KvRelease
+from protocol.messages.worker import KvCut, Prefilled, Stop
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
+from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.target_requests import HELLO, Request, answers
 from tests.target_worker.kv.test_checkpoint import PROMPT, exchange, model, start
@@ -157,3 +159,89 @@ def test_a_sequence_that_waited_for_an_ended_one_prefills_itself(units: int):
 
     for id in (2, 3):
         assert Request(worker, start(long, sequence=id)).decode(5) == fresh(long, 5)
+
+
+LONG = random.Random(7).choices(range(VOCABULARY), k=800)
+
+
+def test_a_short_answer_leaves_as_much_in_shared_memory_as_a_long_one():
+    worker = target(arenas=True)
+    list(worker.handle(start(LONG)))
+    while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
+        pass
+    offers = [reply for reply in answers(worker, Stop(SequenceId(1))) if isinstance(reply, KvOffer)]
+
+    assert offers[-1].tokens == 799
+
+
+def test_of_a_conversation_that_does_not_fit_the_first_tokens_are_kept():
+    whole = model().sequence()
+    whole.prefill(LONG)
+    worker = target(whole.memory // 2)
+    Request(worker, start(LONG))
+    (cut,) = answers(worker, Stop(SequenceId(1)))
+    again = Request(worker, start(LONG, sequence=2))
+
+    assert isinstance(cut, KvCut)
+    assert cut.tokens == 799
+    assert cut.memory > whole.memory // 2
+    assert 300 < again.prefilled.adopted == cut.kept < 600
+    assert again.decode(5) == fresh(LONG, 5)
+
+
+def test_shared_memory_is_written_before_the_rest_is_cut_from_a_worker_s_own():
+    worker = target(1 << 16, arenas=True)
+    list(worker.handle(start(LONG)))
+    while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
+        pass
+    replies = answers(worker, Stop(SequenceId(1)))
+    last = [reply for reply in replies if isinstance(reply, KvOffer)][-1]
+
+    assert last.tokens == 799
+    assert not any(isinstance(reply, KvCut) for reply in replies)
+    assert Request(worker, start(LONG, KvReference(last.name, 799), sequence=2)).prefilled.adopted == 799
+
+
+def test_live_and_ended_kv_share_one_pool():
+    whole = model().sequence()
+    whole.prefill(LONG)
+    pool = whole.memory * 3 // 2
+    worker = TargetWorker(TargetEngine(model(), 64), float, HELLO, prefix_cache=pool, pool=pool)
+    Request(worker, start(LONG))
+    answers(worker, Stop(SequenceId(1)))
+    other = Request(worker, start(LONG[::-1], sequence=2))
+    held = sum(kv.memory for kv in worker._prefix_sharing.cached) + worker._sequences[SequenceId(2)].kv.memory
+
+    assert other.decode(5) == fresh(LONG[::-1], 5)
+    assert whole.memory < held <= pool
+
+
+def test_a_recurrent_state_is_where_the_next_turn_branches_off():
+    """A template drops the opening of an answer, or its thoughts, from the history: the prompt's last tokens change."""
+    recurrent = LanguageModel(tiny("qwen3_next"))
+    worker = TargetWorker(TargetEngine(recurrent, 64), float, HELLO, prefix_cache=1 << 30)
+    first = Request(worker, start(LONG[:300]))
+    first.decode(20)
+    end(first)
+    turn = [*LONG[:290], *LONG[400:440]]
+
+    talk = Request(worker, start(turn, sequence=2))
+
+    assert talk.prefilled.adopted == 299 - 16
+    alone = TargetWorker(TargetEngine(recurrent, 64), float, HELLO)
+    assert talk.decode(10) == Request(alone, start(turn)).decode(10)
+
+
+def test_a_turn_that_comes_before_all_is_saved_continues_what_the_prefix_cache_would_cut():
+    worker = target(1 << 16, arenas=True)
+    list(worker.handle(start(LONG)))
+    while not any(isinstance(reply, Prefilled) for reply in list(worker.work())):
+        pass
+    list(worker.handle(Stop(SequenceId(1))))
+    turn = [*LONG, 1, 2, 3]
+
+    talk = Request(worker, start(turn, sequence=2))
+
+    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (799, 3)
+    assert talk.offers[-1].tokens == 802
+    assert talk.decode(5) == fresh(turn, 5)

@@ -23,7 +23,7 @@ from orchestrator.cli.options import (
     without_effect,
 )
 from orchestrator.cli.pipelines import print_notes, target_folder
-from orchestrator.core.options import Options
+from orchestrator.core.options import FIXED_PREFIX_CACHE, MemoryMib
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
@@ -93,7 +93,7 @@ def attach(
     draft_engine: DraftEngineName,
     prefill_engine: str,
     kv_bits: KvBits,
-    prefix_cache_memory: int | None,
+    prefix_cache_memory: MemoryMib | None,
     name: str | None,
     discover: bool,
 ) -> None:
@@ -125,7 +125,7 @@ def attach(
         source=model.source,
         target=model.target,
         kv_bits=kv_bits,
-        prefix_cache=Options().prefix_cache_memory if prefix_cache_memory is None else prefix_cache_memory,
+        prefix_cache=prefix_cache_memory if isinstance(prefix_cache_memory, int) else FIXED_PREFIX_CACHE,
         line=line,
     )
     console = Console(stderr=True)

@@ -68,7 +68,7 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
     shown = screen(None if no_history else cache_folder() / "chat" / "history")
     with ExitStack() as stack:
         if running is None:
-            client: Client = stack.enter_context(started(settings, notes, quiet=not shown.lasting))
+            client: Client = stack.enter_context(started(settings, notes, quiet=not shown.lasting, conversing=True))
         else:
             print_notes(notes)
             client = Client(running)

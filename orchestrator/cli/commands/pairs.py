@@ -15,8 +15,9 @@ from rich.table import Table
 
 from orchestrator.machine.downloads.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes, neural_engine
+from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.models.checkpoints import complete, gguf_files
-from orchestrator.machine.pairs.expectations import fits, forecast, memory, tokenizers
+from orchestrator.machine.pairs.expectations import fits, forecast, kept_tokens, memory, tokenizers
 from orchestrator.machine.pairs.recommended_pairs import Pair, pairs
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
@@ -107,8 +108,9 @@ def pairs_command(as_json: bool) -> None:
 
     Below them are models that Hugging Face's tools, LM Studio and Ollama have put on this disk.
 
-    Memory is estimated from the number of weights and their bits. Speed is about what `plan` predicts if forwards
-    take as much longer than those that `launch-pipeline calibrate` measured as the weights are bigger.
+    Memory is estimated from the number of weights and their bits; what is left keeps so many tokens of conversations.
+    Speed is about what `plan` predicts if forwards take as much longer than those that `launch-pipeline calibrate`
+    measured as the weights are bigger.
 
     \b
     launch-pipeline pairs
@@ -154,6 +156,7 @@ def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, availa
         "fits": fitting,
         "bytes_with_core_ml": round(memory(pair, on_processor, core_ml=True)),
         "fits_with_core_ml": fits(pair, on_processor, available, core_ml=True),
+        "kept_tokens": kept_tokens(pair, on_processor, available),
         "tokenizers_match": match,
         "tokenizers_checked": checked,
         "plain_tokens_per_second": None if expected is None else round(expected.plain, 1),
@@ -197,6 +200,8 @@ def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
         if neural_engine() is not None:
             fit = "fits" if facts["fits_with_core_ml"] else "too big"
             size += f" (with Core ML {facts['bytes_with_core_ml'] / _GIB:.1f}, {fit})"
+        if facts["kept_tokens"] is not None:
+            size += f", keeps {about(facts['kept_tokens'])} tokens"
         match = "match" if facts["tokenizers_match"] else "[red]differ[/]"
         how = "checked" if facts["tokenizers_checked"] else "by family"
         speed = facts["tokens_per_second"]

@@ -99,11 +99,18 @@ def _examined(model: ConfiguredModel, room: int) -> tuple[Path, PipelineMemory]:
     try:
         folder = target_folder(model.settings.target, quiet=False)
         with ConversionBar(quiet=False) as bar:
-            pipeline = Pipeline(settings=model.settings, on_progress=bar, room=room)
+            pipeline = Pipeline(settings=_with_caches(model.settings), on_progress=bar, room=room)
         print_notes([pipeline.note and f"{model.name}: {pipeline.note}"])
         return folder, pipeline.memory()
     except InputError as error:
         raise InputError(f"The model {model.name} can't be served. {error}") from error
+
+
+def _with_caches(settings: PipelineSettings) -> PipelineSettings:
+    """With memory for KV where a model's options state none: several models share what there is."""
+    if not settings.arenas:
+        return settings
+    return settings.changed(arena_memory=settings.arenas, prefix_cache_memory=settings.prefix_cache)
 
 
 def _made(settings: PipelineSettings, notices: Notices, tell: Callable[[str], None]) -> Pipeline:
@@ -242,7 +249,7 @@ def serve(
             print_notes(notes)
             run(RunningPipeline(client), folder, server, listener, made)
             return
-        pipeline = opened(settings, notes, quiet=False, on_notice=Notices(at_once=True))
+        pipeline = opened(settings, notes, quiet=False, on_notice=Notices(at_once=True), conversing=True)
         if settings.listen is None:
             run(pipeline, folder, server, listener, made)
             return

@@ -357,7 +357,7 @@ class _CountedRows(TreeSequence):
     def memory(self) -> int:
         return 0
 
-    def prefill(self, tokens: Sequence[int]) -> Any:
+    def prefill(self, tokens: Sequence[int], *, remember: bool = True) -> Any:
         """The tokens' positions in place of their logits."""
         begin = self._tokens_committed
         self._tokens_committed += len(tokens)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.machine.memory.kv_form import KvSizes, element_bytes
+from orchestrator.machine.memory.kv_form import LIVE_STATES, KvSizes, element_bytes
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.messages.base import MAX_CONTEXT
 
@@ -162,13 +162,27 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
             low, high = (middle, high) if self.budget(tried).required_bytes <= available else (low, middle - 1)
         return low
 
-    def _kv(self, model: ModelNeed, settings: MemorySettings) -> int:
+    def conversation(self, name: str, tokens: int, settings: MemorySettings, states: int) -> int:
+        """Bytes of the KV of an ended conversation in this worker, with so many recurrent states."""
+        asked = msgspec.structs.replace(settings, context=tokens)
+        kept = sum(self._kv(model, asked, states) for model in self.models if model.name == name)
+        return kept + sum(package.cache for package in self.packages if package.name == name)
+
+    def unknown(self, name: str) -> bool:
+        """Whether nothing is known of the KV of this worker's model."""
+        return any(model.kv is None for model in self.models if model.name == name)
+
+    def folds(self, name: str) -> bool:
+        """Whether this worker's model has recurrent states, which no arena holds."""
+        return any(model.kv is not None and model.kv.state > 0 for model in self.models if model.name == name)
+
+    def _kv(self, model: ModelNeed, settings: MemorySettings, states: int = LIVE_STATES) -> int:
         """Of one request."""
         if model.kv is None:
             return 0
         element = element_bytes(settings.kv_bits if model.quantizes else UNQUANTIZED, self.on_processor)
         tokens, saved = min(settings.context, model.context), model.quantizes and settings.arenas > 0
-        return model.kv.bytes(tokens, element, windows_whole=saved)
+        return model.kv.bytes(tokens, element, windows_whole=saved, states=states)
 
     def _buffers(self, settings: MemorySettings) -> Iterator[int]:
         """On a processor a prefill holds the scores of a chunk with the whole context; elsewhere attention is fused,

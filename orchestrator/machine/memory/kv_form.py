@@ -20,8 +20,9 @@ _STEP = 256
 """Rows by which a layer's arrays grow."""
 _BEHIND_WINDOW = 2048
 """Rows behind a window that stay, so that a sequence can be cut back."""
-_SNAPSHOTS = 6
-"""States of a recurrent layer: that behind the last token, four remembered ones, and one that is being made."""
+LIVE_STATES = 3
+"""States of a recurrent layer that a live request needs: that behind the last token, one where the next turn may branch
+off, and one that is being made. It remembers more where there is memory."""
 _STATES = (
     ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
@@ -51,14 +52,14 @@ class KvSizes(NamedTuple):
     window: int = 0
     """Tokens of the window."""
     state: int = 0
-    """Bytes of recurrent states, whatever the length."""
+    """Bytes of one state of all recurrent layers, whatever the length."""
 
-    def bytes(self, tokens: int, element: float, windows_whole: bool = False) -> int:
-        """Of one sequence of so many tokens, with `element` bytes a number. `windows_whole`: rows behind windows stay,
-        as they do until they are saved to an arena."""
+    def bytes(self, tokens: int, element: float, windows_whole: bool = False, states: int = LIVE_STATES) -> int:
+        """Of one sequence of so many tokens, with `element` bytes a number and so many states. `windows_whole`: rows
+        behind windows stay, as they do until they are saved to an arena."""
         rows = -(-tokens // _STEP) * _STEP
         seen = rows if windows_whole else min(rows, self.window + _BEHIND_WINDOW)
-        return int((self.full * rows + self.windowed * seen) * element) + self.state
+        return int((self.full * rows + self.windowed * seen) * element) + states * self.state
 
     def part(self, share: float) -> "KvSizes":
         """Of a model of which a process holds this share."""
@@ -83,7 +84,7 @@ def kv_form(config: Mapping[str, Any]) -> KvSizes | None:
     window = _first(stated, _WINDOWS) or 0
     if not window:
         full, windowed = full + windowed, 0
-    return KvSizes(full * token, windowed * token, window, recurrent * _state(stated) * _SNAPSHOTS)
+    return KvSizes(full * token, windowed * token, window, recurrent * _state(stated))
 
 
 def attention_heads(config: Mapping[str, Any]) -> int:

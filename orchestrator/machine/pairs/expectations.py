@@ -10,14 +10,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from orchestrator.core.options import Options
 from orchestrator.machine.memory import budget
+from orchestrator.machine.memory.kv_form import KvSizes, kv_form
+from orchestrator.machine.memory.kv_plan import kv_plan
 from orchestrator.machine.models.checkpoints import cached, weight_bytes
-from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Pair
+from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Model, Pair
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from protocol.contracts.coreml.conversion import Choices
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 
 _FP16_BYTES = 2
+_LONG_CONTEXT = 1 << 17
+"""Tokens, of a model whose own are not known."""
 _TOKENS = 128
 """Of the prompt, and of the answer."""
 _MAX_RATIO = 20.0
@@ -72,6 +77,32 @@ def memory(pair: Pair, on_processor: bool, core_ml: bool = False) -> float:
 def fits(pair: Pair, on_processor: bool, available: int, core_ml: bool = False) -> bool:
     """`available`: the machine's memory in bytes."""
     return budget.fits(_weights(pair, on_processor, core_ml), available)
+
+
+def kept_tokens(pair: Pair, on_processor: bool, available: int) -> int | None:
+    """Tokens of conversations that the pair keeps in a machine with so much memory, about; None if the sizes of the
+    target's KV are not known, or the pair does not fit. A trained drafter has little KV, which does not count."""
+    forms = {role: _kv_form(model) for role, model in (("target", pair.target), ("draft", pair.draft))}
+    drafts = pair.draft.kind is None
+    if forms["target"] is None or (drafts and forms["draft"] is None) or not fits(pair, on_processor, available):
+        return None
+    needs = budget.PipelineNeeds(
+        models=(
+            budget.ModelNeed(budget.TARGET, int(pair.target.weights(on_processor)), forms["target"], quantizes=True),
+            budget.ModelNeed(budget.DRAFT, int(pair.draft.weights(on_processor)), forms["draft"] if drafts else None),
+        ),
+        context=_LONG_CONTEXT,
+        on_processor=on_processor,
+    )
+    unasked = budget.MemorySettings(context=budget.UNASKED_CONTEXT, requests=1)
+    return kv_plan(needs, unasked, budget.usable(available), concurrent=Options().concurrent).tokens or None
+
+
+def _kv_form(model: Model) -> KvSizes | None:
+    folder = cached(model.id)
+    if folder is not None:
+        return kv_form(json.loads((folder / "config.json").read_bytes()))
+    return KvSizes(*model.kv) if model.kv else None
 
 
 def _weights(pair: Pair, on_processor: bool, core_ml: bool) -> float:

@@ -22,6 +22,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Billions that a forward over one token reads, of a mixture of experts or with large tables of embeddings."""
     bits: Annotated[float, Meta(gt=0.0, le=32.0)]
     """Per weight, scales included."""
+    kv: tuple[int, ...] = ()
+    """As of `KvSizes`: elements of a token in layers that see every token, in layers with a window, and its tokens.
+    Empty: not known without its config.json."""
     tokenizer: str
     """Family; models of one divide text alike."""
     kind: DrafterKind | None = None

@@ -190,7 +190,10 @@ def shared_memory(free: int | None) -> Finding:
     text = f"{free / _GIB:.1f} GiB free"
     if free < _GIB // 8:
         return Finding(
-            "shared memory", "warn", text, "enlarge /dev/shm (in Docker: --shm-size=2g), or end what fills it"
+            "shared memory",
+            "warn",
+            f"{text}: KV stays in the workers' own memory, so a restarted target reads prompts again",
+            "enlarge /dev/shm (in Docker: --shm-size=2g), or end what fills it",
         )
     return Finding("shared memory", "ok", text)
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,13 @@ from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.drafts.trained_drafter import is_exit
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.models.levels import MEANINGS
 from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.machine.progress import OnProgress, silent
+from orchestrator.runtime.memory_needed import kept_alone
 from protocol.contracts.coreml.examination import RuntimeName
 from protocol.contracts.coreml.neural_engine import record
 from protocol.contracts.drafters.description import FINAL, Drafter
@@ -52,7 +55,14 @@ def target_finding(name: str, on_progress: OnProgress = silent) -> Finding:
     except (subprocess.TimeoutExpired, msgspec.DecodeError):
         text = f"{folder} could not be loaded: the process that loads it crashed or hung"
         return Finding("target", "fail", text, "free memory, download the model again, or choose a smaller one")
-    return described(folder, report)
+    finding = described(folder, report)
+    return finding if finding.status == "fail" else replace(finding, text=f"{finding.text} {_kept(folder)}".strip())
+
+
+def _kept(folder: Path) -> str:
+    """The conversations that the target keeps on this machine, as a sentence."""
+    tokens = kept_alone(folder)
+    return f"Alone it keeps {about(tokens)} tokens of conversations in this machine's memory." if tokens else ""
 
 
 def described(folder: Path, report: ModelReport | ModelRefusal) -> Finding:

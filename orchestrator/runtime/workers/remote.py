@@ -79,7 +79,7 @@ class RemoteWorkers:
         self._keeps_kv = setup.options.keeps_kv
         self._registry = registry
         self._local_entries = local_entries
-        self.intake = KvIntake(epoch, setup.options.arena_memory << 20)
+        self.intake = KvIntake(epoch, setup.options.arenas << 20)
         self._features = FeatureShipping(self._hub, epoch)
         self._refused_prefills: list[Arrived] = []
         """Faults of Prefills that were not sent, which the next `give_up_due` yields."""

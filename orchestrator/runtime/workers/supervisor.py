@@ -259,14 +259,19 @@ class Supervisor:
             pace=self._pace(role),
             texts=self._setup.target_texts if role == "target" else "",
             hosts=self._setup.target_hosts if role == "target" else None,
-            owner=os.getpid() if self._setup.options.arena_memory else None,
-            arena_memory=self._setup.options.arena_memory if role == "target" else 0,
+            owner=os.getpid() if self._setup.options.arenas else None,
+            arena_memory=self._setup.options.arenas if role == "target" else 0,
             disk_cache=self._setup.options.disk_cache_bytes if role == "target" else 0,
             kv_bits=self._setup.options.kv_bits if role != "draft" else UNQUANTIZED,
             gpu_share=self._gpu_shares.get(role, 1.0),
-            prefix_cache=self._setup.options.prefix_cache_memory if self._setup.options.keeps_kv else 0,
+            prefix_cache=self._setup.options.prefix_cache if self._setup.options.keeps_kv else 0,
+            kv_pool=self._kv_pool(role),
             trace=self._setup.trace,
         )
+
+    def _kv_pool(self, role: Role) -> int | None:
+        plan = self._setup.kv
+        return {"target": plan.target, "draft": plan.draft}.get(role) if plan is not None else None
 
     def _engine(self, seat: Seat) -> str:
         target = "recorded" if self._setup.target_texts else "mlx"

@@ -186,6 +186,13 @@ class FullAttentionCache(RowCache):
         for array in self.arrays:
             array[..., begin:end, :] = mx.take(array, slots, axis=2)
 
+    def shrink(self, slots: int) -> None:
+        # A contiguous part of an array would keep all of it in memory.
+        held = mx.arange(max(0, slots - self._base))
+        self._keys = tuple(mx.take(array, held, axis=2) for array in self._keys)
+        self._values = tuple(mx.take(array, held, axis=2) for array in self._values)
+        self._end = min(self._end, slots)
+
     def copy(self, slots: int) -> Self:
         other = copy(self)
         # Arrays are written in place, so each cache needs its own.

@@ -53,7 +53,14 @@ class RememberedStates(FoldingCache):
     def remember(self) -> None:
         self._remembered[self._end] = self._saved()
         if len(self._remembered) > _MOST_REMEMBERED + 1:
-            del self._remembered[_densest(list(self._remembered))]
+            # The last two are where the next turn, and another conversation with the same rules, branch off.
+            del self._remembered[_densest(list(self._remembered)[:-1])]
+
+    def shed(self) -> bool:
+        places = [place for place in self._remembered if place]
+        if places:
+            del self._remembered[_densest([0, *places]) if len(places) > 1 else places[0]]
+        return bool(places)
 
     @property
     def places(self) -> set[int]:

@@ -16,6 +16,7 @@ from protocol.errors import InputError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 MIB = 1 << 20
+STATED = {"arena_memory": 2048, "prefix_cache_memory": 512}
 
 
 @pytest.fixture(autouse=True)
@@ -70,22 +71,32 @@ def test_caches_take_what_the_models_leave(monkeypatch: pytest.MonkeyPatch):
     pipeline = _pipeline(monkeypatch, 2000, arena_memory=1024, prefix_cache_memory=512)
     options = _options(pipeline)
 
-    assert 16 <= options.arena_memory < 1024
-    assert options.arena_memory == pytest.approx(2 * options.prefix_cache_memory, abs=17)
+    assert 16 <= options.arenas < 1024
+    assert options.arenas == pytest.approx(2 * options.prefix_cache, abs=17)
     assert "The caches for KV are lowered to " in pipeline.note
-    assert _budget() + (options.arena_memory + 2 * options.prefix_cache_memory) * MIB <= 0.75 * 2000 * MIB
+    assert _budget() + (options.arenas + 2 * options.prefix_cache) * MIB <= 0.75 * 2000 * MIB
 
 
 def test_caches_fit_as_soon_as_the_least_of_each_does(monkeypatch: pytest.MonkeyPatch):
     least = _pipeline(monkeypatch, 64_000, arena_memory=16, prefix_cache_memory=16).memory().bytes
     for room in (least + extra * MIB for extra in (0, 1, 10, 100, 500)):
-        assert room - 3 * MIB < _pipeline(monkeypatch, 64_000, room=room).memory().bytes <= room
-    assert _pipeline(monkeypatch, 64_000, room=least - 1).memory().bytes == least
+        assert room - 3 * MIB < _pipeline(monkeypatch, 64_000, room=room, **STATED).memory().bytes <= room
+    assert _pipeline(monkeypatch, 64_000, room=least - 1, **STATED).memory().bytes == least
+
+
+def test_a_plan_takes_the_room_that_there_is(monkeypatch: pytest.MonkeyPatch):
+    least = _pipeline(monkeypatch, 64_000, arena_memory=0).memory().bytes
+    for more in (50, 200):
+        pipeline = _pipeline(monkeypatch, 64_000, room=least + more * MIB)
+
+        assert least + (more - 3) * MIB < pipeline.memory().bytes <= least + more * MIB
+        assert re.match("Keeps about [0-9,]+ tokens of conversations.", pipeline.keeps)
+    assert _pipeline(monkeypatch, 64_000, **STATED).keeps == ""
 
 
 @pytest.mark.parametrize("mib", [1100, 1300])
 def test_auto_takes_what_other_pipelines_leave(monkeypatch: pytest.MonkeyPatch, mib: int):
-    asked = {"context": "auto", "concurrent": 64}
+    asked = {"context": "auto", "concurrent": 64, **STATED}
     memory = _pipeline(monkeypatch, 64_000, room=mib * MIB, **asked).memory()
     fitted = {**asked, **memory.options}
     longer = {**fitted, "context": fitted["context"] + 256}
@@ -112,7 +123,7 @@ def test_the_note_counts_the_caches_of_the_workers_that_there_are(monkeypatch: p
     pipeline = Pipeline(str(DEMO_TARGET), draft_engine="none", arena_memory=1024, prefix_cache_memory=512)
     options = _options(pipeline)
 
-    assert f"lowered to {size((options.arena_memory + options.prefix_cache_memory) * MIB)}," in pipeline.note
+    assert f"lowered to {size((options.arenas + options.prefix_cache) * MIB)}," in pipeline.note
 
 
 def test_auto_that_fits_nothing_is_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch):
@@ -136,7 +147,7 @@ def test_a_mac_is_asked_what_it_recommends_only_where_that_matters(monkeypatch: 
 
     assert not asked
     with pytest.raises(InputError, match=r"may use 0\.6 GiB"):
-        _pipeline(monkeypatch, 2000)
+        _pipeline(monkeypatch, 1500)
 
 
 @pytest.mark.parametrize("wrong", [-1, "all", 1 << 30])

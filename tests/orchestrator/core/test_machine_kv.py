@@ -221,6 +221,17 @@ def test_without_memory_and_of_a_sequence_that_has_ended_nothing_is_kept(memory:
     assert memory or len(simulation.released) == 1
 
 
+def test_what_the_target_saves_of_an_ended_sequence_serves_the_next_turn():
+    simulation = KvSimulation()
+    simulation.serve(1, 5)
+    name, tokens = "lp-" + "f" * 20, (*PROMPT, 1, 2, 3)
+    simulation.arenas.tokens[name] = list(tokens)
+    simulation.machine.prefills.add_arena("target", None, KvOffer(ONE, name, len(tokens), SIZE, 0.0, tokens), 0.0)
+    simulation.serve(2, 5, (*tokens, 4, 5))
+
+    assert prefilled(simulation)[-1] == (len(tokens) + 1, len(tokens))
+
+
 def test_of_a_conversation_only_the_last_turn_keeps_an_arena():
     simulation = KvSimulation()
     prompt = PROMPT

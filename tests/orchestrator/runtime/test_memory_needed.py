@@ -56,7 +56,7 @@ def _waits(**fields: Any) -> int:
 def test_turns_that_wait_for_the_disk_count_unless_none_are_kept():
     one = needed(OrchestratorSetup(session="", address="", target=str(DEMO_TARGET), draft="")).parts["the target's KV"]
 
-    assert _waits() == one + (Options().arena_memory << 20)
+    assert _waits() == one + (Options().arenas << 20)
     assert _waits(target_hosts=TargetHosts((("127.0.0.1:1",), ("127.0.0.1:2",)))) == 0
     assert _waits(target_engine="none") == 0
 

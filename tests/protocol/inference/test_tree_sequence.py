@@ -10,6 +10,7 @@ from protocol.inference.layer_cache import RowCache
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
+from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import ARCHITECTURES, network, tree_model
 
 PROMPT = tuple(np.random.default_rng(1).integers(0, 67, 100).tolist())
@@ -122,3 +123,28 @@ def test_keys_and_values_that_differ_have_no_layout():
     differing = (1, 2, 256, 8), (1, 2, 256, 16)
 
     assert holding(differing, differing).layout(512) is None
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_is_cut_off_frees_its_memory_and_the_rest_goes_on(architecture: str):
+    model = tree_model(architecture)
+    whole, part = prefilled(model, PROMPT * 8), prefilled(model, PROMPT * 4)
+    whole.shorten(400)
+
+    assert whole.committed == 400
+    assert whole.memory <= part.memory
+    np.testing.assert_allclose(logits(whole), logits(part), rtol=1e-4, atol=1e-4)
+
+
+def test_states_are_forgotten_until_the_last_token_s_alone_is_left():
+    sequence = LanguageModel(tiny("qwen3_next")).sequence()
+    for begin in range(0, 90, 30):
+        sequence.prefill(PROMPT[begin : begin + 30])
+    reached, memory = [sequence.reach(89)], [sequence.memory]
+    while sequence.shed():
+        reached.append(sequence.reach(89))
+        memory.append(sequence.memory)
+
+    assert reached == [60, 60, 0, 0]
+    assert memory[0] > memory[1] > memory[2]
+    assert sequence.reach(90) == 90

@@ -14,14 +14,27 @@ STEM = list(range(100, 100 + MIN_SHARED_TOKENS - 4))
 LIMIT = 50
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class FakeKv:
     number: int
     memory: int
     copyable: bool = True
+    states: int = 0
+    """Bytes of states beside the rows."""
+    rows: int = 0
+    """Tokens that it holds, if it can be shortened."""
 
     def reach(self, tokens: int) -> int:
         return tokens
+
+    def shed(self) -> bool:
+        self.memory -= self.states
+        shed, self.states = self.states > 0, 0
+        return shed
+
+    def shorten(self, tokens: int) -> None:
+        if self.rows:
+            self.memory, self.rows = self.memory * tokens // self.rows, tokens
 
 
 class Cached(RuleBasedStateMachine):
@@ -95,3 +108,23 @@ def test_the_least_recently_used_is_evicted_first():
     cache.add(d, prompts[d])
 
     assert closed == [b]
+
+
+def test_of_kv_that_does_not_fit_states_go_first_and_then_the_last_tokens():
+    closed: list[FakeKv] = []
+    cache = PrefixCache[FakeKv](100, closed.append)
+
+    assert cache.add(FakeKv(1, 120, states=30, rows=600), range(600)) == 600
+    assert cache.add(FakeKv(2, 200, rows=1000), range(1000, 2000)) == 500
+    assert [kv.number for kv in closed] == [1]
+    assert cache.take(range(1000, 2000)) is not None
+
+
+def test_a_smaller_limit_cuts_the_kv_that_was_used_least_recently():
+    cache = PrefixCache[FakeKv](100, lambda _: None)
+    for number in (1, 2):
+        cache.add(FakeKv(number, 50, rows=500), range(1000 * number, 1000 * number + 500))
+    cache.resize(70)
+    found = [cache.take(range(1000 * number, 1000 * number + 600)) for number in (1, 2)]
+
+    assert [each and each.tokens for each in found] == [200, 500]

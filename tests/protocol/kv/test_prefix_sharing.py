@@ -26,6 +26,12 @@ class FakeKv:
     def memory(self) -> int:
         return len(self.tokens)
 
+    def shed(self) -> bool:
+        return False
+
+    def shorten(self, tokens: int) -> None:
+        del self.tokens[tokens:]
+
     def reach(self, tokens: int) -> int:
         return tokens if self.states is None else max(state for state in (0, *self.states) if state <= tokens)
 

@@ -22,6 +22,7 @@ from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
+from orchestrator.lab.bench.shapes import SHAPES
 from orchestrator.lab.report import ProgressBar
 from protocol.ineffective import SET, Ineffective
 from protocol.messages.sampling import BOTH_ALIKE
@@ -302,16 +303,38 @@ def growth(path: Path | None, limit: int | None, plot: Path | None, as_json: boo
 @_temperature_option("0")
 @_repeats_option(_REPEATS)
 @click.option("--turns", type=click.IntRange(min=2), default=50, show_default=True)
+@click.option(
+    "--shape",
+    type=click.Choice(list(SHAPES)),
+    help="One session of an agent with a random network that has the keys and values of this model, and the memory "
+    "that a Mac with 24 GB has for them; nothing else is measured.",
+)
+@click.option(
+    "--first",
+    type=click.IntRange(min=200),
+    default=8000,
+    show_default=True,
+    help="With --shape: tokens of the first prompt. Turns and memory are scaled alike; an agent's has 25,000.",
+)
 @_json_option
 @stays_awake
-def reuse(turns: int, path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
+def reuse(
+    turns: int, shape: str | None, first: int, path: Path | None, limit: int | None, as_json: bool, **options: Any
+) -> None:
     """Measure the first token of an agent's turns, with KV kept and without.
 
     \b
     launch-pipeline bench reuse --turns 50 --repeats 1
+    launch-pipeline bench reuse --shape qwen3-8b --turns 30
     """
+    from orchestrator.lab.bench.agent_session import measure_session
     from orchestrator.lab.bench.reuse import measure
 
+    if shape is not None:
+        with ProgressBar() as bar:
+            found = measure_session(shape, bar, first=first, turns=turns)
+        show(found, as_json)
+        return
     print_notes(without_effect())
     plan = _plan({**options, "strategies": "adaptive"})
     prompts = _prompts(plan, path, limit)

@@ -83,8 +83,8 @@ def test_recurrent_layers_take_the_same_at_every_length(name: str):
     form = kv_form(architectures.configuration(name))
 
     assert form is not None
-    assert form.bytes(0, 4.0) == form.state
-    assert form.bytes(sequence.committed, 4.0) >= sequence.memory
+    assert form.bytes(0, 4.0, states=6) == 6 * form.state
+    assert form.bytes(sequence.committed, 4.0, states=6) >= sequence.memory
 
 
 def test_the_text_model_s_part_of_a_configuration_counts():

@@ -22,7 +22,7 @@ from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction import gains as simulated
 from orchestrator.lab.simulate.prediction.plan import Scenario, plain
 from orchestrator.lab.simulate.prediction.plan import simulated as predicted
-from orchestrator.machine.pairs.expectations import fits, forecast, gains, memory, tokenizers, weights_in
+from orchestrator.machine.pairs.expectations import fits, forecast, gains, kept_tokens, memory, tokenizers, weights_in
 from orchestrator.machine.pairs.recommended_pairs import draft_beside, pairs
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
 from tests.conftest import Reference
@@ -50,6 +50,16 @@ def test_a_pair_fits_where_its_weights_leave_room():
     assert not fits(PAIR, False, available=5 * GIB, core_ml=True)
     assert memory(PAIR, False) == pytest.approx((3.09 + 0.49) * 1e9 * 4.5 / 8 + GIB)
     assert memory(PAIR, False, core_ml=True) - memory(PAIR, False) == pytest.approx(3 * 0.49e9 * 2)
+
+
+def test_a_pair_keeps_what_its_weights_leave():
+    small, large = (kept_tokens(pairs()["qwen3-8b"], False, gib * GIB) for gib in (18, 64))
+
+    assert small is not None
+    assert large is not None
+    assert 20_000 < small < large
+    assert kept_tokens(pairs()["qwen3-8b"], False, 4 * GIB) is None
+    assert kept_tokens(pairs()["lfm2-1.2b"], False, 64 * GIB) is None
 
 
 def hub(folder: Path, tokenizer_changed: bool = False) -> Path:

@@ -1,0 +1,231 @@
+"""A session of an agent with a network of a real model's shape: what is reused of each prompt, and in how much memory.
+
+The text is random. The memory for KV is what a Mac with 24 GB has for the real model, scaled as the prompts are.
+"""
+
+import random
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling import UNFILTERED, SamplingParams
+from orchestrator.core.options import Options
+from orchestrator.lab.bench.shapes import WEIGHTS, configuration, write_shape
+from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
+from orchestrator.lab.report import machine_lines
+from orchestrator.machine.hardware import computes_on_processor
+from orchestrator.machine.memory.budget import GIB, TARGET, MemorySettings, ModelNeed, PipelineNeeds
+from orchestrator.machine.memory.kv_form import attention_heads, kv_form
+from orchestrator.machine.memory.kv_plan import kv_plan
+from protocol.common_prefix import common_prefix
+from protocol.contracts.stated_context import stated_positions
+from protocol.errors import InputError
+from protocol.paths import SHARED_MEMORY
+
+_AGENT_FIRST = 25_000
+_ADDED = 300, 2_000
+"""Tokens of an agent's first prompt, and of what a later turn adds."""
+_REMINDER = 60
+RESTART = "after a restart"
+_ANSWER = 8
+_MAC = int(17.8 * GIB)
+"""What macOS recommends for the GPU of a Mac with 24 GB."""
+_UNASKED = MemorySettings(context=2048, requests=1)
+_STATES = 2
+_WORDS = range(5, 400)
+"""Token ids."""
+_SHORT, _BLOCK = 32, 256
+"""Tokens that may be read again: behind the place of a recurrent state, and of a file of the disk cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTurn:
+    """One prompt. Bytes are those after its answer."""
+
+    kind: str
+    prompt: int
+    shared: int
+    """Its first tokens that an earlier prompt or answer of the session has too."""
+    cached: int
+    first_token: float
+    """Seconds from the request's arrival."""
+    target: int
+    """Resident memory of the target's process beyond that before the first prompt."""
+    shared_memory: int
+
+    @property
+    def read_again(self) -> int:
+        """Tokens that were evaluated although they had been before."""
+        return max(0, self.shared - self.cached)
+
+
+class Session:
+    """The prompts of a session. Each is known once the answer to the one before it is."""
+
+    def __init__(self, first: int, turns: int, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._scale = first / _AGENT_FIRST
+        self._first = first
+        self._turns = turns
+        self._served: list[list[int]] = []
+        self.conversation: list[int] = self._text(first)
+
+    def prompts(self) -> Iterator[tuple[str, list[int]]]:
+        """A kind of turn and its prompt; `answered` has to be called before the next."""
+        yield "first prompt", self.conversation
+        ends: list[int] = [len(self.conversation)]
+        for number in range(2, self._turns + 1):
+            added = self._text(max(4, int(self._random.randint(*_ADDED) * self._scale)))
+            kind = "turn"
+            if number == self._turns // 3:
+                kind = "a reminder in the middle"
+                reminder = self._text(max(4, int(_REMINDER * self._scale)))
+                self.conversation[ends[-1] - 4 : ends[-1] - 4] = reminder
+            elif number == self._turns // 2:
+                yield "another conversation", self.conversation[: self._first * 4 // 5] + self._text(self._first // 5)
+            elif number == 2 * self._turns // 3 and len(ends) > 2:
+                kind = "an edited turn"
+                self.conversation = self.conversation[: ends[-2]]
+            self.conversation = [*self.conversation, *added]
+            ends.append(len(self.conversation))
+            yield kind, self.conversation
+        self.conversation = [*self.conversation, *self._text(max(4, int(_ADDED[0] * self._scale)))]
+        yield RESTART, self.conversation
+
+    def answered(self, kind: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        self._served.append([*prompt, *answer])
+        if kind != "another conversation":
+            self.conversation = [*prompt, *answer]
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """Of all tokens but the last one, which is always evaluated."""
+        return max((common_prefix(prompt[:-1], served[:-1]) for served in self._served), default=0)
+
+    def _text(self, tokens: int) -> list[int]:
+        return self._random.choices(_WORDS, k=tokens)
+
+
+def kept_tokens(shape: str, first: int) -> int:
+    """What a Mac with 24 GB keeps of conversations with the real model, scaled to this first prompt."""
+    config = configuration(shape)
+    weights, heads = int(WEIGHTS[shape] * GIB), attention_heads(config)
+    needs = PipelineNeeds(
+        models=(ModelNeed(TARGET, weights, kv_form(config), heads=heads, quantizes=True),),
+        context=stated_positions(config) or _AGENT_FIRST,
+        on_processor=False,
+        processes=2,
+    )
+    return kv_plan(needs, _UNASKED, _MAC, concurrent=16).tokens * first // _AGENT_FIRST
+
+
+def kv_bytes(shape: str, tokens: int) -> int:
+    """Of one conversation in this machine's target."""
+    form = kv_form(configuration(shape))
+    assert form is not None
+    return form.bytes(tokens, 4 if computes_on_processor() else 2, states=_STATES)
+
+
+def measure_session(shape: str, watch: Watch, *, first: int, turns: int) -> Findings:
+    """Every turn of one session, the last one in a pipeline that was started again with a disk cache.
+
+    Raises InputError for a session that is longer than the model's context.
+    """
+    longest = first + turns * _ADDED[1] * first // _AGENT_FIRST
+    if longest > (stated_positions(configuration(shape)) or longest):
+        raise InputError(
+            f"The last prompt may have {longest:,} tokens, and {shape} takes fewer: choose fewer turns, or a smaller "
+            "first prompt."
+        )
+    budget = kv_bytes(shape, kept_tokens(shape, first))
+    with tempfile.TemporaryDirectory() as folder:
+        target = write_shape(shape, Path(folder) / shape)
+        alone = Pipeline(str(target), draft_engine="none", arena_memory=0).memory().bytes
+        # The KV of the live request that counts there is in the budget, and as much waits for the disk.
+        room = alone + budget
+        watch.begin(turns + 2, "the turns")
+        measured = list(_turns(lambda: _pipeline(target, room, first), Session(first, turns), watch.finished))
+    return session_findings(shape, measured, budget)
+
+
+def _pipeline(target: Path, room: int, first: int) -> Pipeline:
+    chunk = max(_SHORT, Options().prefill_step_size * first // _AGENT_FIRST)
+    return Pipeline(str(target), draft_engine="none", room=room, disk_cache=8.0, prefill_step_size=chunk)
+
+
+def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[str], None]) -> Iterator[SessionTurn]:
+    """`opened` makes pipelines with the same models and memory."""
+    params = SamplingParams(temperature=0.0, **UNFILTERED, max_tokens=_ANSWER)
+    others = _segments()
+    with ExitStack() as stack:
+        pipeline = stack.enter_context(opened())
+        before = _resident(pipeline)
+        for kind, prompt in session.prompts():
+            if kind == RESTART:
+                stack.close()
+                pipeline = stack.enter_context(opened())
+                before = _resident(pipeline)
+            shared = session.shared(prompt)
+            answer = pipeline.generate(list(prompt), params)
+            yield SessionTurn(
+                kind=kind,
+                prompt=len(prompt),
+                shared=shared,
+                cached=answer.statistics.adopted_tokens,
+                first_token=answer.statistics.time_to_first_token,
+                target=max(0, _resident(pipeline) - before),
+                shared_memory=_size(_segments() - others),
+            )
+            on_turn(kind)
+            session.answered(kind, prompt, answer.tokens)
+
+
+_FIELDS: tuple[Field[SessionTurn], ...] = (
+    Field("turn", lambda turn: turn.kind),
+    Field("prompt", lambda turn: turn.prompt, ",d", "its tokens"),
+    Field("shared", lambda turn: turn.shared, ",d", "its first tokens that the session had before"),
+    Field("cached", lambda turn: turn.cached, ",d", "tokens that were not evaluated"),
+    Field("read again", lambda turn: turn.read_again, ",d", "shared tokens that were evaluated"),
+    Field("first token, s", lambda turn: turn.first_token, ",.2f"),
+    Field(
+        "target, MiB", lambda turn: turn.target, ",.0f", "memory of its process since the start", scale=1 / (1 << 20)
+    ),
+    Field("shared memory, MiB", lambda turn: turn.shared_memory, ",.0f", scale=1 / (1 << 20)),
+)
+
+
+def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int) -> Findings:
+    """A row a turn; a check fails where tokens were read again."""
+    again = [
+        Check(f"{turn.kind}, {turn.prompt:,} tokens", "warn", f"{turn.read_again:,} tokens were read again")
+        for turn in turns
+        if turn.read_again > (_BLOCK if turn.kind == RESTART else _SHORT)
+    ]
+    return Findings(
+        title=f"a session of an agent, {shape}",
+        conditions=(f"{budget / (1 << 20):,.0f} MiB for the target's KV.", *machine_lines()),
+        tables=(tabulated("", _FIELDS, turns),),
+        checks=tuple(again),
+        figures={"machine": machine_lines(), "shape": shape, "budget": budget, "turns": list(turns)},
+    )
+
+
+def _resident(pipeline: Pipeline) -> int:
+    """Bytes of the target's process: only the command lines of a pipeline's processes contain its session folder."""
+    session = str(Path(pipeline.address.removeprefix("ipc://")).parent)
+    listing = subprocess.run(["ps", "-A", "-ww", "-o", "rss=,command="], capture_output=True, text=True, check=True)
+    lines = [line for line in listing.stdout.splitlines() if "-m target_worker" in line and session in line]
+    return sum(int(line.split()[0]) << 10 for line in lines)
+
+
+def _segments() -> set[Path]:
+    """Shared memory of pipelines; none where the system does not list it."""
+    return set(SHARED_MEMORY.glob("lp-*")) if SHARED_MEMORY.is_dir() else set()
+
+
+def _size(segments: set[Path]) -> int:
+    """Bytes that they take."""
+    return sum(512 * segment.stat().st_blocks for segment in segments if segment.is_file())

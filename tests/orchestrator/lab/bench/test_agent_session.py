@@ -1,0 +1,55 @@
+"""An agent's session: its prompts share what an agent's do, and with the KV of real models only new tokens are read."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.lab.bench.agent_session import RESTART, Session, kept_tokens, measure_session
+from orchestrator.lab.bench.shapes import SHAPES
+from orchestrator.lab.findings import Watch
+from protocol.errors import InputError
+
+
+def turns(first: int, count: int) -> list[tuple[str, int, int]]:
+    """Kind, tokens, and tokens that are shared, where every answer is three tokens."""
+    session, found = Session(first, count), []
+    for kind, prompt in session.prompts():
+        found.append((kind, len(prompt), session.shared(prompt)))
+        session.answered(kind, prompt, (1, 2, 3))
+    return found
+
+
+def test_every_turn_shares_what_was_said_before_it():
+    found = turns(25_000, 30)
+    kinds = [kind for kind, _, _ in found]
+    fresh = [tokens - shared for kind, tokens, shared in found if kind == "turn"]
+
+    assert {kinds.count(kind) for kind in ("another conversation", "a reminder in the middle", "an edited turn")} == {1}
+    assert kinds[-1] == RESTART
+    assert all(300 <= new <= 2_000 + 3 for new in fresh)
+
+
+def test_a_scaled_session_has_scaled_turns():
+    assert [kind for kind, _, _ in turns(1_000, 30)] == [kind for kind, _, _ in turns(25_000, 30)]
+    assert max(tokens - shared for _, tokens, shared in turns(1_000, 30)[1:]) <= 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_agent_s_turns_read_only_what_is_new(shape: str):
+    """Of a model whose states fill the memory, another conversation costs some of the first one's."""
+    found = measure_session(shape, Watch(), first=400, turns=9)
+    measured: Sequence[object] = found.figures["turns"]
+
+    assert len(measured) == 11
+    assert len(found.checks) <= (2 if shape == "qwen3.8-27b" else 0)
+
+
+def test_a_session_that_is_longer_than_the_context_is_refused():
+    with pytest.raises(InputError, match="fewer turns"):
+        measure_session("qwen3-8b", Watch(), first=25_000, turns=30)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_memory_is_scaled_as_the_prompts_are(shape: str):
+    assert kept_tokens(shape, 25_000) // 10 == pytest.approx(kept_tokens(shape, 2_500), abs=1)
