@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import CacheList, make_prompt_cache
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import dequantize_model
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.contracts.stated_context import stated_positions
@@ -25,6 +25,7 @@ from protocol.inference.layer_cache import FoldingCache, TreePositions
 from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
+from protocol.inference.stored_model import load_network
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import MAX_CONTEXT, Level
@@ -122,7 +123,7 @@ class LanguageModel:
         With `division`, this process's share of it. Its sequences hold keys and values in `kv_bits` bits.
         """
         try:
-            model, config = load_model(folder, lazy=True, trust_remote_code=False)
+            model, config = load_network(folder)
             if mx.default_device() == mx.Device(mx.cpu):
                 # A CPU has fast kernels for float32 alone; quantized products are many times slower.
                 model = dequantize_model(model)

@@ -1,7 +1,6 @@
 """A model's name to its folder: the demo pair, a folder, a GGUF file, or a Hugging Face download. Opens no weights."""
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from pathlib import Path
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.reachability import reachable
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
+from protocol.contracts.weight_files import require_complete
 from protocol.errors import InputError
 from protocol.messages.base import Role
 
@@ -171,21 +171,8 @@ def _checked(folder: Path) -> Path:
         raise InputError(f"{folder} has no tokenizer.json: {_COMPLETE}; pass such a folder.")
     if not any(folder.glob("model*.safetensors")):
         raise InputError(f"{folder} has no model*.safetensors: {_COMPLETE}; convert it with `mlx_lm.convert`.")
-    missing = _missing_shards(folder)
-    if missing:
-        raise InputError(f"{folder} lacks {len(missing)} of its weight files, first {missing[0]}: download it again.")
+    require_complete(folder)
     return folder
-
-
-def _missing_shards(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return []
-    try:
-        shards = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{index} is broken: download the model again.") from error
-    return sorted(shard for shard in shards if not (folder / str(shard)).is_file())
 
 
 def _downloaded(name: str) -> Path:

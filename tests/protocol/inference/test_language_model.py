@@ -339,11 +339,11 @@ def test_a_folder_that_mlx_lm_can_not_load_is_refused(config: dict[str, object],
 
 def test_broken_files_are_refused(tmp_path: Path):
     _save(network(), tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(InputError, match="can't be loaded"):
-        LanguageModel.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="can't be loaded"):
+        LanguageModel.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(InputError, match="has no whole header: download it again"):
         LanguageModel.load(tmp_path)
 
 
