@@ -100,12 +100,13 @@ class ChatPrompts:
         # Without a thought in it, only a grammar of optional calls leaves room for one.
         room = grammar is None or grammar.optional or grammar.thought is not None
         opened = room and self.form.opens_thought(text)
+        # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
+        marked = self.form.marked if grammar is None or grammar.optional or grammar.free else frozenset[int]()
         return RenderedChat(
             text,
-            lambda: self.form.parser(opened, tools, question.most_calls),
+            lambda: self.form.parser(opened, tools, question.most_calls, marks=bool(marked)),
             self.form.shown,
-            # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
-            self.form.marked if grammar is None or grammar.optional or grammar.free else frozenset(),
+            marked,
             grammar,
             self._warnings(left_out),
         )

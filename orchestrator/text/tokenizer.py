@@ -124,7 +124,7 @@ def _steps(step: Mapping[str, Any] | None, members: str) -> Iterable[Mapping[str
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """A decoder returns it for bytes that are no character, or the beginning of one."""
 MARK = "\ufdd0"
-"""Comes before the text of a marked token. A noncharacter, which no text has."""
+"""Comes before the text of a marked token. In a stream with such tokens, one that is text itself is doubled."""
 _WINDOW = 32
 """Most tokens that a stream decodes again with the next one."""
 _CONTEXT = 8
@@ -264,7 +264,7 @@ class TextStream:
         text = self._codec.decode(self._window, self._shown)
         piece = text[self._returned :]
         self._returned = len(text)
-        return piece
+        return self._escaped(piece)
 
     def _with_mark(self, token: int) -> str:
         piece, own = self._push(token), self._codec.decode([token], self._shown)
@@ -284,7 +284,10 @@ class TextStream:
             self._advance()
         elif not bounded:
             self._shorten(len(text) - self._returned)
-        return piece
+        return self._escaped(piece)
+
+    def _escaped(self, piece: str) -> str:
+        return piece.replace(MARK, 2 * MARK) if self._marked else piece
 
     def _shorten(self, held: int) -> None:
         """Forget tokens on which the text to come does not depend. `held`: characters that were not returned."""

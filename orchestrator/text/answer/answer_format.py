@@ -69,20 +69,25 @@ class AnswerFormat:
         starts = bounds.starts[:1] if prompt.endswith("\n") else bounds.starts
         return replace(bounds, starts=starts, opened=bounds.opened or self.opens_thought(prompt))
 
-    def parser(self, opened: bool, tools: Tools, most_calls: int | None) -> AnswerParser:
-        """`opened`: as `opens_thought` has it; `tools`: those that the request offers."""
+    def parser(self, opened: bool, tools: Tools, most_calls: int | None, *, marks: bool = True) -> AnswerParser:
+        """`opened`: as `opens_thought` has it; `tools`: those that the request offers; `marks`: the output has them
+        before `marked` tokens."""
         if self.harmony:
             return HarmonyParser(bool(tools), most_calls)
         thought = ThoughtParser(self.thought, opened) if self.thought else None
         calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
         dropped = self.thought.wrappers if self.thought else ()
-        return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None)
+        return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None, marks)
+
+
+_PIECES = re.compile(rf"(?:[^{MARK}]|{MARK}{MARK})+|{MARK}")
+"""Texts, and the marks between them."""
 
 
 class MarkedParser:
     """Thoughts, if the model writes any, text and calls.
 
-    A thought comes first, or at a `MARK`, but not inside a call.
+    A thought comes first, or at a `MARK`, but not inside a call. Two `MARK`s are one that is text.
     """
 
     def __init__(
@@ -90,10 +95,15 @@ class MarkedParser:
         thought: ThoughtParser | None = None,
         calls: ToolCallParser | None = None,
         wrappers: WrapperParser | None = None,
+        marks: bool = True,
     ) -> None:
+        """`marks`: without them, a `MARK` is text."""
+        self._marks = marks
         self._thought = thought
         self._calls = calls
         self._wrappers = wrappers
+        self._held = ""
+        """A `MARK` at the end of the text so far: a second one may follow."""
 
     @property
     def thoughts(self) -> Sequence[ThoughtSpan]:
@@ -102,11 +112,17 @@ class MarkedParser:
     def push(self, text: str) -> Sequence[Part]:
         if self._thought is None:
             return self._parsed([Spoken(text)])
-        first, *marked = text.split(MARK)
-        parts = self._parsed(self._thought.push(first))
-        for piece in marked:
-            parts += self._mark(self._thought)
-            parts += self._parsed(self._thought.push(piece))
+        if not self._marks:
+            return self._parsed(self._thought.push(text))
+        text = self._held + text
+        self._held = MARK if (len(text) - len(text.rstrip(MARK))) % 2 else ""
+        parts: list[Part] = []
+        for piece in _PIECES.findall(text.removesuffix(self._held)):
+            if piece == MARK:
+                parts += self._mark(self._thought)
+            else:
+                self._thought.pass_over(piece.count(MARK) // 2)
+                parts += self._parsed(self._thought.push(piece.replace(2 * MARK, MARK)))
         return parts
 
     def finish(self) -> Sequence[Part]:
