@@ -160,18 +160,19 @@ class PromptEncoder:
         self._turn = asyncio.Lock()
 
     async def encode(
-        self, prompts: Sequence[Prompt], *, special: bool, context: int | None = None
+        self, prompts: Sequence[Prompt], *, rendered: bool, context: int | None = None
     ) -> list[Sequence[int]]:
-        """`special`: as in `TextCodec.encode`. Raises ApiError for a text that is too long for `context` tokens
+        """`rendered`: by the model's own template. Raises ApiError for a text that is too long for `context` tokens
         whatever its tokens are; other texts may be too long as well."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if context is not None:
             await asyncio.to_thread(self._require_room, texts, context)
         async with self._turn if sum(map(len, texts)) > _SHORT_CHARACTERS else nullcontext():
-            return await in_thread(self._encode, prompts, special)
+            return await in_thread(self._encode, prompts, rendered)
 
-    def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[Sequence[int]]:
-        return [self._codec.encode(each, special) if isinstance(each, str) else each for each in prompts]
+    def _encode(self, prompts: Sequence[Prompt], rendered: bool) -> list[Sequence[int]]:
+        encode = self._codec.encode_rendered if rendered else self._codec.encode
+        return [encode(each) if isinstance(each, str) else each for each in prompts]
 
     def _require_room(self, texts: Sequence[str], context: int) -> None:
         for text in texts:
@@ -221,14 +222,14 @@ class Preparation:
     ) -> Ready:
         """`prepare` is called in a thread."""
         prepared = await asyncio.to_thread(prepare)
-        special = not isinstance(question, ChatRequest) or not self._template.own
-        prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
+        rendered = isinstance(question, ChatRequest) and self._template.own
+        prompts = await self._encoder.encode(prepared.prompts, rendered=rendered, context=state.context)
         return await asyncio.to_thread(self._ready, question, prepared, prompts, state)
 
     async def count(self, question: ChatRequest) -> int:
         """Number of tokens of a chat's prompt, however long."""
         prompt = await asyncio.to_thread(self.prompts.render, question)
-        (tokens,) = await self._encoder.encode([prompt.text], special=not self._template.own)
+        (tokens,) = await self._encoder.encode([prompt.text], rendered=self._template.own)
         return len(tokens)
 
     def _ready(

@@ -1,21 +1,24 @@
 """Converts a conversation to the tokens of a prompt: by the model's template, or a plain form without one.
 
-Knows the tokenizer's files, and no model. Templates are the model folder's and run in Jinja's sandbox.
+Knows the tokenizer's files, and no model.
 """
 
-import datetime
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension
+from jinja2 import Template, TemplateError
 from jinja2.meta import find_undeclared_variables
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from orchestrator.text.template_sources import (
+    environment,
+    read_json,
+    render_template,
+    special_tokens,
+    template_sources,
+    words_of,
+)
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 
@@ -109,7 +112,6 @@ ChatMessage = Mapping[str, Any]
 
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class Rendering(NamedTuple):
@@ -126,9 +128,9 @@ class ChatTemplate:
     def __init__(self, folder: Path, codec: TextCodec | None = None) -> None:
         self.folder = folder
         self.codec = codec or TextCodec(folder)
-        self._settings = settings = _json(folder / "tokenizer_config.json")
-        self._sources = _sources(folder, settings)
-        self._special = {name: text for name in _SPECIAL if (text := _special(settings.get(name)))}
+        self._settings = settings = read_json(folder / "tokenizer_config.json")
+        self._sources = template_sources(folder, settings)
+        self._special = special_tokens(settings)
         self._compiled = {name: self._read(source) for name, source in self._sources.items()}
 
     @property
@@ -151,7 +153,7 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """Names that the template reads, for instance messages and enable_thinking."""
         source = self._sources.get("default")
-        return frozenset() if source is None else frozenset(find_undeclared_variables(_environment().parse(source)))
+        return frozenset() if source is None else frozenset(find_undeclared_variables(environment().parse(source)))
 
     def mentions(self, text: str) -> bool:
         """Whether `text` stands in the source of the template, or of that for tools."""
@@ -165,7 +167,7 @@ class ChatTemplate:
     def knows_tools(self) -> bool:
         """Whether the template says anything about `tools`."""
         source = self._sources.get(self._name(tools=True))
-        return source is not None and "tools" in find_undeclared_variables(_environment().parse(source))
+        return source is not None and "tools" in find_undeclared_variables(environment().parse(source))
 
     def text(
         self,
@@ -201,7 +203,7 @@ class ChatTemplate:
         known = {**self._special, "tools": list(tools) if tools else None, "documents": None, **variables}
 
         def rendered(messages: Messages) -> str:
-            return _rendered(template, messages=messages, add_generation_prompt=answering, **known)
+            return render_template(template, messages=messages, add_generation_prompt=answering, **known)
 
         placed = place_instructions(flat, rendered)
         return Rendering(rendered(placed.messages), placed.left_out)
@@ -209,8 +211,9 @@ class ChatTemplate:
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
-        """`text` as token ids. A model's own template contains its special tokens, so none is added."""
-        return self.codec.encode(self.text(messages, tools, **variables), special=not self.own)
+        """`text` as token ids. A model's own template contains its special tokens, so at most BOS is added."""
+        text = self.text(messages, tools, **variables)
+        return self.codec.encode_rendered(text) if self.own else self.codec.encode(text)
 
     def _name(self, tools: bool) -> str:
         """Some models have a template of its own for tools."""
@@ -218,32 +221,16 @@ class ChatTemplate:
 
     def _read(self, source: str) -> Template:
         try:
-            return _environment().from_string(source)
+            return environment().from_string(source)
         except (TemplateError, RecursionError) as error:
             raise InputError(
-                f"The chat template in {self.folder} is broken ({_words(error)}): download the model again."
+                f"The chat template in {self.folder} is broken ({words_of(error)}): download the model again."
             ) from error
 
 
 def has_template(folder: Path) -> bool:
     """Whether the model in `folder` brings a template. Does not load its tokenizer."""
-    return bool(_sources(folder, _json(folder / "tokenizer_config.json")))
-
-
-def _rendered(template: Template, /, **known: Any) -> str:
-    try:
-        return template.render(known)
-    # A faulty template raises Python's own errors in Jinja.
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        raise InputError(f"The model's chat template refuses these messages: {_words(error)}") from error
+    return bool(template_sources(folder, read_json(folder / "tokenizer_config.json")))
 
 
 def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:
@@ -260,43 +247,6 @@ def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:
     return "\n".join([*turns, "Assistant:"] if answering else turns)
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks the text that a model was trained on; here it is replaced by its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The Jinja environment that templates on Hugging Face expect."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _refuse
-    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return made
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(words: object) -> None:
-    raise TemplateError(str(words))
-
-
 def _flat(message: ChatMessage) -> dict[str, Any]:
     """The message with its text parts joined. Raises InputError for content that is not text."""
     role, content = message.get("role"), message.get("content")
@@ -310,36 +260,3 @@ def _flat(message: ChatMessage) -> dict[str, Any]:
     if content is not None and not isinstance(content, str):
         raise InputError(f"A message's content is of type {type(content).__name__} and must be text.")
     return {**message, "content": content or ""}
-
-
-def _sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name. A separate file takes precedence over the tokenizer's settings."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return {"default": file.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} can't be read ({error}): download the model again.") from error
-    found = _json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
-    if isinstance(found, str):
-        return {"default": found}
-    named = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    return {str(each.get("name")): str(each.get("template")) for each in named}
-
-
-def _special(token: object) -> str:
-    """The text of a special token, given as a string or as an object with `content`."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else ""
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} can't be read ({error}): download the model again.") from error
-    return content if isinstance(content, dict) else {}
-
-
-def _words(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from orchestrator.text.template_sources import written_behind_answers
 from protocol.errors import InputError
 
 _COMPOSITION = 4
@@ -160,9 +161,18 @@ class TextCodec:
         self._silent = self.eos | {id for id, token in added.items() if token.special}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`."""
+        """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`. A
+        text that begins with BOS gets no second one."""
         # The form for one text holds the interpreter's lock until it is done, this one does not.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        begin = self._begin if special else []
+        return ids[len(begin) :] if begin and ids[len(begin) : 2 * len(begin)] == begin else ids
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a conversation that the model's template rendered: only BOS is added, where the tokenizer adds one and
+        the template does not."""
+        ids = self.encode(text, special=False)
+        return ids if ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
 
     def least_tokens(self, text: str) -> int:
         """A number of tokens that `encode` never goes below, found without tokenizing.
@@ -220,6 +230,13 @@ class TextCodec:
         # A stream decodes bytes that are no character again with each further token.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return [len(decoder.decode(b"" if token in self._silent else self.spelt(token))) for token in tokens]
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        """What the post-processor puts before a text."""
+        found = self._tokenizer.encode("a")
+        added = found.special_tokens_mask
+        return found.ids[: added.index(0)] if 0 in added else []
 
     @cached_property
     def _reach(self) -> TokenReach | None:
@@ -316,7 +333,8 @@ def _load(folder: Path) -> Tokenizer:
 
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """The union of three files: chat models name the end of a turn in one and the end of a text in another."""
+    """The union of three files: chat models name the end of a turn in one and the end of a text in another. Where none
+    of them is what the template writes behind an answer, the first special token there too."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         named = _json(folder / name).get("eos_token_id")
@@ -325,7 +343,12 @@ def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     if isinstance(token, dict):
         token = token.get("content")
     id = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    return frozenset(ids if id is None else ids | {id})
+    ids |= set() if id is None else {id}
+    special = {id for id, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    behind = [
+        id for id in tokenizer.encode(written_behind_answers(folder), add_special_tokens=False).ids if id in special
+    ]
+    return frozenset(ids if ids.intersection(behind) else ids.union(behind[:1]))
 
 
 def _json(path: Path) -> dict[str, Any]:
