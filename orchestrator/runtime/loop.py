@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 import zmq
+from msgspec.structs import replace
 
 from orchestrator.core.commands import (
     Command,
@@ -34,13 +35,13 @@ from orchestrator.runtime.notices import Notice, NoticeSender
 from orchestrator.runtime.recording import Journal
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.pool import DraftLost, WorkerEventOrError, WorkerPool, WorkerRetired
+from orchestrator.runtime.workers.pool import DraftLost, WorkerEventOrError, WorkerNews, WorkerPool, WorkerRetired
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
 from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
-from protocol.messages.worker import CacheOff, Hello, ToWorker
+from protocol.messages.worker import CacheOff, Hello, Lowered, ToWorker
 
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
@@ -201,6 +202,14 @@ class Orchestrator:
                 self._cache_warnings += 1
                 log.warning("the disk cache is off: requests go on without it", reason=reason)
                 text = f"The disk cache is off until the next start: {reason.rstrip('.')}. Requests go on without it."
+                self._notices.send(Notice(text, "warning"))
+            case Arrived(role="target", message=Lowered(level, reason)):
+                self._hellos["target"] = replace(self._hellos["target"], level=level)
+                log.warning("a forward failed, so the target verifies less", level=level, reason=reason)
+                text = f"A forward of the target failed ({reason.rstrip('.')}), so it verifies less from now on (level "
+                self._notices.send(Notice(f"{text}{level}). Requests go on.", "warning"))
+                self._step(event)
+            case WorkerNews(text):
                 self._notices.send(Notice(text, "warning"))
             case WorkerRetired(incarnation):
                 # It was ended on purpose, so it does not count as lost.

@@ -155,6 +155,15 @@ class LanguageModel:
         """A new, empty sequence."""
         return TreeSequence(self.network, self.level, self._encodings, self.tap)
 
+    def lower(self, reason: str) -> bool:
+        """Fall to the next lower level, because a forward failed for this `reason`. False, and nothing changes, at the
+        lowest one. Sequences that exist keep their level."""
+        below = {"tree": _LOWER, "chain": _LOWER[1:], "plain": ()}[self.level]
+        if not below:
+            return False
+        self.level, self.level_reason, self.joins = below[0], f"a forward failed: {reason}", False
+        return True
+
     def record(self, outputs: Outputs) -> None:
         """Record these outputs, which the tap allows, in the forwards of all sequences from now on; none if there are
         none. See `TreeSequence.recorded`."""
