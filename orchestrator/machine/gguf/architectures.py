@@ -68,6 +68,7 @@ def _gemma2(values: "_Values") -> dict[str, Any]:
 
 
 def _gemma3(values: "_Values") -> dict[str, Any]:
+    values.require_none("final_logit_softcapping")
     return {
         "query_pre_attn_scalar": _gemma_scale(values, 62),
         "rope_theta": values.number("rope.freq_base", 1_000_000.0),
@@ -112,6 +113,12 @@ def _granite(values: "_Values") -> dict[str, Any]:
     if not (experts := values.get("expert_count", 0)):
         return fields
     return {**fields, "num_local_experts": experts, "num_experts_per_tok": values.integer("expert_used_count")}
+
+
+def _glm4(values: "_Values") -> dict[str, Any]:
+    # With sections for pictures, rows of q and k are in another order.
+    values.require_none("rope.dimension_sections")
+    return {}
 
 
 def _lfm2(values: "_Values") -> dict[str, Any]:
@@ -213,6 +220,7 @@ _ARCHITECTURES = {
             "post_ffw_norm": "post_mlp_layernorm",
             "ffn_up": "mlp.gate_up_proj",
         },
+        fields=_glm4,
         partial=True,
     ),
     "smollm3": Architecture("smollm3", permuted=True),
@@ -327,6 +335,13 @@ class _Values:
         if not isinstance(value, int | float) or not value > 0:
             raise self.wrong(key, value)
         return float(value)
+
+    def require_none(self, key: str) -> None:
+        """Raises InputError for a value of which mlx-lm's architecture knows nothing."""
+        if self.get(key) is not None:
+            raise InputError(
+                f"{self.file.path} states {self.architecture}.{key}, which mlx-lm does not compute: choose another."
+            )
 
     def wrong(self, key: str, value: object) -> InputError:
         """That a value is missing or can't be used."""

@@ -252,6 +252,17 @@ def test_the_way_of_splitting_text_follows_the_architecture_where_a_file_does_no
     assert len(folders["gpt-oss"].encode("12", special=False)) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("glm4", "glm4.rope.dimension_sections", [8, 4, 4, 0]), ("gemma3", "gemma3.final_logit_softcapping", 30.0)],
+)
+def test_what_mlx_lm_does_not_compute_is_refused(tmp_path: Path, name: str, key: str, value: object):
+    written(tmp_path / "model.gguf", name, metadata={key: value})
+
+    with pytest.raises(InputError, match=rf"states {key}, which mlx-lm does not compute"):
+        converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+
 def test_templates_with_names_come_along(tmp_path: Path):
     named = {"tokenizer.chat_template.tool_use": "tools: {{ tools }}"}
     written(tmp_path / "model.gguf", "granite", metadata=named)
