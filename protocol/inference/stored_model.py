@@ -41,6 +41,11 @@ def _defaults(config: Mapping[str, Any]) -> Mapping[str, object]:
         _, arguments = utils._get_classes(dict(config))
     except (ValueError, KeyError, TypeError):
         return {}
+    return defaults_of(arguments)
+
+
+def defaults_of(arguments: Any) -> Mapping[str, object]:
+    """The fields of an architecture's `ModelArgs`, with their defaults."""
     return {name: each.default for name, each in inspect.signature(arguments).parameters.items()}
 
 
