@@ -80,8 +80,8 @@ class AnswerFormat:
         return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None, marks)
 
 
-_PIECES = re.compile(rf"(?:[^{MARK}]|{MARK}{MARK})+|{MARK}")
-"""Texts, and the marks between them."""
+_PIECES = re.compile(rf"[^{MARK}]+|{MARK}{MARK}|{MARK}")
+"""Texts, marks that are text, and marks."""
 
 
 class MarkedParser:
@@ -120,9 +120,11 @@ class MarkedParser:
         for piece in _PIECES.findall(text.removesuffix(self._held)):
             if piece == MARK:
                 parts += self._mark(self._thought)
-            else:
-                self._thought.pass_over(piece.count(MARK) // 2)
-                parts += self._parsed(self._thought.push(piece.replace(2 * MARK, MARK)))
+                continue
+            if piece == 2 * MARK:
+                self._thought.pass_over(1)
+                piece = MARK
+            parts += self._parsed(self._thought.push(piece))
         return parts
 
     def finish(self) -> Sequence[Part]:
