@@ -115,6 +115,23 @@ def _granite(values: "_Values") -> dict[str, Any]:
     return {**fields, "num_local_experts": experts, "num_experts_per_tok": values.integer("expert_used_count")}
 
 
+def _ministral3(values: "_Values") -> dict[str, Any]:
+    scaling = _rope_scaling(values, 0).get("rope_scaling") or {"type": "default"}
+    log = values.get("rope.scaling.yarn_log_multiplier")
+    # Both parts of the scale are the same, so that they cancel out.
+    scales = {} if log is None else {"mscale": float(log), "mscale_all_dim": float(log)}
+    original = scaling.get("original_max_position_embeddings", values.integer("context_length"))
+    return {
+        "rope_parameters": {
+            **scaling,
+            **scales,
+            "rope_theta": values.number("rope.freq_base", 10_000.0),
+            "original_max_position_embeddings": original,
+            "llama_4_scaling_beta": float(values.get("attention.temperature_scale", 0.0)),
+        }
+    }
+
+
 def _glm4(values: "_Values") -> dict[str, Any]:
     # With sections for pictures, rows of q and k are in another order.
     values.require_none("rope.dimension_sections")
@@ -223,6 +240,7 @@ _ARCHITECTURES = {
         fields=_glm4,
         partial=True,
     ),
+    "mistral3": Architecture("ministral3", fields=_ministral3, permuted=True),
     "smollm3": Architecture("smollm3", permuted=True),
 }
 """By GGUF's name. Mistral's models are llama in both."""

@@ -124,6 +124,25 @@ CASES = {
         {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
         lambda a: {"rope.dimension_count": a.head_dim // 2},
     ),
+    "mistral3": Case(
+        "ministral3",
+        {},
+        lambda a: {
+            **{"rope.scaling.type": "yarn", "rope.scaling.factor": a.rope_parameters["factor"]},
+            "rope.scaling.original_context_length": 4,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": a.rope_parameters["llama_4_scaling_beta"],
+        },
+        {
+            "layer_types": ["full_attention"] * 4,
+            "rope_parameters": {
+                "type": "yarn",
+                **{"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 4},
+                **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+            },
+        },
+        permuted=True,
+    ),
     "smollm3": Case("smollm3", changes={"no_rope_layer_interval": 4}, permuted=True),
 }
 
@@ -153,7 +172,7 @@ def written(
         "feed_forward_length": arguments.intermediate_size,
         "attention.head_count": arguments.num_attention_heads,
         "attention.head_count_kv": arguments.num_key_value_heads,
-        "rope.freq_base": float(arguments.rope_theta),
+        "rope.freq_base": float(getattr(arguments, "rope_theta", 10_000.0)),
         "attention.layer_norm_rms_epsilon": float(getattr(arguments, "rms_norm_eps", 1e-5)),
         **case.metadata(arguments),
     }
