@@ -243,6 +243,19 @@ def test_a_folder_is_read_with_the_fields_that_the_model_drops(name: str, tmp_pa
     assert loaded.fingerprint() == Checkpoint(tiny(name, **changes), config=config).fingerprint()
 
 
+def test_a_folder_in_the_newer_form_is_converted_with_its_positions(tmp_path: Path):
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(tiny("llama").parameters())))
+    config = architectures.configuration("llama") | {"max_position_embeddings": 256}
+    del config["rope_theta"]
+
+    found = []
+    for rope in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(config | rope))
+        found.append(Checkpoint.load(tmp_path).fingerprint())
+
+    assert found[0] == found[1] != found[2]
+
+
 def test_a_window_that_the_context_fits_in_needs_no_mask_of_its_own(tmp_path: Path):
     short = convert(tiny("gemma3_text", sliding_window_pattern=2, sliding_window=64), tmp_path / "model", context=64)
 
