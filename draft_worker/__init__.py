@@ -2,3 +2,5 @@
 
 Imports neither the target worker nor the orchestrator.
 """
+
+import protocol.inference  # noqa: F401  # pyright: ignore[reportUnusedImport] - before MLX and mlx-lm

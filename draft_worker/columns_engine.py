@@ -1,13 +1,11 @@
-"""What every engine whose candidates come from MLX logits shares: the columns of its head, and logits processors."""
+"""What every engine with logits shares: the columns of its head, and the grammars of its tokenizer."""
 
 from pathlib import Path
 
 from draft_worker.candidates.columns import Columns
 from draft_worker.engine import Engine
 from draft_worker.head_tokens import HeadTokens
-from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
-from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 
 class ColumnsEngine(Engine):
@@ -17,7 +15,7 @@ class ColumnsEngine(Engine):
         """`folder` holds the tokenizer. `head`: the tokens of the draft's head if it has only some."""
         self.vocabulary = vocabulary
         self._head = head
-        self._grammars = Grammars(folder, vocabulary)
+        self.grammars = Grammars(folder, vocabulary)
         self._columns: dict[int, Columns] = {}
         """By the size of the target's vocabulary."""
 
@@ -26,6 +24,3 @@ class ColumnsEngine(Engine):
         if vocabulary not in self._columns:
             self._columns[vocabulary] = Columns(vocabulary, min(self.vocabulary, vocabulary), self._head)
         return self._columns[vocabulary]
-
-    def processors(self, start: Start) -> LogitsProcessors | None:
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     # This module imports MLX, which some engines don't need.
+    from protocol.sampling.grammar import Grammars
     from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 ANY_TOKEN = 1 << 20
 """The vocabulary of an engine that accepts any tokens."""
 
 
-class LoadedModel(Protocol):
+class StatedModel(Protocol):
     """What draft engines and prefill engines state about their models."""
 
     name: str
@@ -42,7 +43,7 @@ class LoadedModel(Protocol):
     """Fingerprint of the model's tokenizer; empty for an engine that accepts any tokens."""
 
 
-def introduction(role: Role, engine: LoadedModel) -> Hello:
+def introduction(role: Role, engine: StatedModel) -> Hello:
     """The Hello of a worker in this process that runs `engine`."""
     return Hello(
         role=role,
@@ -178,7 +179,7 @@ class EngineSequence(ABC):
         return
 
 
-class Engine(LoadedModel, ABC):
+class Engine(StatedModel, ABC):
     """A loaded draft. A subclass sets `name` and `architecture`."""
 
     model: str = ""
@@ -194,6 +195,8 @@ class Engine(LoadedModel, ABC):
     """Of a draft that is the target's first layers: of their KV, which its sequences adopt from the target's arenas."""
     model_fingerprint: str = ""
     """Of the weights that this KV is computed with."""
+    grammars: "Grammars | None" = None
+    """Of the model's tokenizer, for an engine whose candidates follow a request's logits processors."""
     costs: tuple[tuple[int, float], ...] = ()
     """Seconds of a forward by its tokens, as measured while loading; empty if nothing was measured."""
 
@@ -202,9 +205,13 @@ class Engine(LoadedModel, ABC):
         """A new, empty sequence for a request that a target of `vocabulary` tokens samples by `sampling`."""
 
     def processors(self, start: Start) -> "LogitsProcessors | None":
-        """The logits processors of a sequence at `start`; None if the engine needs none. The default fits an engine
-        without logits."""
-        return None
+        """The logits processors of a sequence at `start`; None if it needs none, or the engine has no `grammars`."""
+        if self.grammars is None:
+            return None
+        # This module imports MLX, which some engines don't need.
+        from protocol.sampling.processors.logits_processors import LogitsProcessors
+
+        return LogitsProcessors.wanted(start, self.grammars, lenient=True)
 
     def joins(self, parts: Sequence[tuple[Any, int]]) -> bool:
         """Whether one forward can evaluate so many new rows of each of these sequences. The default fits an engine

@@ -3,23 +3,23 @@
 Pure over an engine's sequence. Knows no transport; the caller passes the clock.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.feature_feed import FeatureFeed
 from protocol.common_prefix import common_prefix
-from protocol.messages.base import NodeId
+from protocol.messages.base import MAX_NODES, NodeId, Round, SequenceId
 from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.kv import KvOffer, KvReference
-from protocol.messages.plans import BestFirst, GrowthPlan
+from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start
 from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
-from protocol.speculation.publication import StepCost, growth_messages
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 
@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 _CATCH_UP = 16
 """At most this many committed tokens without KV join the root's forward. More of them are prefilled."""
 _DEFAULT_PLAN = BestFirst(width=8, fan=4)
+
+
+class StepCost(NamedTuple):
+    """Cost of the growth step that added the nodes, as in a Grow."""
+
+    evaluated: int = 0
+    seconds: float = 0.0
+    forward_nodes: int = 0
+    staleness: int = 0
 
 
 class DraftSequence:
@@ -366,3 +375,44 @@ class FeatureFedSequence(DraftSequence):
             self._held += self._backlog
             self._backlog = []
         self._feed.feed(self.engine, len(self._tokens))
+
+
+def growth_messages(
+    sequence: SequenceId,
+    round: Round,
+    nodes: Sequence[Node],
+    candidates: Mapping[NodeId, Candidates],
+    cost: StepCost,
+) -> Iterator[Grow]:
+    """The nodes as one Grow, or as several if they exceed its bound. The first Grow has the cost.
+
+    A step that added no node is a Grow too: it shows that the draft is not silent.
+    """
+    for start in range(0, max(1, len(nodes)), MAX_NODES):
+        part = nodes[start : start + MAX_NODES]
+        parents = tuple(_parent(node) for node in part)
+        yield Grow(
+            sequence=sequence,
+            round=round,
+            parents=parents,
+            tokens=tuple(node.token for node in part),
+            probabilities=tuple(node.probability for node in part),
+            evaluated=cost.evaluated if start == 0 else 0,
+            seconds=cost.seconds if start == 0 else 0.0,
+            forward_nodes=cost.forward_nodes if start == 0 else 0,
+            staleness=cost.staleness if start == 0 else 0,
+            distributions=tuple(_distributions(parents, candidates)),
+        )
+
+
+def _distributions(parents: Sequence[NodeId], candidates: Mapping[NodeId, Candidates]) -> Iterator[Distribution]:
+    """The distribution that each parent's main child was sampled from, once for each parent."""
+    for parent, _ in groupby(parents):
+        found = candidates.get(parent)
+        if found is not None and found.support is not None:
+            yield Distribution(parent, tuple(found.support.tokens), tuple(found.support.probabilities))
+
+
+def _parent(node: Node) -> NodeId:
+    assert node.parent is not None, "the root is never published"
+    return node.parent.id

@@ -9,7 +9,7 @@ from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.speculation.candidates import Candidates
-from protocol.worker.pacing import ForwardPart, Pacer
+from protocol.worker.pacing import PacedPart, Pacer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +157,7 @@ class PacedEngine(WrappedEngine):
         contexts = [sequence.committed for sequence, _ in parts]
         candidates = super().evaluate_together(parts)
         for widths in zip_longest(*(_forwards(*part) for part in parts), fillvalue=0):
-            work = [ForwardPart(*each) for each in zip(widths, contexts, strict=True) if each[0]]
+            work = [PacedPart(*each) for each in zip(widths, contexts, strict=True) if each[0]]
             self._pacer.forward(began, work)
             began = self._clock()
         return candidates

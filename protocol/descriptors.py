@@ -18,3 +18,24 @@ def raise_descriptor_limit() -> None:
         # Some containers refuse; then the old limit holds.
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def keep_descriptor_limit() -> None:
+    """Let no library lower how many files this process may open, or fail because it asks for more than allowed.
+
+    mlx-lm asks for 2,048 and at most 4,096 when it is imported (mlx_lm/utils.py). That lowers our limit, and raises
+    where the hard limit is lower, as with `ulimit -n 1024`, which containers have.
+    """
+    resource.setrlimit = _raise_only
+
+
+def _raise_only(kind: int, limits: tuple[int, int]) -> None:
+    soft, hard = resource.getrlimit(kind)
+    if kind != resource.RLIMIT_NOFILE:
+        _set_limit(kind, limits)
+    elif soft != resource.RLIM_INFINITY:
+        wanted = limits[0] if hard == resource.RLIM_INFINITY else min(limits[0], hard)
+        _set_limit(kind, (max(soft, wanted), hard))
+
+
+_set_limit = resource.setrlimit

@@ -1,7 +1,7 @@
 """When an option changes nothing: each option declares it beside its type, range and help. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -45,4 +45,4 @@ def _declarations(annotation: Iterable[Any]) -> Iterator[Ineffective]:
         if isinstance(each, Ineffective):
             yield each
         elif isinstance(each, tuple):
-            yield from _declarations(each)
+            yield from _declarations(cast("tuple[Any, ...]", each))

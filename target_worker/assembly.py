@@ -76,7 +76,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         device=device(),
         pid=os.getpid(),
         kv=exchange and exchange.form,
-        model_fingerprint=exchange.fingerprint if exchange else "",
+        model_fingerprint=kv_fingerprint(folder, setup.kv_bits),
         costs=costs,
         level=model.level,
         taps=rings and rings.taps,

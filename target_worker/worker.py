@@ -28,7 +28,7 @@ from protocol.messages.worker import (
     Verify,
 )
 from protocol.sampling.grammar import GrammarError
-from protocol.worker.pacing import ForwardPart, Pacer
+from protocol.worker.pacing import PacedPart, Pacer
 from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.work import DiskWork
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
@@ -264,7 +264,7 @@ class TargetWorker:
         self._at_work = tuple(valid)
         proposals, logits, began = self._forward(valid)
         walks = self._engine.walks(logits, proposals)
-        self._pacer.forward(began, [ForwardPart(len(tree.tokens), served.position) for served, tree in proposals])
+        self._pacer.forward(began, [PacedPart(len(tree.tokens), served.position) for served, tree in proposals])
         seconds = self._clock() - began
         answers = []
         for verify, (_, proposal), walk in zip(valid.values(), proposals, walks, strict=True):

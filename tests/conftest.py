@@ -1,7 +1,6 @@
 """What several test modules share: what the target alone says, and shared memory that a test leaves to nobody."""
 
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,14 +28,6 @@ if sys.platform == "darwin":
     # A background conversion in every pipeline of a test would slow all of them down; its own tests ask for it.
     os.environ["LAUNCH_PIPELINE_DRAFT_ENGINE"] = "mlx"
     draft_choice.neural_engine = lambda: None
-
-
-def _keep_hard_limit(kind: int, limits: tuple[int, int]) -> None:
-    """mlx-lm lowers the limits of open files when it is imported; processes of later tests would inherit that."""
-    _set_limit(kind, (limits[0], resource.getrlimit(kind)[1]))
-
-
-_set_limit, resource.setrlimit = resource.setrlimit, _keep_hard_limit
 # A slow machine fails no test: pytest-timeout ends one that hangs.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
@@ -92,6 +83,14 @@ def reference(exact_demo: None) -> Iterator[Reference]:
             return known[key]
 
         yield ask
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home folder of a user with an empty cache, its folder `cache`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ class Columns:
     """
 
     def __init__(self, vocabulary: int, shared: int, head: HeadTokens | None = None) -> None:
-        self._vocabulary = vocabulary
-        self._shared = shared
+        self.vocabulary = vocabulary
+        self.shared = shared
         self.tokens = None if head is None else head[head < shared]
         """None: every token below `shared`."""
         self.count = shared if self.tokens is None else len(self.tokens)
@@ -41,13 +41,13 @@ class Columns:
         """Those of `tokens` that could be candidates and have no column, each once."""
         if self.tokens is None:
             return []
-        return [token for token in dict.fromkeys(tokens) if token < self._shared and token not in self._known]
+        return [token for token in dict.fromkeys(tokens) if token < self.shared and token not in self._known]
 
     def beside(self, tokens: Sequence[int]) -> "Columns":
         """These columns and, behind them, one for each of `tokens`, which lack one."""
         assert self.tokens is not None, "a whole head lacks no token"
-        wider = Columns(self._vocabulary, self._shared, np.concatenate([self.tokens, np.array(tokens, np.int32)]))
-        wider._noise = _NoiseBeside(self._noise, self._vocabulary, np.array(tokens))
+        wider = Columns(self.vocabulary, self.shared, np.concatenate([self.tokens, np.array(tokens, np.int32)]))
+        wider._noise = _NoiseBeside(self._noise, self.vocabulary, np.array(tokens))
         return wider
 
     def propose(self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch) -> list[Candidates]:
@@ -79,7 +79,7 @@ class Columns:
 
     def _spread(self, logits: mx.array) -> mx.array:
         """(L, shared) logits, -inf for tokens that the head lacks."""
-        whole = mx.full((len(logits), self._shared), -mx.inf, logits.dtype)
+        whole = mx.full((len(logits), self.shared), -mx.inf, logits.dtype)
         # A tenth of the time that an assignment by index takes.
         return mx.put_along_axis(whole, mx.broadcast_to(self._places, logits.shape), logits, axis=-1)
 
@@ -94,7 +94,7 @@ class Columns:
 
     @cached_property
     def _noise(self) -> NoiseRows:
-        return Noise(self._vocabulary, self._shared, tokens=self.tokens)
+        return Noise(self.vocabulary, self.shared, tokens=self.tokens)
 
 
 class _NoiseBeside:

@@ -12,22 +12,16 @@ from draft_worker.candidates.noise_prefetch import NoisePrefetch
 from draft_worker.candidates.ranking import MIN_CANDIDATES
 from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
 from draft_worker.engine import Batch
-from draft_worker.head_tokens import HeadTokens
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates, Support
 
 
 class CandidateSelector:
-    """Selects candidates for a target of `vocabulary` tokens, of which the draft knows the first `shared`.
+    """Selects candidates among these columns, beside their target."""
 
-    `head`: the tokens of the draft's head if it has only some.
-    """
-
-    def __init__(self, vocabulary: int, shared: int, head: HeadTokens | None = None) -> None:
-        self._vocabulary = vocabulary
-        self._shared = shared
-        self._columns = Columns(vocabulary, shared, head)
-        self._width = -(-self._columns.count // GROUP_SIZE) * GROUP_SIZE
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._width = -(-columns.count // GROUP_SIZE) * GROUP_SIZE
 
     def begin(self, sampling: Sampling, positions: Iterable[int]) -> None:
         """Start to draw the noise that `select` needs for tokens at these absolute positions."""
@@ -57,7 +51,7 @@ class CandidateSelector:
 
     @cached_property
     def _prefetch(self) -> NoisePrefetch:
-        return NoisePrefetch(self._vocabulary, self._shared, self._columns.tokens)
+        return NoisePrefetch(self._columns.vocabulary, self._columns.shared, self._columns.tokens)
 
 
 def _draws(sampling: Sampling) -> bool:

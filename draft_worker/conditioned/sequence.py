@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from draft_worker.conditioned.runner import Input, TreeRows, Wave
 from draft_worker.engine import Batch
+from draft_worker.row_tree import RowTree, TokenRow
 
 Feature: TypeAlias = NDArray[np.float32]
 
@@ -154,11 +155,11 @@ Outputs: TypeAlias = Sequence[mx.array | None]
 """By node of a batch: (width,), or None for a node that could not be evaluated."""
 
 
-class _Node:
-    """A row of the tree."""
+class _ReadingRow(TokenRow):
+    """A row of the tree, and what it reads and leaves."""
 
-    def __init__(self, token: int) -> None:
-        self.token = token
+    def __init__(self, token: int, parent: int) -> None:
+        super().__init__(token, parent)
         self.read: Input = None
         """Its second input."""
         self.true = False
@@ -179,7 +180,7 @@ class ConditionedRows:
         self._rows = rows
         self._held = held
         self._committed = CommittedRows()
-        self._nodes: dict[int, _Node] = {}
+        self._tree = RowTree[_ReadingRow]()
         self._tip: tuple[int, mx.array | None] = (-1, None)
         """The last committed token with a row, and the row's output."""
 
@@ -189,7 +190,7 @@ class ConditionedRows:
 
     @property
     def next_row(self) -> int:
-        return self._rows.next_row
+        return self._tree.next_row
 
     @property
     def memory(self) -> int:
@@ -200,7 +201,7 @@ class ConditionedRows:
         evaluated, any number."""
         first = self.next_row - len(batch.tokens)
         rows = range(first, self.next_row)
-        return [self._rows.position(row) + 1 if self._nodes[row].evaluated else 0 for row in rows]
+        return [self._rows.position(row) + 1 if self._tree[row].evaluated else 0 for row in rows]
 
     def append(self, tokens: Sequence[int]) -> None:
         """Commit tokens without rows. There must be no nodes."""
@@ -209,10 +210,10 @@ class ConditionedRows:
     def forwards(self, batch: Batch) -> Generator[Wave, mx.array, Outputs]:
         """The forwards that evaluate a batch, one after the other: takes the (L, width) outputs of each."""
         self.append(batch.committed)
-        self._rows.skip(len(batch.committed))
+        self._skip(len(batch.committed))
         first, count = self.next_row, len(self._committed.tokens)
         yield from self._waves(count, list(zip(batch.tokens, batch.parents, strict=True)))
-        return [self._nodes[row].output for row in range(first, self.next_row)]
+        return [self._tree[row].output for row in range(first, self.next_row)]
 
     def reading(self, most: int) -> Generator[Wave, mx.array, None]:
         """The forward over at most `most` committed tokens whose features were fed; over more if there are nodes, whose
@@ -220,7 +221,7 @@ class ConditionedRows:
         due = self._committed.due
         if due is not None:
             whole, some = len(self._committed.tokens), due.first + self._committed.readable(due.first, most)
-            yield from self._waves(whole if self._nodes else some, [])
+            yield from self._waves(whole if self._tree else some, [])
 
     def compute(self) -> None:
         """Compute the forwards so far: MLX builds them first."""
@@ -229,10 +230,10 @@ class ConditionedRows:
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         surviving, known = tuple(surviving), self._committed
-        nodes = [self._nodes[row] for row in path]
+        nodes = self._tree.keep(path, surviving)
         gapless = max(known.end, known.start) == len(known.tokens)
         run = next((place for place, node in enumerate(nodes) if not node.evaluated), len(nodes)) if gapless else 0
-        alive = [row for row in surviving if self._nodes[row].evaluated] if run == len(nodes) else []
+        alive = [row for row in surviving if self._tree[row].evaluated] if run == len(nodes) else []
         self._rows.keep(path[:run], alive)
         for place, node in enumerate(nodes):
             token = len(known.tokens)
@@ -242,14 +243,13 @@ class ConditionedRows:
                 self._tip = token, node.output
                 if not node.true:
                     known.inputs[token] = node.read
-        self._nodes = {row: self._nodes[row] for row in surviving}
         for row in set(surviving) - set(alive):
-            self._nodes[row].evaluated = False
+            self._tree[row].evaluated = False
         known.computed(known.end)
 
     def truncate(self, length: int) -> None:
         self._committed.truncate(length)
-        self._nodes = {}
+        self._tree.clear()
         self._rows.truncate(self._committed.end - self._committed.start)
         if self._tip[0] >= self._committed.end:
             self._tip = (-1, None)
@@ -266,6 +266,11 @@ class ConditionedRows:
     def close(self) -> None:
         self._rows.close()
 
+    def _skip(self, count: int) -> None:
+        """Give the next `count` row numbers to no row."""
+        self._tree.skip(count)
+        self._rows.skip(count)
+
     def _waves(self, stop: int, nodes: Sequence[tuple[int, int]]) -> Generator[Wave, mx.array, None]:
         """Rows of the committed tokens that are due before `stop`, then those of `nodes`, (token, parent) each.
 
@@ -275,7 +280,7 @@ class ConditionedRows:
         at = stop if due is None else due.first
         if due is not None and due.anew:
             self._restart(due.first)
-        elif due is None and known.end == known.start and not self._nodes:
+        elif due is None and known.end == known.start and not self._tree:
             self._restart(len(known.tokens))
         while at < stop or rest:
             begin, inputs = at, list[Input]()
@@ -285,14 +290,14 @@ class ConditionedRows:
             taken = self._take(rest, inputs, waits=at > begin) if at == stop else []
             if not inputs:
                 continue
-            tokens = [*known.tokens[begin:at], *(node.token for node, _ in taken)]
+            tokens = [*known.tokens[begin:at], *(row.token for row in taken)]
             first = begin - known.start if at > begin else None
-            outputs = yield Wave(self._rows, tokens, [parent for _, parent in taken], first, inputs)
+            outputs = yield Wave(self._rows, tokens, [row.parent for row in taken], first, inputs)
             if at > begin:
                 self._tip = at - 1, outputs[at - begin - 1]
                 known.computed(at)
-            for place, (node, _) in enumerate(taken, start=at - begin):
-                node.output = outputs[place]
+            for place, row in enumerate(taken, start=at - begin):
+                row.output = outputs[place]
 
     def _restart(self, token: int) -> None:
         self._committed.restart(token)
@@ -321,44 +326,44 @@ class ConditionedRows:
         last, output = self._tip
         return output if last == token - 1 else None
 
-    def _take(self, rest: list[tuple[int, int]], inputs: list[Input], *, waits: bool) -> list[tuple[_Node, int]]:
+    def _take(self, rest: list[tuple[int, int]], inputs: list[Input], *, waits: bool) -> list[_ReadingRow]:
         """Take the first nodes out of `rest` that one forward evaluates, and add their inputs. Nodes without an
         ancestor to go on from get their numbers, and no rows. `waits`: the last committed row is in this forward."""
-        taken: list[tuple[_Node, int]] = []
+        taken: list[_ReadingRow] = []
         blocked = self._committed.blocked and not waits
         while rest:
             token, parent = rest[0]
-            above = self._nodes.get(parent)
-            node = _Node(token)
+            above = self._tree.get(parent)
+            row = _ReadingRow(token, parent)
             full = len(taken) >= self._rows.room
             if full or (blocked if above is None else not above.evaluated):
                 if taken or waits:
                     break
-                self._nodes[self.next_row] = node
+                self._tree.add(row)
                 self._rows.skip(1)
-            elif self._read(node, above, waits=waits):
-                node.evaluated = True
-                self._nodes[self.next_row + len(taken)] = node
-                inputs.append(node.read)
-                taken.append((node, parent))
+            elif self._read(row, above, waits=waits):
+                row.evaluated = True
+                self._tree.add(row)
+                inputs.append(row.read)
+                taken.append(row)
             else:
                 break
             del rest[0]
         return taken
 
-    def _read(self, node: _Node, above: _Node | None, *, waits: bool) -> bool:
-        """Set what a node reads; False if that is the output of a row in the same forward."""
+    def _read(self, row: _ReadingRow, above: _ReadingRow | None, *, waits: bool) -> bool:
+        """Set what a row reads; False if that is the output of a row in the same forward."""
         end = len(self._committed.tokens)
         feature = self._committed.feature(end) if above is None else None
         if feature is not None:
-            node.read, node.true = feature, True
+            row.read, row.true = feature, True
         elif self._held:
-            node.read = self._substitute(end)
+            row.read = self._substitute(end)
         elif above is not None:
-            node.read = above.output
+            row.read = above.output
             return above.output is not None
         elif waits:
             return False
         else:
-            node.read = self._substitute(end)
+            row.read = self._substitute(end)
         return True

@@ -65,7 +65,7 @@ def require_functions(file: ProgramFile, package: Package) -> None:
         function = file.functions.get(name)
         if function is None:
             raise file.damage(f"it lacks the function {name}")
-        found = {input: tensor.shape for input, tensor in (*function.inputs.items(), *function.states.items())}
+        found = {input: tensor.shape for input, tensor in function.inputs.items()}
         if found != shapes:
             raise file.damage(f"{function.name} takes other inputs than the package states")
 

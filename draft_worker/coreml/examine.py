@@ -23,7 +23,7 @@ from draft_worker.coreml.runtime.backends.apple import compiled
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
+from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.coreml.examination import (
@@ -155,31 +155,24 @@ class RepeatableCall:
     def __init__(self, converted: Converted, runtime: Runtime, width: int) -> None:
         package = converted.package
         self._forward = PackageForward(package, converted.tables, runtime)
-        self._memory = _memory(converted, runtime)
+        self._memory = HostMemory(package, np.zeros(package.host_shape, np.float32))
         self._head_rows, vocabulary = package.head_rows, package.shape.vocabulary
         source = np.random.default_rng(width)
         prompt = source.integers(0, vocabulary, min(_PROMPT, package.context // 2))
         self._tokens = source.integers(0, vocabulary, min(width, package.context - len(prompt))).tolist()
-        self._width = width
         for begin in range(0, len(prompt), package.widths[-1]):
-            path = self._run(prompt[begin : begin + package.widths[-1]].tolist(), package.widths[-1])[0]
+            path = self._run(prompt[begin : begin + package.widths[-1]].tolist())[0]
             self._memory.slots.keep(path, ())
 
     def logits(self) -> Single:
-        _, logits = self._run(self._tokens, self._width)
+        _, logits = self._run(self._tokens)
         self._memory.slots.keep([], ())
         return logits[:, : self._head_rows].copy()
 
-    def _run(self, tokens: list[int], width: int) -> tuple[list[int], Single]:
+    def _run(self, tokens: list[int]) -> tuple[list[int], Single]:
         first = self._memory.slots.next_row
-        numbers = self._memory.slots.add(tokens, [PREFIX, *range(first, first + len(tokens) - 1)], width)
+        numbers = self._memory.slots.add(tokens, [PREFIX, *range(first, first + len(tokens) - 1)])
         return numbers, self._forward.run(self._memory, numbers)
-
-
-def _memory(converted: Converted, runtime: Runtime) -> KvMemory:
-    if converted.package.cache == "state":
-        return DeviceMemory(converted.package, runtime)
-    return HostMemory(converted.package, np.zeros(converted.package.host_shape, np.float32))
 
 
 def _placed(folder: Path, order: ExaminationOrder) -> Iterator[Loading | Placed]:

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from draft_worker.coreml.conditioning import Conditioning
-from protocol.contracts.coreml.conversion import FOLDER_MODEL, FORMAT, CacheKind, WeightKind
+from protocol.contracts.coreml.conversion import FOLDER_MODEL, FORMAT, WeightKind
 from protocol.errors import InputError
 
 MODEL = FOLDER_MODEL
@@ -85,7 +85,6 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Tokens of one call, ascending. Each width has its own function."""
     context: int
     """KV slots."""
-    cache: CacheKind
     weights: WeightKind
     outputs: tuple[int, ...]
     """Rows of the head in each of the outputs logits_0, logits_1, ... If there are fewer rows than tokens, the host's
@@ -115,7 +114,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def functions(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """All functions by name, with the shapes of all their inputs and states."""
+        """All functions by name, with the shapes of all their inputs."""
         found = {self.function(width): self.input_shapes(width) | {"kv": self.cache_shape} for width in self.widths}
         if self.conditioning is not None:
             found[self.conditioning.function] = self.feature_input_shapes
@@ -164,7 +163,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return sorted({layer.rotation for layer in self.shape.layers if layer.rotation is not None})
 
     def input_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """Inputs of the function for `width`, without the cache `kv`, which is an input or a state."""
+        """Inputs of the function for `width`, without the cache `kv`."""
         shape = self.shape
         inputs: dict[str, tuple[int, ...]] = {"x": (1, shape.hidden, 1, width)}
         if self.conditioning is not None and not self._is_block:
@@ -176,7 +175,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if shape.convolutions:
             inputs["past"] = (shape.convolutions, shape.taps - 1, shape.hidden, width)
             inputs["ancestors"] = (1, shape.taps - 1, width, width)
-        return inputs if self.cache == "io" else inputs | {"begin": (4,), "end": (4,)}
+        return inputs
 
     @property
     def _is_block(self) -> bool:

@@ -36,7 +36,7 @@ _NIBBLES = ("UINT4", "INT4")
 Constant: TypeAlias = Array | str
 
 
-class Tensor(NamedTuple):
+class TensorType(NamedTuple):
     """The type of a value. A dimension that is not fixed is -1."""
 
     shape: tuple[int, ...]
@@ -58,13 +58,12 @@ class FunctionFile:
     """One function: its constants by name, and its other operations in order."""
 
     name: str
-    inputs: Mapping[str, Tensor]
-    states: Mapping[str, Tensor]
+    inputs: Mapping[str, TensorType]
     outputs: tuple[str, ...]
     operations: tuple[Operation, ...]
     constants: Mapping[str, "StoredTensor"]
-    types: Mapping[str, Tensor]
-    """Types of all values in the function, including inputs and states."""
+    types: Mapping[str, TensorType]
+    """Types of all values in the function, including inputs."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class StoredTensor:
     """A constant, read on demand. Equal keys mean equal data, also in different functions."""
 
     file: "ProgramFile" = field(repr=False)
-    tensor: Tensor
+    tensor: TensorType
     key: int | bytes
     """Offset of its record in the weight file, or the data itself."""
     text: str | None = None
@@ -160,7 +159,6 @@ class ProgramFile:
     def _function(self, name: str, function: Any) -> FunctionFile:
         block = function.block_specializations[function.opset]
         types = {value.name: self._tensor(value.type) for value in function.inputs}
-        is_state = {value.name: value.type.WhichOneof("type") == "stateType" for value in function.inputs}
         constants: dict[str, StoredTensor] = {}
         operations = []
         for operation in block.operations:
@@ -171,8 +169,7 @@ class ProgramFile:
                 operations.append(self._operation(operation, constants))
         return FunctionFile(
             name=name,
-            inputs={value: types[value] for value in is_state if not is_state[value]},
-            states={value: types[value] for value in is_state if is_state[value]},
+            inputs={value.name: types[value.name] for value in function.inputs},
             outputs=tuple(block.outputs),
             operations=tuple(operations),
             constants=constants,
@@ -192,13 +189,11 @@ class ProgramFile:
             inputs[parameter] = tuple(names)
         return Operation(operation.type, inputs, tuple(value.name for value in operation.outputs))
 
-    def _tensor(self, value: Any) -> Tensor:
+    def _tensor(self, value: Any) -> TensorType:
         kind = value.WhichOneof("type")
-        if kind == "stateType":
-            value, kind = value.stateType.wrappedType, value.stateType.wrappedType.WhichOneof("type")
         if kind != "tensorType":
-            return Tensor((), str(kind))
-        return Tensor(tuple(_dimensions(value.tensorType)), self._kinds.get(value.tensorType.dataType, "?"))
+            return TensorType((), str(kind))
+        return TensorType(tuple(_dimensions(value.tensorType)), self._kinds.get(value.tensorType.dataType, "?"))
 
     def _constant(self, value: Any) -> StoredTensor:
         tensor = self._tensor(value.type)

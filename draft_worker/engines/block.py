@@ -18,6 +18,7 @@ from draft_worker.drafters.block_forward import Block, BlockRows, BlockRunner, M
 from draft_worker.drafters.markov import MarkovHead
 from draft_worker.drafters.token_ends import drafter_ends
 from draft_worker.engine import Batch, EngineSequence
+from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
@@ -80,26 +81,24 @@ class BlockEngine(ColumnsEngine):
 
 
 class _Anchor:
-    """A node with a block of its own. Nodes refer to it, so its rows are freed with the last of them."""
+    """A row with a block of its own. Rows refer to it, so its block is freed with the last of them."""
 
     def __init__(self) -> None:
         self.rows: BlockRows | None = None
         """None until its forward."""
 
 
-class _Node:
-    """A row of the tree: its token, and which row of which block guesses the token behind it."""
+class _BlockRow(TokenRow):
+    """A row of the tree, and which row of which block guesses the token behind it."""
 
     def __init__(self, token: int, parent: int, position: int, anchor: _Anchor, offset: int) -> None:
-        """`parent`: a row that is not there any more is the end of the committed prefix. `position`: index of the
-        token. `offset`: how far behind the anchor, and so the number of the row."""
-        self.token = token
-        self.parent = parent
+        """`position`: index of the token. `offset`: how far behind the anchor, and so the number in its block."""
+        super().__init__(token, parent)
         self.position = position
         self.anchor = anchor
         self.offset = offset
-        self.above: _Node | None = None
-        """The node before it in the same block, until a recurrent Markov head has read its state."""
+        self.above: _BlockRow | None = None
+        """The row before it in the same block, until a recurrent Markov head has read its state."""
         self.state: mx.array | None = None
         """Of a recurrent Markov head, behind this row."""
 
@@ -118,10 +117,9 @@ class BlockSequence(EngineSequence):
         self._tokens = tokens
         self._sampling = sampling
         self._columns = columns
-        self._nodes: dict[int, _Node] = {}
-        self._tip: _Node | None = None
-        """The node of the last committed token, if it had one."""
-        self._next_row = 0
+        self._tree = RowTree[_BlockRow]()
+        self._tip: _BlockRow | None = None
+        """The row of the last committed token, if it had one."""
         self._forwards: tuple[int, ...] = ()
 
     @property
@@ -130,7 +128,7 @@ class BlockSequence(EngineSequence):
 
     @property
     def next_row(self) -> int:
-        return self._next_row
+        return self._tree.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
@@ -153,7 +151,7 @@ class BlockSequence(EngineSequence):
     def evaluate(self, batch: Batch) -> list[Candidates]:
         if batch.committed:
             self.prefill(batch.committed)
-            self._next_row += len(batch.committed)
+            self._tree.skip(len(batch.committed))
         nodes = [self._placed(token, parent) for token, parent in zip(batch.tokens, batch.parents, strict=True)]
         self._compute([node for node in nodes if node.offset == 0])
         positions = [node.position + 1 + batch.skipped for node in nodes]
@@ -165,14 +163,14 @@ class BlockSequence(EngineSequence):
         return self._forwards
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        for row in path:
-            self._tip = self._nodes[row]
-            self._tokens.append(self._tip.token)
-        self._nodes = {row: self._nodes[row] for row in surviving}
+        for row in self._tree.keep(path, surviving):
+            self._tip = row
+            self._tokens.append(row.token)
 
     def truncate(self, length: int) -> None:
         del self._tokens[length:]
-        self._nodes, self._tip = {}, None
+        self._tree.clear()
+        self._tip = None
         self._context.truncate(length)
 
     @property
@@ -187,27 +185,26 @@ class BlockSequence(EngineSequence):
     def close(self) -> None:
         self._context.store.close()
 
-    def _placed(self, token: int, parent: int) -> _Node:
+    def _placed(self, token: int, parent: int) -> _BlockRow:
         """The next row, in its parent's block if that reaches so far; otherwise it is an anchor."""
-        above = self._nodes.get(parent)
+        above = self._tree.get(parent)
         position = self.committed if above is None else above.position + 1
         if above is None and self._known(position) > self._form.clean_prefix:
             # Rows of an older block are better than a block whose known tokens have a gap before them.
             above = self._tip
         if above is not None and above.offset + 1 < self._form.rows:
-            node = _Node(token, parent, position, above.anchor, above.offset + 1)
+            node = _BlockRow(token, parent, position, above.anchor, above.offset + 1)
             node.above = above if self._form.markov == "rnn" else None
         else:
-            node = _Node(token, parent, position, _Anchor(), 0)
-        self._nodes[self._next_row] = node
-        self._next_row += 1
+            node = _BlockRow(token, parent, position, _Anchor(), 0)
+        self._tree.add(node)
         return node
 
     def _known(self, position: int) -> int:
         """Known tokens of a block whose anchor is at `position`: those behind the context."""
         return position + 1 - self._context.end
 
-    def _compute(self, anchors: Sequence[_Node]) -> None:
+    def _compute(self, anchors: Sequence[_BlockRow]) -> None:
         """The rows of new anchors, in as few forwards as memory allows."""
         blocks = [self._block(node) for node in anchors]
         tokens = sum(len(block.tokens) + self._form.masks for block in blocks)
@@ -217,17 +214,13 @@ class BlockSequence(EngineSequence):
             for node, rows in zip(anchors[first:], found, strict=False):
                 node.anchor.rows = rows
 
-    def _block(self, anchor: _Node) -> Block:
+    def _block(self, anchor: _BlockRow) -> Block:
         """With the tokens behind the context, as many as the drafter was trained for; the others are left out."""
-        reverse = [anchor.token]
-        above = self._nodes.get(anchor.parent)
-        while above is not None:
-            reverse.append(above.token)
-            above = self._nodes.get(above.parent)
+        reverse = [anchor.token, *(row.token for row in self._tree.path(anchor.parent))]
         tokens = self._tokens[self._context.end :] + reverse[::-1]
         return Block(tokens[-self._form.clean_prefix :], anchor.position)
 
-    def _logits(self, nodes: Sequence[_Node]) -> mx.array:
+    def _logits(self, nodes: Sequence[_BlockRow]) -> mx.array:
         """(L, head): each node's row, with the Markov head's correction by its own token."""
         tables = [node.anchor.rows for node in nodes]
         rows = [(table, node.offset) for table, node in zip(tables, nodes, strict=True) if table is not None]
@@ -238,7 +231,7 @@ class BlockSequence(EngineSequence):
         states = mx.stack([table.states[offset] for table, offset in rows])
         return logits + head.correction(self._latents(head, nodes, states))
 
-    def _latents(self, head: MarkovHead, nodes: Sequence[_Node], states: mx.array) -> mx.array:
+    def _latents(self, head: MarkovHead, nodes: Sequence[_BlockRow], states: mx.array) -> mx.array:
         """(L, rank) of the Markov head, for nodes whose rows have these (L, width) states."""
         tokens = mx.array([node.token for node in nodes])
         if self._form.markov != "rnn":

@@ -5,9 +5,10 @@ A `Runtime` runs the package: Core ML on a Mac, the executor anywhere.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from draft_worker.candidates.selector import CandidateSelector
+from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.conditioned.engine import ConditionedEngine
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
@@ -18,7 +19,6 @@ from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.joint_memory import JointMemory, SequenceRows, SharedCall
-from draft_worker.coreml.runtime.memory import DeviceMemory, KvMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.block import BlockEngine
@@ -28,29 +28,15 @@ from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Start
-from protocol.sampling.grammar import Grammars
-from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
-
-
-class EvaluatedSequence(Protocol):
-    """What an evaluation needs of its sequence."""
-
-    @property
-    def next_row(self) -> int: ...
-
-    def position(self, row: int) -> int: ...
-
-    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None: ...
 
 
 class Evaluation:
     """The rows of one batch, and the candidates found so far. A call evaluates some of the rows, or all."""
 
     def __init__(
-        self, sequence: EvaluatedSequence, selector: CandidateSelector, sampling: Sampling, batch: Batch
+        self, sequence: "CoreMlSequence", selector: CandidateSelector, sampling: Sampling, batch: Batch
     ) -> None:
         first = sequence.next_row
         self._path = range(first, first + len(batch.committed))
@@ -114,31 +100,26 @@ def load(setup: WorkerSetup) -> Engine:
     return CoreMlEngine.of(setup)
 
 
-class CoreMlEngine(Engine):
+class CoreMlEngine(ColumnsEngine):
     """A folder that `launch-pipeline convert` made."""
 
     name = "coreml"
+    joint = True
 
     def __init__(self, converted: Converted, runtime: Runtime, epoch: int = 0, owner: int | None = None) -> None:
         """`owner`: the process that owns the caches' shared memory; None for caches without shared memory."""
         package = converted.package
         self.model = str(converted.folder)
         self.architecture = package.shape.architecture
-        self.vocabulary = package.shape.vocabulary
+        self.set_up_columns(converted.folder, package.shape.vocabulary, converted.tables.head_tokens)
         self.context = package.context
         self.device = runtime.device
         self.tokenizer = converted.vocabulary_fingerprint()
-        self._head = converted.tables.head_tokens
-        self._package = package
-        self._runtime = runtime
         self._forward = PackageForward(package, converted.tables, runtime)
         self._pool = CachePool(package, exchange_of(package, epoch, owner))
-        # A state belongs to one sequence: the host can't write a part of it.
-        self.joint = package.cache == "io"
         self._joint_memory = JointMemory(package)
         self._selectors: dict[int, CandidateSelector] = {}
         """By the size of the target's vocabulary."""
-        self._grammars = Grammars(converted.folder, self.vocabulary)
 
     @classmethod
     def of(cls, setup: WorkerSetup) -> Engine:
@@ -155,28 +136,21 @@ class CoreMlEngine(Engine):
         return cls(converted, opened, setup.epoch, setup.owner)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "CoreMlSequence":
-        if self._package.cache == "state":
-            memory = DeviceMemory(self._package, self._runtime)
-            return CoreMlSequence(self._forward, memory, sampling, vocabulary, self._selector)
-        return HostCachedSequence(self._forward, self._pool, sampling, vocabulary, self._selector)
+        return CoreMlSequence(self._forward, self._pool, sampling, vocabulary, self._selector)
 
-    def processors(self, start: Start) -> LogitsProcessors | None:
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
-
-    def joins(self, parts: Sequence[tuple["HostCachedSequence", int]]) -> bool:
-        if not self.joint or sum(rows for _, rows in parts) > self._forward.widest:
+    def joins(self, parts: Sequence[tuple["CoreMlSequence", int]]) -> bool:
+        if sum(rows for _, rows in parts) > self._forward.widest:
             return False
         return self._joint_memory.fits([(each.host, each.host.slots.taken + rows) for each, rows in parts])
 
-    def evaluate_together(self, parts: Sequence[tuple[EngineSequence, Batch]]) -> list[list[Candidates]]:
-        hosted = [(sequence, batch) for sequence, batch in parts if isinstance(sequence, HostCachedSequence)]
-        together = [(sequence, len(batch.committed) + len(batch.tokens)) for sequence, batch in hosted]
-        if len(hosted) < 2 or not self.joins(together):
+    def evaluate_together(self, parts: Sequence[tuple["CoreMlSequence", Batch]]) -> list[list[Candidates]]:
+        together = [(sequence, len(batch.committed) + len(batch.tokens)) for sequence, batch in parts]
+        if len(parts) < 2 or not self.joins(together):
             self._joint_memory.count_step()
             return super().evaluate_together(parts)
-        evaluations = [sequence.evaluation(batch) for sequence, batch in hosted]
-        rows = [sequence.placed(each) for (sequence, _), each in zip(hosted, evaluations, strict=True)]
-        joined = [SequenceRows(sequence.host, own) for (sequence, _), own in zip(hosted, rows, strict=True)]
+        evaluations = [sequence.evaluation(batch) for sequence, batch in parts]
+        rows = [sequence.placed(each) for (sequence, _), each in zip(parts, evaluations, strict=True)]
+        joined = [SequenceRows(sequence.host, own) for (sequence, _), own in zip(parts, rows, strict=True)]
         call = SharedCall(self._joint_memory, joined)
         for each, own in zip(evaluations, rows, strict=True):
             each.begin(own)
@@ -188,102 +162,81 @@ class CoreMlEngine(Engine):
 
     def _selector(self, vocabulary: int) -> CandidateSelector:
         if vocabulary not in self._selectors:
-            shared = min(self.vocabulary, vocabulary)
-            self._selectors[vocabulary] = CandidateSelector(vocabulary, shared, self._head)
+            self._selectors[vocabulary] = CandidateSelector(self.columns(vocabulary))
         return self._selectors[vocabulary]
 
 
 class CoreMlSequence(EngineSequence):
-    """One sequence's rows in a `KvMemory`. A row without a slot has no candidates."""
-
-    def __init__(
-        self, forward: PackageForward, memory: KvMemory, sampling: Sampling, vocabulary: int, selectors: OpenSelector
-    ) -> None:
-        self._selectors = selectors
-        self._forward = forward
-        self._memory = memory
-        self._serve(sampling, vocabulary)
-
-    @property
-    def committed(self) -> int:
-        return self._memory.slots.committed
-
-    @property
-    def next_row(self) -> int:
-        return self._memory.slots.next_row
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        path = range(self.next_row, self.next_row + len(tokens))
-        for numbers in self._placed(tokens, chain(path)):
-            self._forward.run(self._memory, numbers)
-        self.keep(path, ())
-
-    def evaluate(self, batch: Batch) -> list[Candidates]:
-        evaluation = self.evaluation(batch)
-        for numbers in self._placed(evaluation.tokens, evaluation.parents):
-            evaluation.begin(numbers)
-            evaluation.end(numbers, self._forward.run(self._memory, numbers))
-        return evaluation.candidates()
-
-    def evaluation(self, batch: Batch) -> Evaluation:
-        """The evaluation of `batch`, whose calls the caller makes."""
-        return Evaluation(self, self._selector, self._sampling, batch)
-
-    def position(self, row: int) -> int:
-        return self._memory.slots.row(row).position
-
-    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        kept = self._memory.slots.keep(path, surviving)
-        self._memory.exchange(kept.exchanged)
-        if kept.unwritten:
-            self.prefill(kept.unwritten)
-
-    def truncate(self, length: int) -> None:
-        self._memory.slots.truncate(length)
-
-    @property
-    def memory(self) -> int:
-        return self._memory.size
-
-    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "CoreMlSequence":
-        super().reopen(length, sampling, vocabulary, exclusive=exclusive)
-        self._serve(sampling, vocabulary)
-        return self
-
-    def _serve(self, sampling: Sampling, vocabulary: int) -> None:
-        """Set the request that the next forwards are for."""
-        self._sampling = sampling
-        self._selector = self._selectors(vocabulary)
-
-    def _placed(self, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[list[int]]:
-        """Add rows, as many at a time as one call takes; yield those with slots. The caller makes each call at once."""
-        slots, begin = self._memory.slots, 0
-        while begin < len(tokens):
-            self._memory.make_room(self._forward.width(len(tokens) - begin))
-            end = min(len(tokens), begin + self._forward.most(self._memory.room))
-            numbers = slots.add(tokens[begin:end], parents[begin:end], self._forward.width(end - begin))
-            written = [number for number in numbers if slots.row(number).slot is not None]
-            if written:
-                yield written
-            begin = end
-
-
-class HostCachedSequence(CoreMlSequence):
-    """A sequence whose cache is a pool's arena, which a restarted worker can adopt."""
+    """The rows of one sequence, whose cache is a pool's arena. A row without a slot has no candidates."""
 
     copyable = True
 
     def __init__(
         self, forward: PackageForward, pool: CachePool, sampling: Sampling, vocabulary: int, selectors: OpenSelector
     ) -> None:
+        self._selectors = selectors
+        self._forward = forward
         self._pool = pool
         self._cache = pool.acquire()
         self.host = pool.memory(self._cache)
-        super().__init__(forward, self.host, sampling, vocabulary, selectors)
+        self._serve(sampling, vocabulary)
+
+    @property
+    def committed(self) -> int:
+        return self.host.slots.committed
+
+    @property
+    def next_row(self) -> int:
+        return self.host.slots.next_row
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        path = range(self.next_row, self.next_row + len(tokens))
+        for numbers in self._placed(tokens, chain(path)):
+            self._forward.run(self.host, numbers)
+        self.keep(path, ())
+
+    def evaluate(self, batch: Batch) -> list[Candidates]:
+        evaluation = self.evaluation(batch)
+        for numbers in self._placed(evaluation.tokens, evaluation.parents):
+            evaluation.begin(numbers)
+            evaluation.end(numbers, self._forward.run(self.host, numbers))
+        return evaluation.candidates()
+
+    def evaluation(self, batch: Batch) -> Evaluation:
+        """The evaluation of `batch`, whose calls the caller makes."""
+        return Evaluation(self, self._selector, self._sampling, batch)
 
     def placed(self, evaluation: Evaluation) -> list[int]:
         """Add the rows of an evaluation for one call; those that have slots."""
         return [number for numbers in self._placed(evaluation.tokens, evaluation.parents) for number in numbers]
+
+    def position(self, row: int) -> int:
+        return self.host.slots.row(row).position
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        kept = self.host.slots.keep(path, surviving)
+        self.host.exchange(kept.exchanged)
+        if kept.unwritten:
+            self.prefill(kept.unwritten)
+
+    def truncate(self, length: int) -> None:
+        self._cache.truncate(length)
+        self.host.slots.truncate(length)
+
+    @property
+    def memory(self) -> int:
+        return self.host.size
+
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "CoreMlSequence":
+        if exclusive:
+            self.truncate(length)
+            self._serve(sampling, vocabulary)
+            return self
+        other = CoreMlSequence(self._forward, self._pool, sampling, vocabulary, self._selectors)
+        # Committed tokens lie in the first slots, in order.
+        other._cache.array[:, :, :length] = self._cache.array[:, :, :length]
+        other.host.slots.adopt(length)
+        return other
 
     @property
     def size(self) -> int:
@@ -296,28 +249,31 @@ class HostCachedSequence(CoreMlSequence):
             return str(error)
         self._pool.release(self._cache)
         self._cache = cache
-        self._memory = self.host = self._pool.memory(cache)
-        self._memory.slots.adopt(reference.tokens)
+        self.host = self._pool.memory(cache)
+        self.host.slots.adopt(reference.tokens)
         return ""
 
     def save(self) -> KvReference | None:
         return self._cache.save(self.committed)
 
-    def truncate(self, length: int) -> None:
-        self._cache.truncate(length)
-        super().truncate(length)
-
-    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> CoreMlSequence:
-        if exclusive:
-            return super().reopen(length, sampling, vocabulary, exclusive=True)
-        other = HostCachedSequence(self._forward, self._pool, sampling, vocabulary, self._selectors)
-        # Committed tokens lie in the first slots, in order.
-        other._cache.array[:, :, :length] = self._cache.array[:, :, :length]
-        other._memory.slots.adopt(length)
-        return other
-
     def close(self) -> None:
         self._pool.release(self._cache)
+
+    def _serve(self, sampling: Sampling, vocabulary: int) -> None:
+        """Set the request that the next forwards are for."""
+        self._sampling = sampling
+        self._selector = self._selectors(vocabulary)
+
+    def _placed(self, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[list[int]]:
+        """Add rows, as many at a time as one call takes; yield those with slots. The caller makes each call at once."""
+        slots, begin = self.host.slots, 0
+        while begin < len(tokens):
+            end = min(len(tokens), begin + self._forward.widest)
+            numbers = slots.add(tokens[begin:end], parents[begin:end])
+            written = [number for number in numbers if slots.row(number).slot is not None]
+            if written:
+                yield written
+            begin = end
 
 
 def drafter_engine(name: str, converted: Converted, runtime: Runtime) -> Engine:

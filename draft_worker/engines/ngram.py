@@ -4,12 +4,14 @@ Imports MLX only for a grammar.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from draft_worker.engine import ANY_TOKEN, Batch, Engine, EngineSequence
+from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
@@ -43,37 +45,29 @@ class NgramEngine(Engine):
 
         Raises InputError if the folder's config.json or tokenizer.json is missing or broken.
         """
-        self._grammars: Grammars | None = None
         if folder is not None:
             self.model = str(folder)
             self.vocabulary = _vocabulary(folder)
             self.tokenizer = vocabulary_fingerprint(folder)
-            self._grammars = Grammars(folder, self.vocabulary)
+            self.grammars = Grammars(folder, self.vocabulary)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "NgramSequence":
         return NgramSequence()
 
     def processors(self, start: Start) -> "LogitsProcessors | None":
         """Only a grammar matters to an engine without logits: it forces tokens."""
-        if start.sampling.grammar is None or self._grammars is None:
-            return None
-        # This module imports MLX, which nothing else here needs.
-        from protocol.sampling.processors.logits_processors import LogitsProcessors
-
-        return LogitsProcessors.wanted(start, self._grammars, lenient=True)
+        return None if start.sampling.grammar is None else super().processors(start)
 
 
 class NgramSequence(EngineSequence):
-    """The committed tokens in an index, and each row's token and parent.
+    """The committed tokens in an index, and the rows of the tree.
 
     It states no distributions: rejection sampling treats a guess without a distribution as certain.
     """
 
     def __init__(self) -> None:
         self._lookup = PromptLookup(_LONGEST_RUN)
-        self._rows: dict[int, tuple[int, int]] = {}
-        """Token and parent of each row. A parent that is no key is the end of the committed prefix."""
-        self._next_row = 0
+        self._tree = RowTree[TokenRow]()
 
     @property
     def committed(self) -> int:
@@ -81,26 +75,25 @@ class NgramSequence(EngineSequence):
 
     @property
     def next_row(self) -> int:
-        return self._next_row
+        return self._tree.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._lookup.extend(tokens)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         self._lookup.extend(batch.committed)
-        self._next_row += len(batch.committed)
-        begin = self._next_row
-        self._rows.update(enumerate(zip(batch.tokens, batch.parents, strict=True), start=begin))
-        self._next_row += len(batch.tokens)
-        return [self._candidates(row, batch.limit) for row in range(begin, self._next_row)]
+        self._tree.skip(len(batch.committed))
+        begin = self.next_row
+        for token, parent in zip(batch.tokens, batch.parents, strict=True):
+            self._tree.add(TokenRow(token, parent))
+        return [self._candidates(row, batch.limit) for row in range(begin, self.next_row)]
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        self._lookup.extend([self._rows[row][0] for row in path])
-        self._rows = {row: self._rows[row] for row in surviving}
+        self._lookup.extend([row.token for row in self._tree.keep(path, surviving)])
 
     def truncate(self, length: int) -> None:
         self._lookup.truncate(length)
-        self._rows = {}
+        self._tree.clear()
 
     def _candidates(self, row: int, limit: int) -> Candidates:
         found = self._lookup.continuations(self._suffix(row), limit)
@@ -108,10 +101,7 @@ class NgramSequence(EngineSequence):
 
     def _suffix(self, row: int) -> list[int]:
         """The last tokens up to and with the node in `row`, at most `_LONGEST_RUN`."""
-        reverse: list[int] = []
-        while row in self._rows and len(reverse) < _LONGEST_RUN:
-            token, row = self._rows[row]
-            reverse.append(token)
+        reverse = [each.token for each in islice(self._tree.path(row), _LONGEST_RUN)]
         return [*self._lookup.last(_LONGEST_RUN - len(reverse)), *reversed(reverse)]
 
 

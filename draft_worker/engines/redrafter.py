@@ -15,6 +15,7 @@ from draft_worker.drafters.fed_rows import FedRows, safe
 from draft_worker.drafters.redrafter_checkpoint import ReDrafterCheckpoint, read_redrafter
 from draft_worker.drafters.token_ends import Layer, drafter_ends
 from draft_worker.engine import Batch, EngineSequence
+from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
@@ -85,14 +86,13 @@ class _Known(NamedTuple):
     """Behind the tokens since that one."""
 
 
-class _Node:
-    """A row of the tree. `above`: its parent, until `known` is computed; None behind the committed prefix."""
+class _StateRow(TokenRow):
+    """A row of the tree, and what is known behind it once it is computed."""
 
-    def __init__(self, token: int, position: int, above: "_Node | None") -> None:
+    def __init__(self, token: int, parent: int, position: int) -> None:
         """`position`: index of the token."""
-        self.token = token
+        super().__init__(token, parent)
         self.position = position
-        self.above = above
         self.known: _Known | None = None
 
 
@@ -109,8 +109,7 @@ class ReDrafterSequence(EngineSequence):
         self._fed = fed
         self._sampling = sampling
         self._columns = columns
-        self._nodes: dict[int, _Node] = {}
-        self._next_row = 0
+        self._tree = RowTree[_StateRow]()
 
     @property
     def committed(self) -> int:
@@ -118,7 +117,7 @@ class ReDrafterSequence(EngineSequence):
 
     @property
     def next_row(self) -> int:
-        return self._next_row
+        return self._tree.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
@@ -132,23 +131,22 @@ class ReDrafterSequence(EngineSequence):
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         self.prefill(batch.committed)
-        self._next_row += len(batch.committed)
-        nodes = [self._placed(token, parent) for token, parent in zip(batch.tokens, batch.parents, strict=True)]
-        self._run(nodes)
-        known = [node.known for node in nodes if node.known is not None]
+        self._tree.skip(len(batch.committed))
+        rows = [self._placed(token, parent) for token, parent in zip(batch.tokens, batch.parents, strict=True)]
+        self._run(rows)
+        known = [row.known for row in rows if row.known is not None]
         features, states = mx.stack([each.feature for each in known]), mx.stack([each.state for each in known])
         mx.eval(known)
         logits = mx.nan_to_num(self._engine.network.logits(features, states), nan=0.0)
-        positions = [node.position + 1 + batch.skipped for node in nodes]
+        positions = [row.position + 1 + batch.skipped for row in rows]
         return self._columns.propose(logits, positions, self._sampling, batch)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        self._tokens += [self._nodes[row].token for row in path]
-        self._nodes = {row: self._nodes[row] for row in surviving}
+        self._tokens += [row.token for row in self._tree.keep(path, surviving)]
 
     def truncate(self, length: int) -> None:
         del self._tokens[length:]
-        self._nodes = {}
+        self._tree.clear()
         self._fed = self._fed.before(length)
 
     @property
@@ -158,32 +156,29 @@ class ReDrafterSequence(EngineSequence):
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "ReDrafterSequence":
         return self._engine.around(self._tokens[:length], self._fed.before(length), sampling, vocabulary)
 
-    def _placed(self, token: int, parent: int) -> _Node:
+    def _placed(self, token: int, parent: int) -> _StateRow:
         """The next row."""
-        above = self._nodes.get(parent)
-        node = _Node(token, self.committed if above is None else above.position + 1, above)
-        self._nodes[self._next_row] = node
-        self._next_row += 1
-        return node
+        above = self._tree.get(parent)
+        row = _StateRow(token, parent, self.committed if above is None else above.position + 1)
+        self._tree.add(row)
+        return row
 
-    def _run(self, nodes: Sequence[_Node]) -> None:
-        """What new nodes know: parents before their children, and all that are ready at once."""
-        roots = [node for node in nodes if node.above is None]
+    def _run(self, rows: Sequence[_StateRow]) -> None:
+        """What new rows know: parents before their children, and all that are ready at once."""
+        behind = {row: self._tree.get(row.parent) for row in rows}
+        roots = [row for row, above in behind.items() if above is None]
         if roots:
-            behind = self._behind_committed()
-            self._step([(node, behind) for node in roots])
-        waiting = [node for node in nodes if node.known is None]
-        while waiting:
-            ready = [(node, node.above.known) for node in waiting if node.above and node.above.known]
-            self._step(ready)
-            waiting = [node for node in waiting if node.known is None]
+            known = self._behind_committed()
+            self._step([(row, known) for row in roots])
+        while waiting := [(row, above) for row, above in behind.items() if row.known is None]:
+            self._step([(row, above.known) for row, above in waiting if above and above.known])
 
-    def _step(self, nodes: Sequence[tuple[_Node, _Known]]) -> None:
-        """Take each node's token after what is known before it."""
-        embedded = self._engine.embed(mx.array([node.token for node, _ in nodes]))
-        states = self._engine.network.step(mx.stack([before.state for _, before in nodes]), embedded)
-        for (node, before), state in zip(nodes, states, strict=True):
-            node.known, node.above = _Known(before.feature, state), None
+    def _step(self, rows: Sequence[tuple[_StateRow, _Known]]) -> None:
+        """Take each row's token after what is known before it."""
+        embedded = self._engine.embed(mx.array([row.token for row, _ in rows]))
+        states = self._engine.network.step(mx.stack([before.state for _, before in rows]), embedded)
+        for (row, before), state in zip(rows, states, strict=True):
+            row.known = _Known(before.feature, state)
 
     def _behind_committed(self) -> _Known:
         """The last feature, and the state behind the committed tokens that follow it."""

@@ -10,13 +10,14 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from draft_worker.candidates.columns import Columns
 from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, default_runtime, open_runtime
+from draft_worker.coreml.runtime.cache_pool import CachePool
 from draft_worker.coreml.runtime.forward import PackageForward
 from draft_worker.coreml.runtime.interface import Runtime
-from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.engines.coreml import CoreMlSequence
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
@@ -37,7 +38,6 @@ class CoreMlPrefillEngine:
         package = converted.package
         _require_plain(converted)
         shape = package.shape
-        self._package = package
         self.layout = ArenaLayout(shape.attentions, shape.key_heads, package.context, shape.head, element)
         self.model = str(converted.folder)
         self.architecture = shape.architecture
@@ -46,8 +46,9 @@ class CoreMlPrefillEngine:
         self.device = runtime.device
         self.tokenizer = converted.vocabulary_fingerprint()
         self._forward = PackageForward(package, converted.tables, runtime)
-        self._selector = CandidateSelector(shape.vocabulary, shape.vocabulary)
-        self._cache: Single = np.zeros(package.host_shape, np.float32)
+        self._selector = CandidateSelector(Columns(shape.vocabulary, shape.vocabulary))
+        self._pool = CachePool(package, None)
+        self._rows: CoreMlSequence | None = None
 
     @classmethod
     def load(cls, folder: Path, source: Path) -> "CoreMlPrefillEngine":
@@ -62,23 +63,23 @@ class CoreMlPrefillEngine:
 
     def open(self) -> "CoreMlPrefillSequence":
         """A sequence for a new prompt. Invalidates the sequence opened before."""
-        memory = HostMemory(self._package, self._cache)
-        rows = CoreMlSequence(self._forward, memory, Sampling(), self.vocabulary, lambda _: self._selector)
-        return CoreMlPrefillSequence(rows, self._cache, self.layout.dtype)
+        if self._rows is not None:
+            self._rows.close()
+        self._rows = CoreMlSequence(self._forward, self._pool, Sampling(), self.vocabulary, lambda _: self._selector)
+        return CoreMlPrefillSequence(self._rows, self.layout.dtype)
 
 
 class CoreMlPrefillSequence:
-    """The KV of one prompt, in slots [0, committed) of the engine's cache."""
+    """The KV of one prompt, in slots [0, committed) of its cache."""
 
-    def __init__(self, rows: CoreMlSequence, cache: Single, element: ElementType) -> None:
+    def __init__(self, rows: CoreMlSequence, element: ElementType) -> None:
         self._rows = rows
-        self._cache = cache
         self._element = element
 
     def prefill(self, tokens: Sequence[int]) -> tuple[LayerRows, LayerRows]:
         begin = self._rows.committed
         self._rows.prefill(tokens)
-        fresh = as_element(self._cache[:, :, begin : begin + len(tokens)], self._element)
+        fresh = as_element(self._rows.host.kv[:, :, begin : begin + len(tokens)], self._element)
         half = len(fresh) // 2
         return list(fresh[:half]), list(fresh[half:])
 
@@ -106,8 +107,6 @@ def _require_plain(converted: Converted) -> None:
     package = converted.package
     if package.conditioning is not None:
         raise InputError(f"{converted.folder} holds a trained drafter: convert the target, or use another engine.")
-    if package.cache != "io":
-        raise InputError(f"{converted.folder} keeps its KV on the device: convert the target with --kv io.")
     if package.shape.convolutions:
         raise InputError(f"{converted.folder} has short convolutions, whose state is no KV: use --prefill-engine none.")
     if package.reordered:

@@ -5,12 +5,13 @@ The engine runs the target's model, or a conversion of it, on a device that the 
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import structs
 
-from draft_worker.engine import LoadedModel, introduction
+from draft_worker.engine import StatedModel, introduction
 from draft_worker.prefill.kv_sink import KvSink, OpenSink
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
@@ -30,7 +31,7 @@ class PrefillSequence(Protocol):
         ...
 
 
-class PrefillEngine(LoadedModel, Protocol):
+class PrefillEngine(StatedModel, Protocol):
     """The target's model, or a conversion of it."""
 
     @property
@@ -122,12 +123,10 @@ class PrefillWorker:
         except SegmentError as error:
             yield Fault("refused", str(error), prefill.sequence)
             return
-        try:
-            sequence = self._engine.open()
-        except Exception:
-            sink.drop()
-            raise
-        self._prompts[prefill.sequence] = _Prompt(prefill, sequence, sink)
+        with ExitStack() as undone:
+            undone.callback(sink.drop)
+            self._prompts[prefill.sequence] = _Prompt(prefill, self._engine.open(), sink)
+            undone.pop_all()
 
     def _forget(self, sequence: SequenceId) -> None:
         prompt = self._prompts.pop(sequence, None)

@@ -13,9 +13,9 @@ import numpy as np
 from draft_worker.training.corpus.rows import Shards
 from draft_worker.training.corpus.states import tap_of
 from draft_worker.training.held_out import Examiner
-from draft_worker.training.kind import Setting
+from draft_worker.training.kind import TrainingSetting
 from draft_worker.training.kinds import KINDS, Kind
-from draft_worker.training.loop import Loop, Shell, Stopped, settings
+from draft_worker.training.loop import Shell, Stopped, TrainingLoop, settings
 from draft_worker.training.preparation import (
     HELD_OUT,
     claim,
@@ -69,10 +69,10 @@ class Process:
         counts = shards.written(target.vocabulary)
         tokens, mask = head_tokens(self.out, choices.head, counts), mask_token(self.out, counts)
         mx.random.seed(choices.seed)
-        training = kind.training(Setting(target, tokens, outputs, mask, choices.layers))
+        training = kind.training(TrainingSetting(target, tokens, outputs, mask, choices.layers))
         shell = Shell(time.monotonic, lambda: self._stopping, self.report, self._measured)
         examined = Examiner(target, tokens), held_out
-        loop = Loop(training, shards, examined, choices, self.out, target.fingerprint, shell)
+        loop = TrainingLoop(training, shards, examined, choices, self.out, target.fingerprint, shell)
         report = loop.run()
         return TrainingFinished(
             folder=order.out,
@@ -105,7 +105,9 @@ class Process:
         require_same(self.out, settings(choices), target.fingerprint)
         kept_head_tokens(self.out, choices.head, target.vocabulary)
         # Its network is made in vain, but not computed.
-        kind.training(Setting(target, np.arange(min(choices.head, target.vocabulary)), outputs, 0, choices.layers))
+        kind.training(
+            TrainingSetting(target, np.arange(min(choices.head, target.vocabulary)), outputs, 0, choices.layers)
+        )
         claim(self._work, target)
 
     def _measured(self, held_out: HeldOut, progressed: Progressed) -> None:

@@ -14,7 +14,7 @@ GIVEN = 0.15
 """Share of the places in prompts that count: the draft reads them, and need not guess them."""
 
 
-class Columns(NamedTuple):
+class Chains(NamedTuple):
     """Chains, the longest first, so that those that are still going are the first ones."""
 
     places: np.ndarray
@@ -38,13 +38,13 @@ class Columns(NamedTuple):
         return self.at(step) + step
 
 
-def columns(places: np.ndarray, lengths: np.ndarray) -> tuple[Columns, np.ndarray]:
+def columns(places: np.ndarray, lengths: np.ndarray) -> tuple[Chains, np.ndarray]:
     """Chains in order, and for each its index in `places`."""
     order = np.argsort(-lengths, kind="stable")
-    return Columns(places[order], lengths[order]), order
+    return Chains(places[order], lengths[order]), order
 
 
-def drawn(row: Row, random: np.random.Generator) -> Columns:
+def drawn(row: Row, random: np.random.Generator) -> Chains:
     """Chains behind every token with a feature in front: from all places that the target goes on from, and some others.
 
     Half of them make one guess, the others as many as an asynchronous draft makes between two features (0 to 8 tokens
@@ -63,7 +63,7 @@ def counted(row: Row, random: np.random.Generator) -> np.ndarray:
     return np.flatnonzero(row.wanted | (inside & (random.random(len(row.tokens)) < GIVEN)))
 
 
-def whole(row: Row, places: np.ndarray) -> tuple[Columns, np.ndarray]:
+def whole(row: Row, places: np.ndarray) -> tuple[Chains, np.ndarray]:
     """Chains of a report, as long as it wants them; none at the first token of a text, which has no feature in front.
 
     With the index of each in `places`.

@@ -9,7 +9,7 @@ import numpy as np
 from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import NO_PLACE, Judge, Training
 from draft_worker.training.target import Target
-from protocol.contracts.training import DEPTHS, STALENESS, Acceptance, HeldOut
+from protocol.contracts.training import DEPTHS, STALENESS, HeldOut, HeldOutAcceptance
 
 
 class Examiner:
@@ -73,12 +73,12 @@ def posterior_noise(
     return (scores - logits).astype(np.float32)
 
 
-def acceptance(temperature: float, hits: np.ndarray) -> Acceptance:
+def acceptance(temperature: float, hits: np.ndarray) -> HeldOutAcceptance:
     """Of (places, STALENESS, DEPTHS) hits, as `Training.hits` gives them."""
     rates = tuple(
         tuple(_conditional(hits[:, stale, : depth + 1]) for depth in range(DEPTHS)) for stale in range(STALENESS)
     )
-    return Acceptance(temperature, len(hits), rates)
+    return HeldOutAcceptance(temperature, len(hits), rates)
 
 
 def _conditional(hits: np.ndarray) -> float | None:

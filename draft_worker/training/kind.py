@@ -19,7 +19,7 @@ CHAIN = STALENESS + DEPTHS - 1
 NO_PLACE = -1
 
 
-class Setting(NamedTuple):
+class TrainingSetting(NamedTuple):
     """What a kind is made of."""
 
     target: Target

@@ -40,7 +40,7 @@ class Shell:
     measured: Callable[[HeldOut, Progressed], None]
 
 
-class Loop:
+class TrainingLoop:
     """One training, from its saved state to its end."""
 
     def __init__(

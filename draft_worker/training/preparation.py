@@ -309,7 +309,7 @@ def _read(path: Path) -> list[Prompt]:
 
 def _shuffled(prompts: list[Prompt], seed: int) -> Iterator[Prompt]:
     """Endless; the same for the same seed."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     while True:
         yield from rng.sample(prompts, len(prompts))
 

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import zmq.asyncio
 
-from orchestrator.api.batch import Batch
+from orchestrator.api.batch import RequestBatch
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.client import ANSWER_SECONDS, BUSY_ANSWER_SECONDS, SILENCE_SECONDS, STAMP, NoPipeline
 from orchestrator.api.result import OutputCollector, Result
@@ -60,7 +60,7 @@ class AsyncClient:
     async def _generate_all(
         self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Result]:
-        batch = Batch(submits(prompts, params))
+        batch = RequestBatch(submits(prompts, params))
         if (results := batch.results) is not None:
             return results
         with _connected(self._context, self.address, linger=1000) as socket:

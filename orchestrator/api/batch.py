@@ -10,7 +10,7 @@ MOST_AT_ONCE = 128
 """Requests of one batch that are open together: half of what a pipeline takes, so that other clients are served."""
 
 
-class Batch:
+class RequestBatch:
     """The requests of one call, in the order of their prompts, and what has come of them."""
 
     def __init__(self, submits: Sequence[Submit]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, overload
 
 import zmq
 
-from orchestrator.api.batch import Batch
+from orchestrator.api.batch import RequestBatch
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.result import OutputCollector, Result
 from orchestrator.api.sampling import SamplingParams
@@ -94,7 +94,7 @@ class Client:
     def _generate_all(
         self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Result]:
-        batch = Batch(submits(prompts, params))
+        batch = RequestBatch(submits(prompts, params))
         if (results := batch.results) is not None:
             return results
         link = self._link()

@@ -12,7 +12,7 @@ from orchestrator.api.validation import out_of_range
 from orchestrator.core.options import DRAWS, GUESSES
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT
-from protocol.messages.client import Submit
+from protocol.messages.client import Submit, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.messages.sampling import AT_ZERO, ModelSampling, RequestedSampling, Sampling, SamplingFields
 
@@ -41,6 +41,8 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """Special tokens whose text is part of the result's. Without, special tokens have no text."""
     marked: Sequence[int] = ()
     """Tokens whose text in the result comes behind U+FDD0, which tells it from the same text in other tokens."""
+    thought: ThoughtText | None = None
+    """Where no stop string is looked for; None looks for them everywhere."""
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
@@ -71,6 +73,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "draft_tokens": self.draft_tokens,
             "shown": tuple(self.shown),
             "marked": tuple(self.marked),
+            "thought": None if self.thought is None else msgspec.to_builtins(self.thought),
             "draft_temperature": self.draft_temperature,
             "draft_top_p": self.draft_top_p,
         }

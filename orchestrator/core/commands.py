@@ -70,6 +70,12 @@ class Replace:
 
 
 @dataclass(frozen=True, slots=True)
+class Pardon:
+    """Two targets ended over a request, which was rejected, or an arena, which was released: these deaths don't
+    count."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss:
     """A worker can't serve here, and a restart would not help. The text says why and what to do."""
 
@@ -102,9 +108,9 @@ class TrialDecided:
     winner_rate: float
     loser_rate: float
     """Expected tokens a second, each measured while the other draft rested. Of a loser that was never active, by what
-    the target would have accepted of its trees."""
+    the target would have accepted of its trees while both grew."""
 
 
 Command: TypeAlias = (
-    SendMessage | Emit | TellReading | Finish | Reject | Replace | Dismiss | Release | Place | TrialDecided
+    SendMessage | Emit | TellReading | Finish | Reject | Replace | Pardon | Dismiss | Release | Place | TrialDecided
 )

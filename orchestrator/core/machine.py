@@ -7,7 +7,7 @@ guarantees that a request's tokens are the target's own, whatever workers do.
 from collections.abc import Iterable, Iterator
 from typing import Literal, assert_never
 
-from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Place, Reject, SendMessage, TellReading
+from orchestrator.core.commands import Command, Dismiss, Emit, Finish, Pardon, Place, Reject, SendMessage, TellReading
 from orchestrator.core.drafts.election import MAX_DRAFTS
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
@@ -32,6 +32,11 @@ from protocol.messages.worker import (
     PromptLikelihoods,
     Stop,
     Verdict,
+)
+
+_FATAL = (
+    "Two targets ended while they computed this request, so it is not tried again. "
+    "`launch-pipeline doctor` says whether memory or the model is the cause."
 )
 
 
@@ -117,7 +122,7 @@ class Machine:
     def _start(self, sequence: Sequence, now: float) -> list[Command]:
         """Start a sequence on the target, if one is up, and on the drafts that are in use."""
         target = self._workers.target
-        if target is None:
+        if target is None or (sequence.suspect and self._suspect_at_work(sequence)):
             return []
         reason = refusal(sequence.request, target)
         if reason is not None:
@@ -125,6 +130,17 @@ class Machine:
         sequence.limit_to(target)
         sequence.outstanding = None
         return [self.prefills.begin(sequence, now), *self.drafts.begin(sequence, now)]
+
+    def _suspect_at_work(self, besides: Sequence) -> bool:
+        """Whether the target serves another request over which one may have ended. They are served one by one, so that
+        the next death shows which one it is."""
+        idle = (Phase.WAITING, Phase.ADMITTED)
+        return any(one.suspect and one is not besides and one.phase not in idle for one in self.sequences.values())
+
+    def _start_suspect(self, now: float) -> list[Command]:
+        """Start the next of the suspects that wait for one another."""
+        waiting = [one for one in self.sequences.values() if one.suspect and one.phase is Phase.ADMITTED]
+        return self._start(waiting[0], now) if waiting else []
 
     def _stop(self, sequence: Sequence) -> list[Command]:
         """End a sequence on all workers."""
@@ -146,7 +162,8 @@ class Machine:
     def _forget(self, sequence: Sequence, now: float) -> list[Command]:
         del self.sequences[sequence.id]
         successor = self.scheduler.remove(sequence.id)
-        return [*self._stop(sequence), *([] if successor is None else self._admit(successor, now))]
+        commands = [*self._stop(sequence), *([] if successor is None else self._admit(successor, now))]
+        return [*commands, *self._start_suspect(now)]
 
     # Workers ----------------------------------------------------------------------------------
 
@@ -159,6 +176,9 @@ class Machine:
                 self.prefills.worker_up()
                 return []
             case "target":
+                exchanged = self._workers.exchanged(event)
+                if exchanged is not None:
+                    return [Dismiss("target", event.incarnation, exchanged)]
                 commands: list[Command] = []
                 for draft, text in self._workers.target_mismatches(event.hello).items():
                     commands.append(Dismiss("draft", draft, text))
@@ -169,7 +189,8 @@ class Machine:
                 self._features.target_changed()
                 commands += self._features.tap()
                 for sequence in self._running():
-                    commands += self._start(sequence, now)
+                    if sequence.phase is Phase.ADMITTED:
+                        commands += self._start(sequence, now)
                 return [*commands, *self.drafts.follow_target(now)]
 
     def _on_draft_up(self, event: WorkerUp, now: float) -> list[Command]:
@@ -191,10 +212,15 @@ class Machine:
                 commands = [*self.drafts.draft_down(event.incarnation, now), *self._schedule(now)]
                 return [*commands, *self._features.tap()]
             case "target":
-                for sequence in self._running():
-                    sequence.lose_target()
+                # All of them first: the successor of one that is rejected has no target either.
+                running = self._running()
+                fatal = [one for one in running if one.lose_target(adopting=self.prefills.adopting(one.id))]
                 self.scheduler.lose_target()
-                return self.prefills.target_down()
+                commands = self.prefills.target_down()
+                culprits = bool(commands or fatal)
+                for sequence in fatal:
+                    commands += self._reject(sequence, _FATAL, now)
+                return [*commands, Pardon()] if culprits else commands
 
     # Messages ---------------------------------------------------------------------------------
 
@@ -307,6 +333,7 @@ class Machine:
         yield from self._place()
         told = round.hit if self.strategy.caches and sequence.level != "plain" else None
         yield Emit(sequence.id, tuple(tokens), told, verdict.likelihoods)
+        yield from self._start_suspect(now)
 
     def _on_fault(self, role: Role, incarnation: int, fault: Fault, now: float) -> list[Command]:
         sequence = None if fault.sequence is None else self.sequences.get(fault.sequence)
@@ -370,7 +397,7 @@ class Machine:
         if awaited:
             return [command for id, steps in awaited for command in self.drafts.extend(self.sequences[id], steps, now)]
         for tree in trees:
-            self.drafts.round_sent(self.sequences[tree.sequence], now)
+            self.drafts.round_sent(self.sequences[tree.sequence])
         if len(trees) < 2:
             return [SendMessage("target", tree) for tree in trees]
         return [SendMessage("target", Forest(tuple(trees)))]

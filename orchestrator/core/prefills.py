@@ -101,9 +101,13 @@ class PrefillRouter:
             self._costs.worker_usable = False
         return [*commands, *_release(self._arenas.drop(adopted))]
 
+    def adopting(self, id: SequenceId) -> bool:
+        """Whether the target was told to adopt an arena for this sequence and has not answered."""
+        return self._arenas.pinned(id) is not None
+
     def target_down(self) -> list[Command]:
-        """The target is gone. An arena that two targets did not survive adopting is adopted by no third one: after
-        three deaths the pipeline would end."""
+        """The target is gone. An arena that two targets did not survive adopting is released and adopted by no third
+        one."""
         adopting = self._arenas.being_adopted()
         names = sorted(adopting & self._suspected)
         self._suspected = (self._suspected | adopting) - set(names)

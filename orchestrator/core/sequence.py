@@ -7,9 +7,10 @@ from typing import Literal
 from msgspec.structs import replace
 
 from orchestrator.core.events import Request
-from orchestrator.core.phases import TRANSITIONS, Phase, Trigger
+from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
-from orchestrator.core.policy.estimates import Estimates, MeasuredRound
+from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.tries import MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Settlement, Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
@@ -57,6 +58,8 @@ class Sequence:
         """So did this one, whether or not they were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
+        self._fatal_round = -1
+        """The last round in which a target ended while it computed for this request."""
         self._reading_due = now
         self.untold = len(request.tokens) - 1 if request.sampling.prompt_logprobs else 0
         """Tokens of the prompt whose likelihoods the client waits for."""
@@ -111,10 +114,20 @@ class Sequence:
         self.enter(Trigger.PREEMPT)
         self.speculation.drafting = False
 
-    def lose_target(self) -> None:
-        """The target is gone; the next one has to be sent a Start."""
+    @property
+    def suspect(self) -> bool:
+        """A target ended while it computed for this request, and none has answered since."""
+        return self._fatal_round == self.round
+
+    def lose_target(self, adopting: bool) -> bool:
+        """The target is gone; the next one has to be sent a Start. Returns whether it is the second one that ended
+        while it computed the same round of this request. `adopting`: it adopted an arena, which is suspected first."""
+        computing, before = self.phase in AWAITING_TARGET and not adopting, self.suspect
         self.enter(Trigger.TARGET_LOST)
         self.outstanding = None
+        if computing:
+            self._fatal_round = self.round
+        return computing and before
 
     def delegate_prefill(self, now: float) -> None:
         """A prefill worker was sent the tokens before the root."""
@@ -350,8 +363,8 @@ class Sequence:
     def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:
         """At most `limit` guesses (token, believed probability) by prompt lookup, one after the other behind `leaf`."""
         path: list[int] = []
-        node: Node | None = leaf
-        while node is not None and node.parent is not None and len(path) < _SUFFIX:
+        node = leaf
+        while node.parent is not None and len(path) < _SUFFIX:
             path.append(node.token)
             node = node.parent
         chain = self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit)

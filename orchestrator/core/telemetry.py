@@ -73,7 +73,7 @@ class TelemetryRecorder:
         self.serial = 1
         """Counts recorded events; it stands still while nothing is recorded."""
         self._machine = machine
-        self._text = lambda token: text(token)[:MAX_CHARACTERS]
+        self._text: Callable[[int], str] = lambda token: text(token)[:MAX_CHARACTERS]
         self._spans: deque[tuple[int, WorkSpan]] = deque(maxlen=2 * MAX_SPANS)
         self._verified: deque[tuple[int, VerifiedRound]] = deque(maxlen=2 * MAX_ROUNDS)
         self._ended: deque[tuple[int, FinishedRequest]] = deque(maxlen=MAX_ENDED)

@@ -40,6 +40,8 @@ class WorkerRegistry:
         self.vocabulary = 0
         """Size of the target's vocabulary; 0 without a target."""
         self._workers: dict[tuple[Role, int], _Worker] = {}
+        self._fingerprints: dict[str, str] = {}
+        """Of the weights of each own target's folder, as the first one loaded them."""
 
     def __contains__(self, role: Role) -> bool:
         return self.target is not None if role == "target" else bool(self._of(role))
@@ -56,6 +58,18 @@ class WorkerRegistry:
         """The drafts that can't work with this target, by incarnation, each with a sentence that says why."""
         reasons = {draft.incarnation: mismatch(draft.hello, target) for draft in self._of("draft")}
         return {incarnation: reason for incarnation, reason in reasons.items() if reason is not None}
+
+    def exchanged(self, event: WorkerUp) -> str | None:
+        """Why this target can't continue what an earlier one began, as a sentence, or None: its files have changed."""
+        target = event.hello
+        if event.remote or not target.model_fingerprint:
+            return None
+        if self._fingerprints.setdefault(target.model, target.model_fingerprint) == target.model_fingerprint:
+            return None
+        return (
+            f"The files of {model_name(target.model)} were exchanged while the pipeline ran, and an answer would have "
+            "two halves of two models: start the pipeline again."
+        )
 
     def outputs_read(self) -> tuple[Output, ...]:
         """The outputs of the target's layers that the drafts read, ascending. Later drafts get no features where all
@@ -183,6 +197,12 @@ class RestartPolicy:
         while self._deaths[0] < now - _WINDOW:
             self._deaths.popleft()
         return None if len(self._deaths) >= _DEATHS else _BACKOFF[len(self._deaths) - 1]
+
+    def pardon(self) -> bool:
+        """The deaths until now had a cause that is gone. Returns whether the breaker was open."""
+        opened = len(self._deaths) >= _DEATHS
+        self._deaths.clear()
+        return opened
 
 
 class FeatureRelay:

@@ -23,6 +23,7 @@ from orchestrator.http.page import page
 from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore
 from orchestrator.http.server import Server
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.tokens import TokenRoutes
 
 
 def application(server: Server) -> Starlette:
@@ -37,6 +38,7 @@ def generation_routes(server: ModelServer, store: ResponseStore) -> list[Route]:
         *ResponsesRoutes(server, store).routes,
         *MessagesRoutes(server).routes,
         *OllamaRoutes(server).routes,
+        *TokenRoutes(server).routes,
     ]
 
 

@@ -3,15 +3,18 @@
 The form of OpenAI's API. Other APIs translate their requests to it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from orchestrator.api.sampling import SamplingParams, number_fields
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.request_bodies import decoded
+from orchestrator.http.history import Note, readable
+from orchestrator.http.request_bodies import converted, decoded
+from orchestrator.http.request_fields import function_tools, unknown, unused, usual
 from orchestrator.http.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
 from protocol.errors import InputError
@@ -29,9 +32,6 @@ ONLY_OF_COMPLETIONS = {
     "presence_penalty": "neither the Responses API nor Anthropic's has it",
 }
 """Fields that only chat completions and completions have, and why."""
-_OWN_RANGES = {"top_k": Annotated[int, Meta(ge=-1)]}
-"""Some clients send a top_k of -1 for "all"."""
-
 _FIELDS = number_fields(NOT_IN_BODIES)
 BODY_NAMES = tuple(field.name for field in _FIELDS)
 SHARED_NAMES = tuple(name for name in BODY_NAMES if name not in ONLY_OF_COMPLETIONS)
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 else:
     CheckedSamplingFields = msgspec.defstruct(
         "CheckedSamplingFields",
-        [(field.name, _OWN_RANGES.get(field.name, field.annotation) | None, None) for field in _FIELDS],
+        [(field.name, field.annotation | None, None) for field in _FIELDS],
         kw_only=True,
     )
     UncheckedSamplingFields = msgspec.defstruct(
@@ -62,7 +62,8 @@ else:
 MOST_CHOICES = 16
 MOST_MESSAGES = 10_000
 """Of a chat; a template may compare each with those before it."""
-_IGNORED: tuple[object, ...] = (None, False, 0, [], {})
+IGNORED: tuple[object, ...] = (None, False, 0, [], {})
+"""Values that ask for nothing."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -81,6 +82,8 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
     user: Any = None
+    notes: tuple[Note, ...] = ()
+    """Set by the server, whatever a body says."""
 
     @property
     def choices(self) -> int:
@@ -132,6 +135,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def offered(self) -> tuple[dict[str, Any], ...]:
@@ -140,6 +145,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
             return ()
         tools, _ = allowed(self.tools or (), self.tool_choice)
         return tuple(map(dict, tools))
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message, which is the assistant's."""
+        last = self.messages[-1]
+        begun = last.get("role") == "assistant" and not last.get("tool_calls")
+        return begun and (self.continue_final_message is True or self.add_generation_prompt is False)
 
     @property
     def most_calls(self) -> int | None:
@@ -155,7 +167,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     def grammar(self, write: CallWriter = JSON_CALLS) -> Grammar | None:
         """What the answer is held to, calls in the syntax of `write`. Raises ApiError."""
-        form = None if self.response_format in _IGNORED else response_grammar(self.response_format)
+        form = None if self.response_format in IGNORED else response_grammar(self.response_format)
         _, choice = allowed(self.tools or (), self.tool_choice)
         return call_grammar(self.offered, choice, self.most_calls, form, write) or form
 
@@ -166,40 +178,40 @@ class ChatRequest(GenerationRequest, kw_only=True):
         for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
             raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
         for name in ("functions", "function_call", "audio"):
-            if getattr(self, name) not in (*_IGNORED, "none", "auto"):
+            if getattr(self, name) not in (*IGNORED, "none", "auto"):
                 raise unsupported(name, f"{name} is not supported: leave it out.")
-        if self.modalities not in (*_IGNORED, ["text"]):
+        if self.modalities not in (*IGNORED, ["text"]):
             raise unsupported("modalities", "Only text is supported.")
-        for kind in _kinds_without_text(self.messages):
-            raise unsupported(
-                "messages", f"A message has a part of type {kind!r}, and these models read only text: leave it out."
-            )
 
 
-RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering"))
+RESERVED_VARIABLES = frozenset(("self", "messages", "tools", "add_generation_prompt", "answering", "continued"))
 """Variables of chat templates that requests may not choose."""
 
-
-def _kinds_without_text(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Types of the parts of messages that are images, audio or files."""
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind not in _TEXT_PARTS and not isinstance(part.get("text"), str):
-                yield kind
-
-
-_TEXT_PARTS = ("text", "refusal")
 
 Q = TypeVar("Q", bound=GenerationRequest)
 
 
 def read(body: bytes, kind: type[Q]) -> Q:
     """The question in a request's body. Raises ApiError naming what is wrong with it."""
-    question = decoded(body, kind)
-    question.refuse_unsupported()
-    return question
+    fields = usual(decoded(body, dict[str, Any]))
+    return question(fields, kind, unused(unknown(fields, kind)))
+
+
+def question(fields: Mapping[str, Any], kind: type[Q], notes: Sequence[Note] = ()) -> Q:
+    """The question that these fields ask; a field that is None counts as absent. `notes`: what the API that they come
+    from has changed. Raises ApiError naming what is wrong with it."""
+    fields = {**usual(fields), "notes": None}
+    if isinstance(fields.get("tools"), list | tuple):
+        fields["tools"], told = function_tools(fields["tools"])
+        notes = [*notes, *told]
+    found = converted(fields, kind)
+    if isinstance(found, ChatRequest):
+        history = readable(found.messages)
+        found = replace(found, messages=tuple(history.messages))
+        notes = [*notes, *history.notes]
+    found = replace(found, notes=tuple(notes))
+    found.refuse_unsupported()
+    return found
 
 
 def sampling(
@@ -212,9 +224,6 @@ def sampling(
     """Of the first choice. `room`: tokens that fit behind the prompt; `defaults`: for what the question leaves open;
     `grammar`: what the answer is held to."""
     given = {name: value for name in BODY_NAMES if (value := getattr(question, name)) is not None}
-    if given.get("top_k") == -1:
-        # What some clients send for "all".
-        given["top_k"] = 0
     params = SamplingParams(
         **{**defaults, **given},
         seed=None if question.seed is None else question.seed % (1 << 32),

@@ -1,9 +1,188 @@
-"""Messages of a request, of any API, in the form that chat templates read: what clients send is mended here. Pure."""
+"""Messages of a request, of any API, in the form that chat templates read: what clients send is mended here. Pure.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+`readable` reads what a client sent, whatever model answers. `template_messages` gives it the form that one template
+reads. What a template refuses nevertheless is mended in `orchestrator/text/mending.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
+
+from orchestrator.http.errors import ApiError, unsupported
+
+Message = dict[str, Any]
+
+
+class Note(NamedTuple):
+    """What of a request was changed or has no effect."""
+
+    kind: str
+    """Counted in the log and in the metrics."""
+    text: str
+    """For the client."""
+
+
+class History(NamedTuple):
+    messages: Sequence[Message]
+    notes: Sequence[Note] = ()
+
+
+def readable(messages: Sequence[Mapping[str, Any]]) -> History:
+    """The messages with known roles, with texts as contents, and with calls that have a name and an object of
+    arguments.
+
+    Whatever an earlier message contains is read as well as it can be. Raises ApiError 400 if the last one asks for what
+    can't be done: it is a user's with a part that is no text, or has no role.
+    """
+    found, notes = [dict(message) for message in messages], list[Note]()
+    for read in _READINGS:
+        found, told = read(found)
+        notes += told
+    return History(found, notes)
+
+
+def placeholder(kind: object) -> str:
+    """What the model reads in place of a part that it can't read."""
+    return f"[{shown(kind)} left out]"
+
+
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+_OTHER_ROLES = {"human": "user", "model": "assistant", "ai": "assistant"}
+_THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
+"""Parts of earlier answers that most templates leave out too."""
+_SHOWN_CHARACTERS = 64
+"""Of a client's word that a note repeats."""
+_BROKEN = "arguments"
+"""The key under which arguments that are no JSON object are kept as text."""
+
+
+def _with_known_roles(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]:
+    found: list[Message] = []
+    unknown: list[object] = []
+    for place, message in enumerate(messages):
+        role = message.get("role")
+        known = _OTHER_ROLES.get(role, role if role in _ROLES else None) if isinstance(role, str) else None
+        if known is None and place == len(messages) - 1:
+            raise ApiError(
+                400,
+                f"A message's role is {shown(role)!r} and must be system, developer, user, assistant or tool.",
+                code="invalid_value",
+                param="messages",
+            )
+        if known is None:
+            unknown.append(role)
+        found.append({**message, "role": known or "user"})
+    told = {f"A message with the role {shown(role)!r} is read as the user's." for role in unknown}
+    return found, [Note("role", text) for text in sorted(told)]
+
+
+def _with_texts(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]:
+    found: list[Message] = []
+    missing: list[str] = []
+    for place, message in enumerate(messages):
+        parts, unread = _parts(message.get("content")), list[str]()
+        texts = [text if (text := _part_text(part)) is not None else _left_out(part, unread) for part in parts]
+        asks = place == len(messages) - 1 and message["role"] == "user"
+        # A picture beside the result of a call is part of that result.
+        if unread and asks and (place == 0 or messages[place - 1]["role"] not in ("tool", "function")):
+            raise unsupported(
+                "messages",
+                f"A message has a part of type {unread[0]!r}, and these models read only text: leave it out.",
+            )
+        missing += unread
+        found.append({**message, "content": "".join(texts)})
+    kinds = ", ".join(dict.fromkeys(missing))
+    note = f"The model reads only text: parts of these types were left out of earlier messages: {kinds}."
+    return found, [Note("part", note)] if missing else []
+
+
+def _parts(content: Any) -> Sequence[Any]:
+    if content is None:
+        return ()
+    return content if isinstance(content, list | tuple) else (content,)
+
+
+def _part_text(part: Any) -> str | None:
+    """None if it has no text."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        return None if part is None else msgspec.json.encode(part).decode()
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _THOUGHTS:
+        return ""
+    text = part.get("text", part.get("refusal"))
+    if isinstance(text, str):
+        return text
+    if "type" not in part:
+        return msgspec.json.encode(part).decode()
+    # Anthropic's documents and search results may hold text.
+    source = part.get("source")
+    inner = source if isinstance(source, Mapping) and source.get("type") in ("text", "content") else part
+    held = inner.get("data") if inner.get("type") == "text" else inner.get("content")
+    texts = [each if isinstance(each, str) else _plain_text(each) for each in _parts(held)]
+    known = [text for text in texts if text is not None]
+    return "\n".join(known) if known and len(known) == len(texts) else None
+
+
+def _plain_text(part: Any) -> str | None:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return text if isinstance(text, str) else None
+
+
+def _left_out(part: Any, unread: list[str]) -> str:
+    kind = shown(part.get("type") if isinstance(part, Mapping) else type(part).__name__)
+    unread.append(kind)
+    return placeholder(kind)
+
+
+def _with_whole_calls(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]:
+    found: list[Message] = []
+    broken: list[bool] = []
+    for message in messages:
+        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        listed = message.get("tool_calls")
+        calls = [whole for call in _parts(listed) if (whole := _whole_call(call, broken))]
+        found.append({**rest, "tool_calls": calls} if calls else rest)
+    note = "Arguments of earlier calls that are no JSON object are read as text, and calls without a name are left out."
+    return found, [Note("call", note)] if broken else []
+
+
+def _whole_call(call: Any, broken: list[bool]) -> Message | None:
+    """None for a call that has no name. `broken` grows by what could not be read as it was meant."""
+    call = call if isinstance(call, Mapping) else {}
+    function = call.get("function") if isinstance(call.get("function"), Mapping) else call
+    if not isinstance(function.get("name"), str):
+        broken.append(True)
+        return None
+    arguments = function.get("arguments")
+    if not _is_object(arguments):
+        broken.append(True)
+        arguments = {_BROKEN: arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()}
+    elif not arguments or (isinstance(arguments, str) and not arguments.strip()):
+        arguments = {}
+    kept = {name: value for name, value in call.items() if name not in ("name", "arguments")}
+    return {"type": "function", **kept, "function": {**function, "arguments": arguments}}
+
+
+def _is_object(arguments: Any) -> bool:
+    """Whether these are the arguments of a call, as an object or as its JSON; nothing stands for an empty one."""
+    if isinstance(arguments, str) and arguments.strip():
+        return _object(arguments) is not None
+    return arguments is None or isinstance(arguments, str | Mapping)
+
+
+def shown(word: object) -> str:
+    """A client's word as a note repeats it."""
+    return str(word)[:_SHOWN_CHARACTERS]
+
+
+_READINGS: Sequence[Callable[[Sequence[Message]], tuple[list[Message], list[Note]]]] = (
+    _with_known_roles,
+    _with_texts,
+    _with_whole_calls,
+)
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """What clients and templates call the reasoning of an assistant's message."""

@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.admission_limit import Places
-from orchestrator.http.access.disconnects import OpenWork, unless_gone
+from orchestrator.http.access.disconnects import OpenWork
 from orchestrator.http.chat_request import ChatRequest, GenerationRequest
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
 from orchestrator.http.monitoring.health import Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
-from orchestrator.http.prompts import Preparation, PreparedRequest, RenderedChat
+from orchestrator.http.prompts import Preparation, PreparedRequest, Ready, RenderedChat
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
@@ -79,15 +79,27 @@ class ModelServer:
             def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
                 return make_renderer(prompt, len(prompts[0]))
 
-            return PreparedRequest([prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked)
+            return PreparedRequest(
+                [prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked, prompt.thought, prompt.notes
+            )
 
         return await self.answer(request, question, prepare)
 
-    async def chat_tokens(self, request: Request, question: ChatRequest) -> int:
-        """Number of tokens of a chat's prompt, however long. Raises ApiError for what the model's chat template can't
+    async def chat_tokens(self, request: Request, question: ChatRequest) -> Sequence[int]:
+        """The tokens of a chat's prompt, however many. Raises ApiError for what the model's chat template can't
         render."""
         with self._figures.limit.take(1):
-            return await self._work.unless_ended(request, self._preparation.count(question))
+            return await self._work.unless_ended(request, self._preparation.chat_tokens(question))
+
+    async def text_tokens(self, request: Request, text: str, *, special: bool) -> Sequence[int]:
+        """The tokens of a text, however many. `special`: as in `TextCodec.encode`."""
+        with self._figures.limit.take(1):
+            return await self._work.unless_ended(request, self._preparation.text_tokens(text, special=special))
+
+    async def rendered(self, request: Request, question: ChatRequest) -> RenderedChat:
+        """Raises ApiError for what the model's chat template can't render."""
+        with self._figures.limit.take(1):
+            return await self._work.unless_ended(request, asyncio.to_thread(self.prompts.render, question))
 
     async def answer(
         self,
@@ -99,9 +111,8 @@ class ModelServer:
         ApiError."""
         with ExitStack() as stack:
             places = stack.enter_context(self._figures.limit.take(question.choices * question.prompt_count))
-            state = await self.require()
-            preparing = self._preparation.ready(question, prepare, state)
-            choices, renderer = await self._work.unless_ended(request, preparing)
+            work = self._ready(question, lambda: self._noted(prepare()))
+            choices, renderer = await self._work.unless_ended(request, work)
             generation = ChoiceStream(
                 [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices],
                 on_end=partial(_free, request, places),
@@ -109,12 +120,12 @@ class ModelServer:
             self._open.add(generation)
             stack.callback(self._end, generation)
             if not question.stream:
-                results = await unless_gone(request, generation.collect())
+                results = await self._work.unless_ended(request, generation.collect())
                 # The log-probabilities of a long prompt take time too.
                 return await asyncio.to_thread(lambda: JSONResponse(renderer.whole(results)))
             patience = self._settings.keep_alive
             # An error before the first event still gets its own HTTP status.
-            first = await unless_gone(request, generation.next(patience))
+            first = await self._work.unless_ended(request, generation.next(patience))
             close = stack.pop_all().close
             return EventStream(frames(generation, renderer, first, patience, close), close)
 
@@ -123,6 +134,14 @@ class ModelServer:
         told = self._work.stop(error)
         for generation in self._open:
             generation.abort(told)
+
+    def _noted(self, prepared: PreparedRequest) -> PreparedRequest:
+        self._figures.noted({note.kind for note in prepared.notes})
+        return prepared
+
+    async def _ready(self, question: GenerationRequest, prepare: Callable[[], PreparedRequest]) -> Ready:
+        """The choices to generate, of a pipeline that serves. One that has just ended may take long to say so."""
+        return await self._preparation.ready(question, prepare, await self.require())
 
     def _end(self, generation: ChoiceStream) -> None:
         generation.close()

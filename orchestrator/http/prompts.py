@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-import structlog
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -20,7 +19,7 @@ from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.chat_request import ChatRequest, GenerationRequest, sampling
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported
 from orchestrator.http.generation import Renderer
-from orchestrator.http.history import template_messages
+from orchestrator.http.history import Note, template_messages
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS
 from orchestrator.text.answer.parts import AnswerParser
@@ -28,11 +27,9 @@ from orchestrator.text.answer.tool_syntax import with_described_tools
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
-from protocol.messages.client import PipelineState
+from protocol.messages.client import PipelineState, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import require_enforceable
-
-log = structlog.get_logger()
 
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""
@@ -53,8 +50,15 @@ class RenderedChat:
     """Tokens that begin a thought in the midst of an answer."""
     grammar: Grammar | None
     """What the answer is held to."""
-    warnings: Sequence[str] = ()
-    """What of the request the model does not read."""
+    thought: ThoughtText | None = None
+    """Where no stop string is looked for."""
+    notes: Sequence[Note] = ()
+    """What of the request was changed, has no effect, or is not read by the model."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """`notes` for the client, each once."""
+        return [*dict.fromkeys(note.text for note in self.notes)]
 
 
 class ChatPrompts:
@@ -66,7 +70,6 @@ class ChatPrompts:
         self._joins_results = template.mentions("tool_responses") and not template.mentions("== 'tool'")
         # Such a template joins texts.
         self._writes_arguments = template.mentions("['arguments'] +")
-        self._logged: set[str] = set()
 
     def render(self, question: ChatRequest) -> RenderedChat:
         """Raises ApiError for what the model's chat template can't render."""
@@ -93,9 +96,17 @@ class ChatPrompts:
             written=self._writes_arguments,
         )
         try:
-            text, left_out = self._template.render(messages, tools or None, **self._variables(question))
+            rendering = self._template.render(
+                messages,
+                tools or None,
+                answering=question.add_generation_prompt is not False,
+                continued=question.continues,
+                **self._variables(question),
+            )
         except PipelineError as error:
             raise of_pipeline(error) from error
+        text = rendering.text
+        changed = [Note("template", sentence) for sentence in rendering.mended]
         grammar = self._behind_thought(grammar, text, question)
         # Without a thought in it, only a grammar of optional calls leaves room for one.
         room = grammar is None or grammar.optional or grammar.thought is not None
@@ -108,18 +119,21 @@ class ChatPrompts:
             self.form.shown,
             marked,
             grammar,
-            self._warnings(left_out),
+            self.form.thought_text(opened) if room else None,
+            [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
         )
 
-    def _warnings(self, left_out: Sequence[str]) -> list[str]:
-        """`left_out`: roles of the messages whose content the template does not render. The first is logged."""
-        for role in {*left_out} - self._logged:
-            log.warning("the chat template leaves out messages: the model does not read them", role=role)
-        self._logged.update(left_out)
+    def _of_thinking(self, question: ChatRequest) -> list[Note]:
+        """Notes that the request asks for thinking, or for none, without effect."""
+        effort, switch = question.reasoning_effort, question.enable_thinking
+        wanted = switch if switch is not None else None if effort is None else effort != "none"
+        if not self.form.thinks:
+            unsaid = "The model writes no thinking that can be told from its text, so the request for it has no effect."
+            return [Note("field", unsaid)] if wanted else []
+        if wanted is None or self._variables(question):
+            return []
         return [
-            f"The model's chat template leaves out the content of {count} message(s) with the role {role!r}: "
-            "the model does not read it."
-            for role, count in Counter(left_out).items()
+            Note("field", "The chat template has no switch for thinking, so the model thinks as it does by itself.")
         ]
 
     def _behind_thought(self, grammar: Grammar | None, text: str, question: ChatRequest) -> Grammar | None:
@@ -145,6 +159,21 @@ class ChatPrompts:
         return {**variables, **(question.chat_template_kwargs or {})}
 
 
+def _unread(left_out: Sequence[str]) -> list[Note]:
+    """`left_out`: roles of the messages whose content the template does not render."""
+    return [
+        Note(
+            "unread",
+            f"The model's chat template leaves out the content of {count} message(s) with the role {role!r}: "
+            "the model does not read it.",
+        )
+        for role, count in Counter(left_out).items()
+    ]
+
+
+SpecialTokens: TypeAlias = Literal["all", "begin", "none"]
+"""Those that are added to a text: all that the tokenizer adds; BOS alone, to a conversation that the model's template
+rendered; none."""
 _SHORT_CHARACTERS = 1 << 16
 """Of all texts of a request; longer ones take turns."""
 
@@ -160,19 +189,23 @@ class PromptEncoder:
         self._turn = asyncio.Lock()
 
     async def encode(
-        self, prompts: Sequence[Prompt], *, rendered: bool, context: int | None = None
+        self, prompts: Sequence[Prompt], *, special: SpecialTokens, context: int | None = None
     ) -> list[Sequence[int]]:
-        """`rendered`: by the model's own template. Raises ApiError for a text that is too long for `context` tokens
-        whatever its tokens are; other texts may be too long as well."""
+        """Raises ApiError for a text that is too long for `context` tokens whatever its tokens are; other texts may be
+        too long as well."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if context is not None:
             await asyncio.to_thread(self._require_room, texts, context)
         async with self._turn if sum(map(len, texts)) > _SHORT_CHARACTERS else nullcontext():
-            return await in_thread(self._encode, prompts, rendered)
+            return await in_thread(self._encode, prompts, special)
 
-    def _encode(self, prompts: Sequence[Prompt], rendered: bool) -> list[Sequence[int]]:
-        encode = self._codec.encode_rendered if rendered else self._codec.encode
-        return [encode(each) if isinstance(each, str) else each for each in prompts]
+    def _encode(self, prompts: Sequence[Prompt], special: SpecialTokens) -> list[Sequence[int]]:
+        def encoded(text: str) -> list[int]:
+            if special == "begin":
+                return self._codec.encode_rendered(text)
+            return self._codec.encode(text, special=special == "all")
+
+        return [encoded(each) if isinstance(each, str) else each for each in prompts]
 
     def _require_room(self, texts: Sequence[str], context: int) -> None:
         for text in texts:
@@ -197,6 +230,10 @@ class PreparedRequest(NamedTuple):
     """Special tokens whose text is part of the output."""
     marked: frozenset[int] = frozenset()
     """Tokens whose text in the output comes behind a mark."""
+    thought: ThoughtText | None = None
+    """Where no stop string is looked for."""
+    notes: Sequence[Note] = ()
+    """As of RenderedChat."""
 
 
 class Ready(NamedTuple):
@@ -222,15 +259,22 @@ class Preparation:
     ) -> Ready:
         """`prepare` is called in a thread."""
         prepared = await asyncio.to_thread(prepare)
-        rendered = isinstance(question, ChatRequest) and self._template.own
-        prompts = await self._encoder.encode(prepared.prompts, rendered=rendered, context=state.context)
+        special = "begin" if isinstance(question, ChatRequest) and self._template.own else "all"
+        prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
         return await asyncio.to_thread(self._ready, question, prepared, prompts, state)
 
-    async def count(self, question: ChatRequest) -> int:
-        """Number of tokens of a chat's prompt, however long."""
+    async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
+        """The tokens of a chat's prompt, however many."""
         prompt = await asyncio.to_thread(self.prompts.render, question)
-        (tokens,) = await self._encoder.encode([prompt.text], rendered=self._template.own)
-        return len(tokens)
+        return await self._tokens(prompt.text, "begin" if self._template.own else "all")
+
+    async def text_tokens(self, text: str, *, special: bool) -> Sequence[int]:
+        """`special`: as in `TextCodec.encode`."""
+        return await self._tokens(text, "all" if special else "none")
+
+    async def _tokens(self, text: str, special: SpecialTokens) -> Sequence[int]:
+        (tokens,) = await self._encoder.encode([text], special=special)
+        return tokens
 
     def _ready(
         self,
@@ -253,7 +297,9 @@ class Preparation:
         default = None if isinstance(question, ChatRequest) else _COMPLETION_TOKENS
         room = state.context - len(tokens)
         params = sampling(question, room, default, self._defaults, prepared.grammar)
-        params = structs.replace(params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked))
+        params = structs.replace(
+            params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked), thought=prepared.thought
+        )
         if isinstance(question, ChatRequest):
             params = structs.replace(params, stop=(*(params.stop or ()), *self._template.stops))
         # Equal seeds would give equal texts.

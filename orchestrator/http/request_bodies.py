@@ -4,6 +4,7 @@ Long bodies are read beside the event loop.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ MOST_VALUES = MAX_CONTEXT + MOST_CONTAINERS
 _SLICE = 1 << 16
 """Bytes that are searched before other threads may run."""
 
-S = TypeVar("S", bound=msgspec.Struct)
+S = TypeVar("S", bound=msgspec.Struct | dict[str, Any])
 
 
 def decoded(body: bytes, kind: type[S]) -> S:
@@ -40,6 +41,8 @@ def decoded(body: bytes, kind: type[S]) -> S:
     except RecursionError as error:
         raise _too_deep() from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if (whole := _with_whole_characters(body)) != body:
+            return decoded(whole, kind)
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
     # Most bodies have fewer brackets, so their depth need not be measured.
     if body.count(b"[") + body.count(b"{") > MOST_LEVELS and _deeper(found, MOST_LEVELS):
@@ -53,6 +56,19 @@ def converted(fields: Mapping[str, Any], kind: type[S]) -> S:
         return msgspec.convert({name: value for name, value in fields.items() if value is not None}, type=kind)
     except msgspec.ValidationError as error:
         raise _wrong(error) from error
+
+
+_MARK = b"\xef\xbb\xbf"
+"""Of UTF-8, with which some programs begin a text."""
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u[dD][89a-fA-F]..|.)", re.DOTALL)
+_HALF_BYTES = 6
+"""Of the escape for half a character."""
+
+
+def _with_whole_characters(body: bytes) -> bytes:
+    """Without a byte-order mark, and with U+FFFD for half a character: clients cut texts at any place."""
+    body = body.removeprefix(_MARK).decode(errors="replace").encode()
+    return _ESCAPE.sub(lambda found: rb"\ufffd" if len(found[0]) == _HALF_BYTES else found[0], body)
 
 
 def _require_bounds(body: bytes) -> None:

@@ -29,6 +29,9 @@ from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
 
+_CONTEXT_LENGTHS = ("context_length", "max_model_len", "context_window", "max_context_length", "loaded_context_length")
+"""What clients of OpenRouter, vLLM, Codex and LM Studio call the context of a model."""
+
 
 class Invitations:
     """`POST /v1/pipeline/invitation`: a join line, good for one machine."""
@@ -194,7 +197,9 @@ class Server:
         cards = [await self._card(name) for name in self._owners]
         if self._embedding is not None:
             cards.append(await self._card(self._embedding.name))
-        return JSONResponse({"object": "list", "data": cards})
+        listed = {"object": "list", "data": cards}
+        # Codex wants a list of its own form, whose entries would replace its instructions.
+        return JSONResponse({**listed, "models": []} if "client_version" in request.query_params else listed)
 
     async def show_model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -243,8 +248,10 @@ class Server:
             return {**card, "level": None, "loaded": self._embedding.loaded}
         owner = self.name_of(name)
         state = await self._state(owner)
-        level = state and state.level
-        return {**card, "level": level, "sampling_defaults": self._defaults[owner], "loaded": state is not None}
+        defaults, context = self._defaults[owner], state and state.context
+        more = {"level": state and state.level, "loaded": state is not None}
+        lengths = dict.fromkeys(_CONTEXT_LENGTHS, context)
+        return {**card, **more, "sampling_defaults": defaults, "default_parameters": defaults, **lengths}
 
     async def _anthropic_card(self, name: str) -> dict[str, Any]:
         """In Anthropic's form. Contexts are None until they are known."""

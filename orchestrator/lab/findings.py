@@ -107,7 +107,7 @@ class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     next_step: str | None = None
 
 
-class Attachment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AttachedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A text file beside the findings."""
 
     name: str
@@ -168,7 +168,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     notes: tuple[str, ...] = ()
     panels: tuple[tuple[Panel, ...], ...] = ()
     """Each group begins a new line of the picture."""
-    attachments: tuple[Attachment, ...] = ()
+    attachments: tuple[AttachedFile, ...] = ()
     figures: dict[str, Any] = {}
     """For programs: the raw figures as JSON values."""
 

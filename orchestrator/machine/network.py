@@ -4,15 +4,15 @@ import socket
 from contextlib import suppress
 
 from protocol.security.addresses import Endpoint
+from protocol.transport.ports import LOOPBACK
 
-_ANYWHERE = ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
 _FAR_AWAY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses for documentation (RFC 5737, RFC 3849): no machine has them, so the default route leads there."""
 
 
 def reachable_host(bound: Endpoint) -> str:
     """The host for join lines: the bound one, unless it stands for all addresses of this machine."""
-    if bound.host not in _ANYWHERE:
+    if bound.host not in LOOPBACK:
         return bound.host
     return own_host() or socket.gethostname()
 

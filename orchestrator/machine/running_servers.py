@@ -5,7 +5,7 @@ A server's file is there while it runs. The file of a killed one stays until the
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -13,9 +13,7 @@ import msgspec
 from protocol.errors import InputError
 from protocol.process_identity import start_time
 from protocol.security.private_files import private_folder, read_private, write_private
-
-_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Addresses that mean all of this machine's, and where its own programs reach them."""
+from protocol.transport.ports import LOOPBACK
 
 
 class RunningServer(msgspec.Struct, frozen=True):
@@ -29,7 +27,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 
 def http_address(host: str, port: int) -> str:
     """Where programs of this machine reach a server that listens at `host`."""
-    host = _UNSPECIFIED.get(host, host)
+    host = LOOPBACK.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -38,6 +36,9 @@ def announced(folder: Path, address: str, key: str | None) -> Iterator[str]:
     """The context of a server in this process. Yields a sentence if its file can't be written, else ""."""
     process = os.getpid()
     file, note = folder / f"{process}.json", ""
+    with suppress(InputError):
+        # Keys of servers that were killed.
+        running_servers(folder)
     try:
         server = RunningServer(address, key, process, start_time(process) or "")
         write_private(private_folder(folder) / file.name, msgspec.json.encode(server))

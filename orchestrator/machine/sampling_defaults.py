@@ -55,6 +55,6 @@ def _stated(file: Path) -> ModelSampling | None:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes()) if file.is_file() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file} can't be read ({error}): download the model again, or delete the file.") from error
     return content if isinstance(content, dict) else {}

@@ -18,6 +18,7 @@ from orchestrator.core.commands import (
     Dismiss,
     Emit,
     Finish,
+    Pardon,
     Place,
     Reject,
     Release,
@@ -172,6 +173,8 @@ class Orchestrator:
             case Replace(role, incarnation, reason):
                 log.warning("worker replaced", role=role, reason=reason)
                 self._handle_all(self._workers.replace(role, incarnation, reason))
+            case Pardon():
+                self._workers.local.supervisor.pardon("target", time.monotonic())
             case Dismiss(role, incarnation, text):
                 self._handle_all(self._workers.dismiss(role, incarnation, text))
             case Release(name):

@@ -20,7 +20,7 @@ from orchestrator.machine.memory.budget import (
     PackageNeed,
     PipelineNeeds,
 )
-from orchestrator.machine.memory.kv_form import KvForm, attention_heads, keeps_latents, kv_form
+from orchestrator.machine.memory.kv_form import KvSizes, attention_heads, keeps_latents, kv_form
 from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
 from orchestrator.runtime.models_held import (
     core_ml_packages,
@@ -102,7 +102,7 @@ def _drafter(folder: Path, target: Path, processor: bool) -> ModelNeed:
     return ModelNeed(
         name=_NAMES["draft"],
         weights=loaded_drafter(folder, target, processor),
-        kv=None if form is None else KvForm(form.full + form.windowed).part(part),
+        kv=None if form is None else KvSizes(form.full + form.windowed).part(part),
         heads=attention_heads(config),
     )
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from orchestrator.core.events import Request
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import without_surplus
-from orchestrator.text.stop_scanner import StopScanner
+from orchestrator.text.answer.answer_stops import AnswerStops
 from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId, Verification
@@ -27,7 +27,7 @@ class RequestState:
     request: str
     """The client's own id."""
     text: TextStream
-    stops: StopScanner
+    stops: AnswerStops
     stopped: bool = False
     """A stop string was found: no further text is sent."""
     sent_tokens: int = 0
@@ -40,7 +40,7 @@ class RequestState:
             stamp,
             submit.request,
             codec.stream(frozenset(submit.shown), frozenset(submit.marked)),
-            StopScanner(submit.stop),
+            AnswerStops(submit.stop, submit.thought),
         )
 
     def output(

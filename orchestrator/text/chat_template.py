@@ -4,13 +4,14 @@ Knows the tokenizer's files, and no model.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError
 from jinja2.meta import find_undeclared_variables
 
+from orchestrator.text.mending import Conversation, mended
 from orchestrator.text.template_sources import (
     environment,
     read_json,
@@ -22,96 +23,13 @@ from orchestrator.text.template_sources import (
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 
-Messages = Sequence[dict[str, Any]]
-"""With texts as contents."""
-_INSTRUCTIONS = ("system", "developer")
-
-
-class Placed(NamedTuple):
-    """A conversation in the form that a template renders best."""
-
-    messages: Messages
-    left_out: tuple[str, ...] = ()
-    """Roles of the messages whose content the template does not render, one for each message."""
-
-
-def place_instructions(messages: Messages, render: Callable[[Messages], str]) -> Placed:
-    """`messages` in the first form in which the template renders all instructions: as they are; with system for
-    developer; with all instructions joined as the first message; joined at the beginning of the first user message.
-
-    If no form has them all, it is the one that has most. `render` raises InputError for messages that the template
-    refuses. If it refuses every form, `messages` are returned as they are.
-    """
-    marked = [_marked(message, _mark(place)) for place, message in enumerate(messages)]
-    best, fewest = Placed(messages), len(messages) + 1
-    for form in _FORMS:
-        try:
-            text = render(form(marked))
-        except InputError:
-            continue
-        left_out = _left_out(messages, text)
-        lost = sum(role in _INSTRUCTIONS for role in left_out)
-        if lost < fewest:
-            best, fewest = Placed(form(messages), left_out), lost
-        if lost == 0:
-            break
-    return best
-
-
-def _left_out(messages: Messages, text: str) -> tuple[str, ...]:
-    """`text`: of the marked messages."""
-    spoken = [(place, message["role"]) for place, message in enumerate(messages) if message["content"]]
-    rendered = set(_MARK.findall(text))
-    return tuple(role for place, role in spoken if _mark(place) not in rendered)
-
-
-_MARK = re.compile(r"content-\d+-of-messages")
-
-
-def _mark(place: int) -> str:
-    return f"content-{place}-of-messages"
-
-
-def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    return {**message, "content": mark} if message["content"] else message
-
-
-def _unchanged(messages: Messages) -> Messages:
-    return messages
-
-
-def _as_system(messages: Messages) -> Messages:
-    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
-
-
-def _joined(messages: Messages) -> Messages:
-    text, others = _split(messages)
-    return [{"role": "system", "content": text}, *others] if text else others
-
-
-def _in_first_user_message(messages: Messages) -> Messages:
-    text, others = _split(messages)
-    first = next((place for place, message in enumerate(others) if message["role"] == "user"), None)
-    if not text or first is None:
-        return [{"role": "user", "content": text}, *others] if text else others
-    asked = others[first]
-    return [*others[:first], {**asked, "content": f"{text}\n\n{asked['content']}"}, *others[first + 1 :]]
-
-
-def _split(messages: Messages) -> tuple[str, list[dict[str, Any]]]:
-    """The text of all instructions, and the other messages."""
-    texts = [message["content"] for message in messages if message["role"] in _INSTRUCTIONS and message["content"]]
-    return "\n\n".join(texts), [message for message in messages if message["role"] not in _INSTRUCTIONS]
-
-
-_FORMS = (_unchanged, _as_system, _joined, _in_first_user_message)
-
-
 ChatMessage = Mapping[str, Any]
 """`role` and `content`, as OpenAI's API has them; content is text, or a list of text parts."""
 
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
+_END = "\N{OBJECT REPLACEMENT CHARACTER}end-of-messages\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands for the content of the last message, to find what the template puts before it."""
 
 
 class Rendering(NamedTuple):
@@ -120,6 +38,8 @@ class Rendering(NamedTuple):
     text: str
     left_out: tuple[str, ...] = ()
     """Roles of the messages whose content the model does not read, one for each message."""
+    mended: tuple[str, ...] = ()
+    """What was changed for the template, as sentences."""
 
 
 class ChatTemplate:
@@ -186,27 +106,40 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         answering: bool = True,
+        continued: bool = False,
         **variables: Any,
     ) -> Rendering:
-        """The conversation as the model reads it, up to where its answer begins (`answering`). System and developer
-        messages that the template would drop or refuse are placed where it renders them.
+        """The conversation as the model reads it, up to where its answer begins (`answering`), or up to the end of the
+        last message, which the answer goes on with (`continued`). What the template refuses, and instructions that it
+        would drop, are mended.
 
         `variables`: what else the template knows, for instance enable_thinking. Raises InputError for messages
-        that it refuses, and for content that is no text.
+        that it refuses however they are mended, and for content that is no text.
         """
         flat = [_flat(message) for message in messages]
         template = self._compiled.get(self._name(tools=bool(tools)))
         if template is None:
             if tools:
                 raise InputError("This model has no chat template, so it knows no tools: leave them out.")
-            return Rendering(plain(flat, answering))
-        known = {**self._special, "tools": list(tools) if tools else None, "documents": None, **variables}
+            begun = f" {flat[-1]['content']}" if continued else ""
+            return Rendering(plain(flat[:-1] if continued else flat, answering or continued) + begun)
+        known = {**self._special, "documents": None, **variables}
 
-        def rendered(messages: Messages) -> str:
-            return render_template(template, messages=messages, add_generation_prompt=answering, **known)
+        def rendered(conversation: Conversation, answering: bool = answering and not continued) -> str:
+            told = {
+                "messages": conversation.messages,
+                "tools": list(conversation.tools) if conversation.tools else None,
+            }
+            return render_template(template, add_generation_prompt=answering, **told, **known)
 
-        placed = place_instructions(flat, rendered)
-        return Rendering(rendered(placed.messages), placed.left_out)
+        found = mended(Conversation(flat, tools), rendered)
+        if not continued:
+            return Rendering(rendered(found.conversation), found.left_out, found.notes)
+        *before, last = found.conversation.messages
+        ended = rendered(found.conversation._replace(messages=[*before, {**last, "content": _END}]))
+        head, there, _ = ended.rpartition(_END)
+        text = head if there else rendered(found.conversation._replace(messages=before), True)
+        return Rendering(text + last["content"], found.left_out, found.notes)
 
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any

@@ -19,6 +19,8 @@ _COMPOSITION = 4
 """Characters that NFC joins to one at most: the largest expansion of NFD (Unicode's FAQ on normalization)."""
 _LOSSLESS = frozenset({"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"})
 """Pre-tokenizers that only divide the text, unless they remove what they find."""
+_MOST_TOKENS = 1 << 31
+"""Ids of tokens are below it on the wire."""
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(0x100))
 
 
@@ -339,6 +341,10 @@ def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         named = _json(folder / name).get("eos_token_id")
         ids.update(id for id in (named if isinstance(named, list) else [named]) if isinstance(id, int))
+    # Some models say -1 for none.
+    ids = {id for id in ids if id >= 0}
+    if ids and max(ids) >= _MOST_TOKENS:
+        raise InputError(f"{folder} names an eos_token_id that is no token: correct its config.json.")
     token = _json(folder / "tokenizer_config.json").get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
@@ -356,6 +362,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is broken ({error}): download the model again.") from error
     return content if isinstance(content, dict) else {}

@@ -26,7 +26,7 @@ Prompt = list[list[int]]
 """Tokens of the turns; each but the first also has what the template puts behind the answer before it."""
 
 
-class Written(NamedTuple):
+class WrittenPrompts(NamedTuple):
     """Prompts of a training's files."""
 
     kept: int
@@ -41,7 +41,7 @@ class _Line(msgspec.Struct):
     prompt: str | None = None
 
 
-def write_prompts(files: Iterable[Path], target: Path, out: Path) -> Written:
+def write_prompts(files: Iterable[Path], target: Path, out: Path) -> WrittenPrompts:
     """Write the prompts of all files as tokens, a JSON list a line.
 
     Raises InputError naming the file, and in a file of conversations the line.
@@ -56,7 +56,7 @@ def write_prompts(files: Iterable[Path], target: Path, out: Path) -> Written:
         out.write_bytes(b"".join(line + b"\n" for line in lines))
     except OSError as error:
         raise InputError(f"{out} can't be written ({error.strerror}): pass another folder.") from error
-    return Written(len(lines), len(found) - len(lines))
+    return WrittenPrompts(len(lines), len(found) - len(lines))
 
 
 def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[Prompt]:

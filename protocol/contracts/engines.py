@@ -89,6 +89,8 @@ def _declaration(file: Path) -> EngineDeclaration | None:
                 case ast.Assign([ast.Name("ENGINE")], ast.Call(ast.Name("EngineDeclaration"), [], keywords)):
                     given = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
                     return msgspec.convert(given, EngineDeclaration)
+                case _:
+                    pass
     except (SyntaxError, ValueError, msgspec.ValidationError):
         return None
     return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from protocol.errors import InputError
+from protocol.json_values import is_list, is_object
 
 _LIFTED = {
     "rope_theta": ("rope_theta", "rotary_emb_base"),
@@ -38,7 +39,7 @@ def translated(
     """
     made = dict(config)
     text = config.get("text_config")
-    if isinstance(text, Mapping):
+    if is_object(text):
         made["text_config"] = _with_head({**config, **text}, _with_positions(text, defaults_of(text)), tensors)
     return _with_head(config, _with_positions(made, defaults_of(config)), tensors)
 
@@ -50,20 +51,20 @@ def stated_bases(config: Mapping[str, Any]) -> frozenset[float]:
 
 def _bases(part: Mapping[str, Any]) -> Iterator[float]:
     for name, value in part.items():
-        if isinstance(value, Mapping) and name not in _OTHER_MODELS:
+        if is_object(value) and name not in _OTHER_MODELS:
             yield from _bases(value)
         elif name.endswith(("rope_theta", "rotary_emb_base", *_LOCAL_BASES)):
-            values: list[object] = value if isinstance(value, list) else [value]
+            values: list[object] = value if is_list(value) else [value]
             yield from (float(each) for each in values if isinstance(each, int | float))
 
 
 def _with_positions(config: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
     made = _from_layer_types(config, defaults) | dict(config)
     rope = config.get("rope_parameters")
-    if not isinstance(rope, Mapping) or not rope:
+    if not is_object(rope) or not rope:
         return made
-    if all(isinstance(part, Mapping) for part in rope.values()):
-        kinds = list(rope.values())
+    kinds = [part for part in rope.values() if is_object(part)]
+    if len(kinds) == len(rope):
         if any(kind != kinds[0] for kind in kinds):
             return _completed(made, _from_two_kinds(rope, defaults))
         rope = kinds[0]
@@ -85,9 +86,9 @@ def _from_two_kinds(rope: Mapping[str, Any], defaults: Mapping[str, object]) -> 
     """Of layers that see every token, and of those with a window."""
     if not defaults or "rope_parameters" in defaults:
         # Such an architecture reads them itself, or is one inside another.
-        if rope.keys() != {"full_attention", "sliding_attention"}:
+        if set(rope) != {"full_attention", "sliding_attention"}:
             return {}
-    elif rope.keys() != {"full_attention", "sliding_attention"} or defaults.keys().isdisjoint(_LOCAL_BASES):
+    elif set(rope) != {"full_attention", "sliding_attention"} or defaults.keys().isdisjoint(_LOCAL_BASES):
         raise InputError(
             f"The config.json states rotary positions for each of {', '.join(rope)} (rope_parameters), and mlx-lm's "
             "code for this architecture has one form for all layers: choose another model."
@@ -106,7 +107,7 @@ def _from_layer_types(config: Mapping[str, Any], defaults: Mapping[str, object])
     kinds = config.get("layer_types")
     name = "sliding_window_pattern"
     read = type(defaults.get(name)) is int and "layer_types" not in defaults
-    if not read or config.get(name) is not None or not isinstance(kinds, list) or "sliding_attention" not in kinds:
+    if not read or config.get(name) is not None or not is_list(kinds) or "sliding_attention" not in kinds:
         return {}
     windows = [kind == "sliding_attention" for kind in kinds]
     for every in range(1, len(windows) + 2):

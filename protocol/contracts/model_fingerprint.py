@@ -1,6 +1,7 @@
 """A hash of a model's weights that is cheap to compute. Knows the beginning of safetensors files."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from protocol.contracts.head_tokens import HEAD_TOKENS
@@ -26,7 +27,7 @@ def model_fingerprint(folder: Path) -> str:
             digest.update((folder / HEAD_TOKENS).read_bytes())
         for path in sorted(folder.glob("*.safetensors")):
             digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
-            _add_weights(digest, path)
+            _add_weights(digest.update, path)
     except OSError as error:
         raise InputError(
             f"{folder} can't be read ({error.strerror}): name a folder with config.json and model*.safetensors."
@@ -34,11 +35,11 @@ def model_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _add_weights(digest: "hashlib._Hash", path: Path) -> None:
+def _add_weights(add: Callable[[bytes], object], path: Path) -> None:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        digest.update(file.read(min(length, _MOST_HEADER)))
+        add(file.read(min(length, _MOST_HEADER)))
         begin, end = file.tell(), path.stat().st_size
         for sample in range(_SAMPLES):
             file.seek(begin + max(0, end - begin - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-            digest.update(file.read(_SAMPLE_BYTES))
+            add(file.read(_SAMPLE_BYTES))

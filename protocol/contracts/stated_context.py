@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from protocol.json_values import is_object
+
 _NAMES = ("max_position_embeddings", "n_positions", "model_max_length", "max_seq_len", "block_size")
 
 
@@ -17,6 +19,6 @@ def stated_positions(config: Mapping[str, Any]) -> int | None:
 
 
 def _fields(part: object) -> Mapping[str, Any]:
-    if isinstance(part, Mapping):
+    if is_object(part):
         return part
     return vars(part) if hasattr(part, "__dict__") else {}

@@ -12,6 +12,7 @@ import msgspec
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.errors import InputError
+from protocol.json_values import is_list, is_object
 
 EXAMPLE = '{"hosts": [["10.0.0.1:5711"], ["10.0.0.2:5711"]], "key": "..."}'
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*):(?P<port>[0-9]{1,5})")
@@ -100,9 +101,9 @@ def read_hosts(path: Path) -> TargetHosts:
         raise InputError(f"The hosts file {path} can't be read ({error.strerror}): write {EXAMPLE} to it.") from error
     except ValueError as error:
         raise _wrong(path, f"is no JSON ({error})") from error
-    settings = data if isinstance(data, dict) else {"hosts": data}
+    settings: dict[str, Any] = data if is_object(data) else {"hosts": data}
     listed = settings.get("hosts")
-    if not isinstance(listed, list) or not 2 <= len(listed) <= _MAX_HOSTS:
+    if not is_list(listed) or not 2 <= len(listed) <= _MAX_HOSTS:
         raise _wrong(path, f"must list 2 to {_MAX_HOSTS} hosts")
     silence = settings.get("silence", 10.0)
     if not isinstance(silence, int | float) or not 2.0 <= silence <= 600.0:
@@ -137,11 +138,11 @@ def require_divisible(folder: Path, ranks: int) -> None:
 
 
 def _addresses(path: Path, host: object, ports: Iterator[int]) -> Iterator[str]:
-    entries: object = host.get("ips") if isinstance(host, dict) else [host] if isinstance(host, str) else host
-    if not isinstance(entries, list) or not entries:
+    entries: object = host.get("ips") if is_object(host) else [host] if isinstance(host, str) else host
+    if not is_list(entries) or not entries:
         raise _wrong(path, "must have a list of addresses for each host")
     for entry in entries:
-        text = f"{entry}:{next(ports)}" if isinstance(host, dict) and ":" not in str(entry) else str(entry)
+        text = f"{entry}:{next(ports)}" if is_object(host) and ":" not in str(entry) else str(entry)
         parts = _ADDRESS.fullmatch(text)
         if parts is None or not 1 <= int(parts["port"]) <= _LAST_PORT:
             raise _wrong(path, f"has {text[:80]!r}, which is no HOST:PORT")
@@ -160,7 +161,7 @@ def _require_sound(path: Path, addresses: tuple[tuple[str, ...], ...]) -> None:
 
 
 def _devices(path: Path, listed: list[Any]) -> tuple[tuple[str | tuple[str, ...] | None, ...], ...]:
-    named = [host["rdma"] for host in listed if isinstance(host, dict) and host.get("rdma")]
+    named = [host["rdma"] for host in listed if is_object(host) and host.get("rdma")]
     try:
         devices = msgspec.convert(named, tuple[tuple[str | tuple[str, ...] | None, ...], ...])
     except msgspec.ValidationError as error:

@@ -69,7 +69,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"
     seconds_left: float | None = None
 
 
-class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HeldOutAcceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often guesses are right in held-out text of one temperature, with the noise that made the text."""
 
     temperature: float
@@ -81,7 +81,7 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A drafter on held-out text."""
 
-    acceptance: tuple[Acceptance, ...]
+    acceptance: tuple[HeldOutAcceptance, ...]
     parameters_per_guess: int
     """Parameters that a chain of guesses reads, by guess."""
 

@@ -16,7 +16,11 @@ _UNFINISHED = ("*.safetensors.part", "*.safetensors.aria2", "*.safetensors.crdow
 
 
 def require_complete(folder: Path) -> None:
-    """Raises InputError for an unfinished download, and for files that are missing, by names alone."""
+    """Raises InputError for an unfinished download, and for files that are missing or are no files. Opens none."""
+    for file in sorted(folder.glob("*.safetensors")):
+        # A pipe would keep whoever opens it waiting for ever.
+        if not file.is_file():
+            raise InputError(f"{file} is not a regular file: download the model again.")
     unfinished = next((file.name for pattern in _UNFINISHED for file in sorted(folder.glob(pattern))), None)
     if unfinished is not None:
         raise InputError(f"The download of {folder} is unfinished ({unfinished}): download the model again.")
@@ -68,5 +72,5 @@ def _index(folder: Path) -> dict[str, str]:
     try:
         named = json.loads(index.read_bytes())["weight_map"]
         return {str(tensor): str(file) for tensor, file in named.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{index} is broken: download the model again.") from error

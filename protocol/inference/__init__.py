@@ -1,4 +1,10 @@
 """A token tree through an unchanged mlx-lm model in one forward: positions, masks, layer caches.
 
-Knows no sampling, messages or time.
+Knows no sampling, messages or time. Every process of ours that computes with MLX imports this package before mlx-lm.
 """
+
+from protocol.descriptors import keep_descriptor_limit
+from protocol.kernels_folder import use_private_kernels
+
+use_private_kernels()
+keep_descriptor_limit()

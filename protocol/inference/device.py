@@ -5,9 +5,13 @@ the GPU. Wiring more than that slows down the whole machine, or ends processes.
 """
 
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
+
+compute: Callable[..., None] = vars(mx)["eval"]
+"""`mx.eval`, whose arguments MLX's own annotations leave out: arrays, or lists and dictionaries of arrays."""
 
 
 class Reserve(NamedTuple):

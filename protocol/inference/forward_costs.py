@@ -11,6 +11,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from protocol.inference.device import compute
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
@@ -70,7 +71,7 @@ def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> 
         first = sequence.next_row
         rows = [parent if parent == PREFIX else first + parent for parent in parents]
         began = clock()
-        mx.eval(sequence.evaluate([0] * len(rows), rows))
+        compute(sequence.evaluate([0] * len(rows), rows))
         seconds = clock() - began
         sequence.truncate(_PREFIX_TOKENS)
         return max(seconds, _LEAST_SECONDS)

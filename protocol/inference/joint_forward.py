@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, RowCache, TreePositions
-from protocol.inference.layer_caches.recurrent import RecurrentCache
+from protocol.inference.layer_caches.recurrent import RecurrentCache, initialise_arrays
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.processor_attention import vector_softmax
 from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reading, reads
@@ -112,7 +112,7 @@ class JointCache:
 
     def attend(self, attention: Callable[..., mx.array], queries: mx.array, scale: float, **others: Any) -> mx.array:
         """(1, heads, L, size): every token attends to its own sequence."""
-        attended = []
+        attended: list[mx.array] = []
         divided = _divided(queries, self._lengths, 2)
         for part, query, (keys, values) in zip(self._parts, divided, self._fetched, strict=True):
             mask = part.make_mask(query.shape[2])
@@ -124,7 +124,7 @@ class JointRecurrence(ArraysCache):
     """The same for a recurrent layer: every sequence's tokens run from its own states."""
 
     def __init__(self, parts: Sequence[RecurrentCache], lengths: Sequence[int]) -> None:
-        super().__init__(len(parts[0].entries))
+        initialise_arrays(self, len(parts[0].entries))
         self._parts = parts
         self._lengths = lengths
 
@@ -139,7 +139,7 @@ class JointRecurrence(ArraysCache):
     def recur(self, recurrence: Recurrence, arguments: dict[str, Any]) -> tuple[mx.array, mx.array]:
         kind = recurrence.kind
         inputs = zip(*(_divided(arguments[name], self._lengths, kind.axis) for name in kind.inputs), strict=True)
-        outputs = []
+        outputs: list[mx.array] = []
         for part, arrays in zip(self._parts, inputs, strict=True):
             own = dict(zip(kind.inputs, arrays, strict=True)) | {kind.state: part.entries[recurrence.entry]}
             output, state = part.recur(recurrence, {**arguments, **own})
@@ -149,7 +149,7 @@ class JointRecurrence(ArraysCache):
 
     def convolve(self, convolution: ShortConvolution, x: mx.array) -> mx.array:
         state, rows = mx.split(x, [x.shape[1] - sum(self._lengths)], axis=1)
-        outputs = []
+        outputs: list[mx.array] = []
         for part, own in zip(self._parts, _divided(rows, self._lengths, 1), strict=True):
             before = part.entries[convolution.entry]
             whole = mx.concatenate([mx.zeros_like(state) if before is None else before, own], axis=1)

@@ -11,17 +11,18 @@ from textwrap import shorten
 from typing import Any, Protocol, Self
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
+from mlx import nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlx_lm.utils import dequantize_model
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
-from protocol.inference.device import spare_compiler
+from protocol.inference.device import compute, spare_compiler
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import FoldingCache, TreePositions
+from protocol.inference.observed_modules import modules_of
 from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
@@ -44,7 +45,8 @@ def impossible_windows(caches: Iterable[object]) -> list[object]:
 def _windows(caches: Iterable[object]) -> Iterator[object]:
     for cache in caches:
         if isinstance(cache, CacheList):
-            yield from _windows(cache.caches)
+            parts: tuple[object, ...] = vars(cache)["caches"]
+            yield from _windows(parts)
         else:
             yield from (getattr(cache, name) for name in _WINDOW_NAMES if hasattr(cache, name))
 
@@ -131,7 +133,7 @@ class LanguageModel:
                 spare_compiler()
             if division is not None:
                 division.divide(model)
-            mx.eval(model.parameters())
+            compute(model.parameters())
         except FileNotFoundError as error:
             raise InputError(
                 f"{folder} holds no model ({error}): name a folder with config.json and model*.safetensors."
@@ -222,7 +224,7 @@ class LanguageModel:
         sequence = TreeSequence(self.network)
         folding = any(isinstance(cache, FoldingCache) for cache in sequence.caches)
         fork = sequence.evaluate(*_FORK)
-        mx.eval(fork)
+        compute(fork)
         deviations = [_deviation(fork[row], self._alone([0, row])[-1]) for row in (1, len(_FORK[0]) - 1)]
         return deviations + self._undo_deviations("tree") if folding else deviations
 
@@ -231,20 +233,20 @@ class LanguageModel:
         sequence, width = TreeSequence(self.network, level), _WIDTHS[level]
         sequence.prefill([0])
         first = sequence.evaluate(range(1, 1 + width), [PREFIX, *range(width - 1)])
-        mx.eval(first)
+        compute(first)
         sequence.keep([0], ())
         second = sequence.evaluate(range(2, 2 + width), [PREFIX, *range(width, 2 * width - 1)])
-        mx.eval(second)
+        compute(second)
         alone = self._alone(range(2 + width))
         return [_deviation(*rows) for rows in zip([*first, *second], [*alone[1:-1], *alone[2:]], strict=True)]
 
     def _alone(self, text: Sequence[int]) -> list[mx.array]:
         """Logits behind each token, by mlx-lm's own caches."""
-        stock, logits = make_prompt_cache(self.network), []
+        stock, logits = make_prompt_cache(self.network), list[mx.array]()
         for token in text:
             logits.append(self.network(mx.array([[token]]), cache=stock)[0, -1])
             # One forward after the other: ranks that share a model must run them in the same order.
-            mx.eval(logits[-1])
+            compute(logits[-1])
         return logits
 
     def _quantized(self, bits: KvBits) -> Encodings:
@@ -262,10 +264,10 @@ class LanguageModel:
             return False
         alone = self.sequence().evaluate(*_FORK)
         # One forward after the other: ranks that share a model must run them in the same order.
-        mx.eval(alone)
+        compute(alone)
         try:
             joint = evaluate_together(self.network, [ForwardPart(self.sequence(), *_FORK) for _ in range(2)])
-            mx.eval(joint)
+            compute(joint)
         except (TypeError, ValueError, AttributeError, LookupError):
             return False
         most = _TOLERANCE * mx.std(alone)
@@ -284,7 +286,8 @@ class PositionedRope(nn.Module):
         tree = TreePositions.of(offset, x.shape[2])
         if tree is None:
             return self.inner(x, offset=offset, **others)
-        return self.inner(x.transpose(2, 1, 0, 3), offset=tree.positions, **others).transpose(2, 1, 0, 3)
+        rows = self.inner(mx.transpose(x, (2, 1, 0, 3)), offset=tree.positions, **others)
+        return mx.transpose(rows, (2, 1, 0, 3))
 
 
 def stated_context(config: Mapping[str, Any]) -> int:
@@ -299,13 +302,13 @@ def _deviation(logits: mx.array, expected: mx.array) -> float:
     kept = mx.where(possible, expected, 0.0)
     deviation = difference.mean() / mx.maximum(mx.std(kept), 1e-6)
     # NumPy has no bfloat16.
-    return float(np.array(deviation.astype(mx.float32)))
+    return float(np.array(deviation.astype(mx.float32), np.float32))
 
 
 def _let_positions_through(model: nn.Module) -> None:
-    for module in model.modules():
+    for module in modules_of(model):
         for name in _ROPES:
-            rope = getattr(module, name, None)
+            rope: object = getattr(module, name, None)
             if isinstance(rope, nn.Module) and not isinstance(rope, PositionedRope):
                 setattr(module, name, PositionedRope(rope))
 

@@ -4,11 +4,11 @@ An observed module has a class of its own, a subclass whose call shows its resul
 parameters and `isinstance` stay.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import mlx.nn as nn
+from mlx import nn
 
 Observer: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 """From a module, the arguments of a call and its result: the result from then on."""
@@ -33,8 +33,13 @@ def observe(module: nn.Module, observer: Observer) -> Restore:
     return restore
 
 
+def modules_of(network: Any) -> list[nn.Module]:
+    """All modules of a network, itself included."""
+    return network.modules()
+
+
 @contextmanager
-def observing(modules: Iterable[nn.Module], observer: Observer) -> Iterator[None]:
+def observing(modules: Iterable[nn.Module], observer: Observer) -> Generator[None]:
     """Inside, these modules are observed; each is named once."""
     restores: list[Restore] = []
     try:

@@ -5,11 +5,17 @@ hundred tokens they take longer than the products of the default target.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
+
+from protocol.inference.device import compute
+
+Scores: TypeAlias = npt.NDArray[np.float32]
 
 _LEAST = 1 << 13
 """Attention scores of a layer. With fewer, waiting for each layer costs more than the exponentials."""
@@ -19,7 +25,7 @@ _STOCK = mx.fast.scaled_dot_product_attention
 
 
 @contextmanager
-def vector_softmax() -> Iterator[None]:
+def vector_softmax() -> Generator[None]:
     """While it lasts, MLX's attention over many scores in float32 is `attention`, if this process computes on a Linux
     processor. Only for forwards without gradients: its softmax is no part of MLX's graph."""
     if sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu):
@@ -48,18 +54,20 @@ def attention(
     groups, total = k.shape[1], k.shape[2]
     if sinks is not None or stream or q.dtype != mx.float32 or batch * heads * length * total < _LEAST:
         return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
-    queries = (q * scale).reshape(batch, groups, heads // groups * length, -1)
+    queries = mx.reshape(q * scale, (batch, groups, heads // groups * length, -1))
     scores = queries @ k.swapaxes(-1, -2)
     added = _added(mask, length, total)
-    mx.eval(scores, *([] if added is None else [added]))
-    rows = np.asarray(scores).reshape(batch * heads, length, total)
-    masks = None if added is None else np.broadcast_to(np.asarray(added), (batch, heads, length, total))
+    compute(scores, *([] if added is None else [added]))
+    rows: Scores = np.asarray(scores, np.float32).reshape(batch * heads, length, total)
+    masks: Scores | None = None
+    if added is not None:
+        masks = np.broadcast_to(np.asarray(added, np.float32), (batch, heads, length, total))
     step = max(1, _BLOCK // total)
     for head, own in enumerate(rows):
         shift = None if masks is None else masks[divmod(head, heads)]
         for begin in range(0, length, step):
             _normalise(own[begin : begin + step], None if shift is None else shift[begin : begin + step])
-    return (scores @ v).reshape(batch, heads, length, -1)
+    return mx.reshape(scores @ v, (batch, heads, length, -1))
 
 
 def _added(mask: mx.array | str | None, length: int, total: int) -> mx.array | None:
@@ -71,7 +79,7 @@ def _added(mask: mx.array | str | None, length: int, total: int) -> mx.array | N
     return mx.where(mask, mx.array(0.0), mx.array(-mx.inf))
 
 
-def _normalise(scores: np.ndarray, shift: np.ndarray | None) -> None:
+def _normalise(scores: Scores, shift: Scores | None) -> None:
     """Softmax of each row of (rows, T), after `shift` is added, in place. A row of -inf becomes NaN, as in MLX."""
     if shift is not None:
         scores += shift

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
+from protocol.inference.device import compute
 from protocol.inference.layer_cache import LayerCache, RowCache
 from protocol.inference.slots import PREFIX
 from protocol.messages.base import Level
@@ -45,7 +46,7 @@ def proved_encodings(new_sequence: Callable[[Encodings], Any], level: Level, bit
     if unpacking_is_faster():
         return unpacked
     expected = _logits(new_sequence(unpacked), level)
-    mx.eval(expected)
+    compute(expected)
     try:
         found = _logits(new_sequence(fused), level)
     except (TypeError, ValueError, AttributeError):

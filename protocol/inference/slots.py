@@ -96,7 +96,7 @@ class SlotTable:
     def add(self, parents: Sequence[int]) -> list[TreeRow]:
         """New rows take the next slots and the next row numbers; parents come before their children."""
         self._reserve(self.size + len(parents))
-        added = []
+        added: list[TreeRow] = []
         for parent in parents:
             parent = self._tip if parent == PREFIX else parent
             assert parent == self._tip or parent in self._rows, f"row {parent} does not exist"

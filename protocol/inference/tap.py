@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from protocol.inference.device import compute
 from protocol.inference.element_types import ELEMENT_TYPES
-from protocol.inference.observed_modules import Restore, observe, observing
+from protocol.inference.observed_modules import Restore, modules_of, observe, observing
 from protocol.kv.arena_header import ElementType
 from protocol.messages.features import FINAL, MAX_WIDTH, Taps
 
@@ -86,7 +87,8 @@ class _Call(NamedTuple):
 
     module: nn.Module
     arguments: tuple[Any, ...]
-    state: mx.array
+    state: Any
+    """An array, of a module that returns states."""
 
     def takes(self, state: mx.array) -> bool:
         return any(argument is state for argument in self.arguments)
@@ -106,8 +108,8 @@ def _proved(network: Any) -> LayerTap | None:
         return None
     if not elements <= set(ELEMENT_TYPES):
         return None
-    final = norm.module(stream[-1].state)
-    with observing([norm.module], lambda *_: final):
+    final = _result(norm.module, stream[-1].state)
+    with observing([norm.module], lambda _module, _arguments, _result: final):
         again = _logits(network, _TOKENS[1])
     if not mx.allclose(again, logits, _TOLERANCE, _TOLERANCE).item():
         return None
@@ -123,11 +125,13 @@ def _traced(network: Any, layers: Sequence[nn.Module]) -> tuple[list[_Call], mx.
         calls.append(_Call(module, arguments, _state(result)))
         return result
 
-    inside = {id(module) for layer in layers for module in layer.modules()}
-    outside = {id(module): module for module in network.modules() if module is not network and id(module) not in inside}
+    inside = {id(module) for layer in layers for module in modules_of(layer)}
+    outside = {
+        id(module): module for module in modules_of(network) if module is not network and id(module) not in inside
+    }
     with observing([*{id(layer): layer for layer in layers}.values(), *outside.values()], see):
         logits = _logits(network, _TOKENS[0])
-    mx.eval([call.state for call in calls if isinstance(call.state, mx.array)])
+    compute([call.state for call in calls if isinstance(call.state, mx.array)])
     return calls, logits
 
 
@@ -142,10 +146,18 @@ def _is_chain(stream: Sequence[_Call], layers: Sequence[nn.Module]) -> bool:
 def _logits(network: Any, tokens: Sequence[int]) -> mx.array:
     logits = network(mx.array([list(tokens)]), cache=make_prompt_cache(network))
     # One forward after the other: ranks that share a model must run them in the same order.
-    mx.eval(logits)
+    compute(logits)
     return logits
 
 
 def _state(result: Any) -> Any:
     """The hidden state of a layer's result: some layers return more beside it."""
-    return result[0] if isinstance(result, tuple) else result
+    return result[0] if _is_tuple(result) else result
+
+
+def _is_tuple(result: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(result, tuple)
+
+
+def _result(module: Any, state: mx.array) -> Any:
+    return module(state)

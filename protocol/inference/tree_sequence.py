@@ -12,6 +12,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
+from protocol.inference.device import compute
 from protocol.inference.element_types import ELEMENT_TYPES
 from protocol.inference.layer_cache import FoldingCache, ForwardShape, LayerCache, RowCache
 from protocol.inference.layer_caches import alike, flat, replaced
@@ -162,7 +163,7 @@ class TreeSequence:
                 slots = self._table.slot_of(tokens)
                 for cache in caches:
                     cache.forget(slots, tokens)
-                mx.eval([cache.arrays for cache in caches])
+                compute([cache.arrays for cache in caches])
 
     def truncate(self, length: int) -> None:
         """Drop all rows, and committed tokens behind the first `length`, or a few more: see `reach`."""
@@ -331,7 +332,7 @@ class TreeSequence:
         self._compute()
 
     def _compute(self) -> None:
-        mx.eval([cache.arrays for cache in self.caches], self.recorded and self.recorded.rows)
+        compute([cache.arrays for cache in self.caches], self.recorded and self.recorded.rows)
 
     def _compact(self) -> None:
         begin, slots = self._table.compact()
@@ -348,7 +349,7 @@ def to_numpy(rows: Sequence[mx.array]) -> LayerRows:
     While a view exists, MLX copies its array before it writes to it: drop the views soon.
     """
     plain = [array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in rows]
-    mx.eval(plain)
+    compute(plain)
     return [np.asarray(array)[0] for array in plain]
 
 

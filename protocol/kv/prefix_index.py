@@ -54,7 +54,7 @@ class PrefixIndex(Generic[Name]):
 
     def longest(self, tokens: Sequence[int]) -> SharedPrefix[Name]:
         """The sequences that share the longest prefix with `tokens`. No sequence shares an empty prefix."""
-        return next(self.shared(tokens), SharedPrefix(0, []))
+        return next(self.shared(tokens), SharedPrefix[Name](0, []))
 
     def shared(self, tokens: Sequence[int]) -> Iterator[SharedPrefix[Name]]:
         """The sequences that share a prefix with `tokens`, by its falling length."""
@@ -124,7 +124,7 @@ class _Node(Generic[Name]):
 
     def __init__(self, edge: "array[int]", parent: "_Node[Name] | None") -> None:
         self.edge = edge
-        self.parent = parent
+        self.parent: _Node[Name] | None = parent
         self.children: dict[int, _Node[Name]] = {}
         """By the first token of their edges."""
         self.names: dict[Name, None] = {}

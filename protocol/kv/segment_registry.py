@@ -69,7 +69,7 @@ def stale() -> list[str]:
 def owned() -> list[str]:
     """Names of the segments that this process owns, also those that other processes created."""
     owner = _Owner(os.getpid(), start_time(os.getpid()) or "")
-    names = []
+    names: list[str] = []
     for entry in _entries(segments_folder()):
         # Another process of this user may remove its own meanwhile.
         with suppress(OSError):

@@ -10,11 +10,16 @@ import mmap
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from protocol.kv import segment_registry
 from protocol.kv.segment_registry import PREFIX, SegmentError, is_segment_name
 from protocol.paths import SHARED_MEMORY
+
+_library: Mapping[str, Any] = vars(_posixshmem)
+"""`shm_open` and `shm_unlink`, which have no annotations."""
 
 
 def create_segment(size: int, owner: int | None = None) -> tuple[str, mmap.mmap]:
@@ -46,7 +51,7 @@ def open_segment(name: str) -> mmap.mmap:
     if not is_segment_name(name):
         raise SegmentError(f"{name[:40]!r} is no name of a shared-memory segment of this program.")
     try:
-        descriptor = _posixshmem.shm_open("/" + name, os.O_RDWR, 0)
+        descriptor: int = _library["shm_open"]("/" + name, os.O_RDWR, 0)
         try:
             return _map_existing(name, descriptor)
         finally:
@@ -59,7 +64,7 @@ def unlink_segment(name: str) -> None:
     """Remove the name; the memory is freed when the last process unmaps it. No error if that fails."""
     assert is_segment_name(name)
     with contextlib.suppress(OSError):
-        _posixshmem.shm_unlink("/" + name)
+        _library["shm_unlink"]("/" + name)
     segment_registry.forget(name)
 
 
@@ -101,7 +106,7 @@ def _untouched(segment: Path) -> int:
 
 
 def _map_new(name: str, size: int) -> mmap.mmap:
-    descriptor = _posixshmem.shm_open("/" + name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor: int = _library["shm_open"]("/" + name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         # Once: macOS refuses a second time.
         os.ftruncate(descriptor, size)

@@ -9,6 +9,15 @@ from protocol.messages.base import MAX_CONTEXT, MAX_NODES, Level, Message, Messa
 from protocol.messages.sampling import Likelihoods, ModelSampling, RequestedSampling
 
 
+class ThoughtText(MessagePart, frozen=True):
+    """A thought in the text of an output: from `start`, which may begin the output or come behind a mark, or from the
+    output's beginning if it is `opened`, up to `end`."""
+
+    start: Annotated[str, Meta(max_length=256)]
+    end: Annotated[str, Meta(min_length=1, max_length=256)]
+    opened: bool = False
+
+
 class Submit(Message, frozen=True):
     """Continue a prompt, given as text or as tokens."""
 
@@ -17,7 +26,7 @@ class Submit(Message, frozen=True):
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_CONTEXT)] | None
     sampling: RequestedSampling
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_CONTEXT)]
-    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=64)] = ()
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=256)] = ()
     draft_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
     """K of this request, where the pipeline's strategy verifies chains; None for the pipeline's K."""
     shown: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
@@ -28,6 +37,8 @@ class Submit(Message, frozen=True):
     """The temperature at which the draft draws its tokens under rejection verification; None for that of `sampling`."""
     draft_top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Likewise its top-p."""
+    thought: ThoughtText | None = None
+    """Where no stop string is looked for."""
 
 
 class Cancel(Message, frozen=True):

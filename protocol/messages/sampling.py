@@ -21,9 +21,8 @@ MinP: TypeAlias = Annotated[
 
 def coldest(facts: Facts) -> bool:
     """Whether every temperature is known to be 0."""
-    temperature = facts.get("temperature")
-    found = temperature if isinstance(temperature, tuple) else (temperature,)
-    return bool(found) and all(each == 0 for each in found)
+    temperature: float | tuple[float, ...] | None = facts.get("temperature")
+    return set(temperature) == {0} if isinstance(temperature, tuple) else temperature == 0
 
 
 AT_ZERO = Ineffective("at temperature 0 the most probable token is taken", coldest)
@@ -31,6 +30,8 @@ BOTH_ALIKE = Ineffective(
     "at temperature 0 both ways of verification accept the same tokens",
     lambda facts: coldest(facts) and facts.get("verification") == "rejection",
 )
+_COLDEST = 1e-6
+"""Temperatures below it are 0."""
 
 
 class ModelSampling(MessagePart, frozen=True, kw_only=True):
@@ -88,7 +89,9 @@ class RequestedSampling(SamplingFields, frozen=True, kw_only=True):
         """With the target's `own` values where the request has none."""
         fields = msgspec.structs.asdict(self)
         given = {name: value for name, value in fields.items() if value is not None}
-        return Sampling(**{**msgspec.structs.asdict(own), **given})
+        sampling = Sampling(**{**msgspec.structs.asdict(own), **given})
+        # Logits divided by less would be infinite in 32 bits, long after the most probable token has all probability.
+        return msgspec.structs.replace(sampling, temperature=0.0) if sampling.temperature < _COLDEST else sampling
 
 
 class Sampling(RequestedSampling, frozen=True, kw_only=True):

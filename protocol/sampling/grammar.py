@@ -16,8 +16,10 @@ from msgspec.structs import replace
 
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError
+from protocol.json_values import is_object
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Part, Several, Text, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, parsed
+from protocol.sampling.schema_endings import closed
 from protocol.sampling.thought import ThoughtState
 from protocol.sampling.token_rules import AnyText, TokenMask, TokenRules
 
@@ -313,9 +315,10 @@ def _head(calls: Calls, rules: _Rules) -> str:
 
 
 def with_options(schema: Schema) -> Schema:
-    """The schema with llguidance's options that the client may not choose."""
+    """The schema with llguidance's options that the client may not choose, and with objects that end."""
+    schema = closed(schema)
     if isinstance(schema, bool):
         return schema
     given = schema.get("x-guidance")
-    options = {**(given if isinstance(given, dict) else {}), "whitespace_pattern": _WHITESPACE}
+    options = {**(given if is_object(given) else {}), "whitespace_pattern": _WHITESPACE}
     return {**schema, "x-guidance": options}

@@ -61,7 +61,7 @@ class Noise:
         return row
 
     def _draw(self, key: tuple[int, int]) -> mx.array:
-        bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)
+        bits = mx.flatten(mx.random.split(mx.array(key, dtype=mx.uint32), self._half))
         bits = bits[: len(self._tokens)] if self._chosen is None else bits[self._chosen]
         uniform = ((bits >> 9).astype(mx.float32) + 0.5) * 2.0**-23
         return -mx.log(-mx.log(uniform))
@@ -70,7 +70,7 @@ class Noise:
         places = np.unique(np.linspace(0, len(self._tokens) - 1, 8, dtype=np.int64))
         expected = gumbel(noise_bits(*_PROBE, self._tokens[places], self.vocabulary, NoiseStream.SAMPLE))
         row = self._draw(noise_key(*_PROBE, NoiseStream.SAMPLE))
-        if not np.allclose(np.array(row[mx.array(places)]), expected, rtol=1e-4, atol=1e-4):
+        if not np.allclose(np.array(row[mx.array(places)], np.float32), expected, rtol=1e-4, atol=1e-4):
             raise PipelineError(
                 f"MLX {version('mlx')} draws random bits in an order that this release does not support: "
                 "install the MLX version in requirements.lock."

@@ -4,11 +4,12 @@ Pure; knows no grammar library. The library itself rejects keywords that it does
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from decimal import Decimal, InvalidOperation
-from math import prod
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from math import isfinite
+from typing import Any, TypeAlias, TypeGuard
 
+from protocol.json_values import is_list, is_object
 from protocol.messages.base import MAX_SCHEMA
 
 MOST_LEVELS = 64
@@ -18,7 +19,7 @@ MOST_INTERSECTED = 4
 """Expressions that may have to hold at once. The library can't decide whether eight of them can."""
 
 _EXPRESSIONS = ("pattern", "format", "multipleOf", "patternProperties")
-_METADATA = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
+METADATA = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
 """Keywords beside a `$ref` that do not restrict values."""
 
 Schema: TypeAlias = Mapping[str, Any] | bool
@@ -36,9 +37,14 @@ def parsed(text: str) -> Schema:
         schema = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"it is not valid JSON ({error})") from error
-    if not isinstance(schema, dict | bool):
+    if not is_object(schema) and not isinstance(schema, bool):
         raise SchemaError("it must be an object")
-    _require_bounds(schema)
+    try:
+        _require_bounds(schema)
+    except SchemaError:
+        raise
+    except Exception as error:
+        raise SchemaError(f"its bounds can't be checked ({type(error).__name__})") from error
     return schema
 
 
@@ -48,11 +54,11 @@ def surely_longer(value: Any, most: int) -> bool:
     characters, waiting = 0, [value]
     while waiting and characters <= most:
         one = waiting.pop()
-        if isinstance(one, Mapping):
+        if _is_mapping(one):
             # Of each member the quotes, the colon and a space.
             characters += 2 + sum(len(name) + 4 for name in one)
             waiting.extend(one.values())
-        elif isinstance(one, list | tuple):
+        elif _is_array(one):
             characters += 2
             waiting.extend(one)
         else:
@@ -60,12 +66,25 @@ def surely_longer(value: Any, most: int) -> bool:
     return characters > most
 
 
+def _is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, list | tuple)
+
+
 def _require_bounds(schema: Schema) -> None:
     objects = list(_objects(schema, 0))
-    divisors = [_states(one["multipleOf"]) for one in objects if "multipleOf" in one]
     crossing = any(_intersects(one) for one in objects)
-    if (prod(divisors) if crossing else sum(divisors)) > MOST_STATES:
-        raise SchemaError(f"its multipleOf are too large: the limit of all together is {MOST_STATES:,}")
+    states = 1 if crossing else 0
+    for one in objects:
+        if "multipleOf" in one:
+            added = _states(one["multipleOf"])
+            states = states * added if crossing else states + added
+            # At once: products of large numbers take long, and Python computes nothing else meanwhile.
+            if states > MOST_STATES:
+                raise SchemaError(f"its multipleOf are too large: the limit of all together is {MOST_STATES:,}")
     expressions = sum(name in one for one in objects for name in _EXPRESSIONS)
     if crossing and expressions > MOST_INTERSECTED:
         raise SchemaError(
@@ -78,10 +97,10 @@ def _objects(value: Any, level: int) -> Iterator[Mapping[str, Any]]:
     """All objects in `value`, schemas or not."""
     if level > MOST_LEVELS:
         raise SchemaError(f"it is nested deeper than {MOST_LEVELS} levels")
-    if isinstance(value, dict):
+    if is_object(value):
         yield value
         value = list(value.values())
-    if isinstance(value, list):
+    if is_list(value):
         for one in value:
             yield from _objects(one, level + 1)
 
@@ -89,17 +108,20 @@ def _objects(value: Any, level: int) -> Iterator[Mapping[str, Any]]:
 def _intersects(schema: Mapping[str, Any]) -> bool:
     """Whether several schemas must hold at once."""
     several = isinstance(schema.get("allOf"), list) and (len(schema["allOf"]) > 1 or len(schema) > 1)
-    return several or ("$ref" in schema and not schema.keys() <= {"$ref", *_METADATA})
+    return several or ("$ref" in schema and not schema.keys() <= {"$ref", *METADATA})
 
 
 def _states(divisor: Any) -> int:
-    """Automaton states of a `multipleOf`: those of 0.25 equal those of 25."""
-    try:
-        _, digits, exponent = Decimal(str(divisor)).normalize().as_tuple()
-    except InvalidOperation:
-        # The library rejects a divisor that is no number.
+    """Automaton states of a `multipleOf`: those of 0.25 equal those of 25. At most a little above the limit."""
+    if isinstance(divisor, str) or (isinstance(divisor, float) and not isfinite(divisor)):
+        raise SchemaError("a multipleOf must be a finite number, not a text")
+    if isinstance(divisor, bool) or not isinstance(divisor, int | float):
+        # A property of this name, or what the library rejects.
         return 1
-    return int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
+    _, digits, exponent = Decimal(str(divisor)).normalize().as_tuple()
+    if len(digits) + max(0, int(exponent)) > len(str(MOST_STATES)):
+        return MOST_STATES + 1
+    return max(1, int("".join(map(str, digits))) * 10 ** max(0, int(exponent)))
 
 
 def _no_number(name: str) -> None:

@@ -17,8 +17,8 @@ def top(scores: mx.array, count: int) -> tuple[mx.array, mx.array]:
     rows, _, size = blocked.shape
     # MLX sorts stably: of two equal maxima, and below of two equal entries, the one with lower ids comes first.
     best = mx.sort(mx.argsort(-blocked.max(axis=-1), axis=-1)[:, :count], axis=-1)[:, :, None]
-    values = mx.take_along_axis(blocked, best, axis=1).reshape(rows, -1)
-    ids = (best * size + mx.arange(size)).reshape(rows, -1)
+    values = mx.reshape(mx.take_along_axis(blocked, best, axis=1), (rows, -1))
+    ids = mx.reshape(best * size + mx.arange(size), (rows, -1))
     order = mx.argsort(-values, axis=-1)[:, :count]
     return mx.take_along_axis(ids, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
 
@@ -29,7 +29,7 @@ def top_values(scores: mx.array, count: int) -> mx.array:
     if count < blocked.shape[1]:
         best = mx.argpartition(-blocked.max(axis=-1), count - 1, axis=-1)[:, :count, None]
         blocked = mx.take_along_axis(blocked, best, axis=1)
-    values = blocked.reshape(len(scores), -1)
+    values = mx.reshape(blocked, (len(scores), -1))
     return -mx.sort(mx.partition(-values, count - 1, axis=-1)[:, :count], axis=-1)
 
 
@@ -55,4 +55,4 @@ def _blocked(scores: mx.array, count: int) -> mx.array:
     size = 1 << max(0, round(math.log2(width / count) / 2))
     padding = -width % size
     padded = mx.pad(scores, [(0, 0), (0, padding)], constant_values=-mx.inf) if padding else scores
-    return padded.reshape(rows, -1, size)
+    return mx.reshape(padded, (rows, -1, size))

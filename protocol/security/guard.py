@@ -8,7 +8,7 @@ it has the answer. Knows no messages and no clock.
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ class Pins:
             return pins.pop(name)
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[str, bytes]]:
+    def _changing(self) -> Generator[dict[str, bytes]]:
         """The pins under a file lock; changes to them are written at the end."""
         lock = os.open(self._file.with_name(f".{_FILE}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

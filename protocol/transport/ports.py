@@ -1,4 +1,4 @@
-"""Whether a TCP port of this machine is in use. Sends nothing."""
+"""Where this machine reaches its own ports, and whether one is in use. Sends nothing."""
 
 import socket
 from contextlib import suppress
@@ -7,8 +7,8 @@ from protocol.errors import InputError
 
 _ANSWER_SECONDS = 0.5
 """This machine itself answers or refuses at once."""
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}  # noqa: S104 - replaced, not bound to
-"""Where all addresses of this machine can be reached."""
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}  # noqa: S104 - replaced, not bound to
+"""Hosts that stand for all addresses of this machine, and where its own programs reach them."""
 
 
 def require_unused(host: str, port: int) -> None:
@@ -19,7 +19,7 @@ def require_unused(host: str, port: int) -> None:
     """
     if port == 0:
         return
-    reached = _LOOPBACK.get(host, host)
+    reached = LOOPBACK.get(host, host)
     with suppress(OSError):
         socket.create_connection((reached, port), _ANSWER_SECONDS).close()
         raise InputError(f"Another program already answers at {reached}, port {port}: choose another port, or end it.")

@@ -30,7 +30,7 @@ def spin_seconds(system: str) -> float:
 _SPIN_SECONDS = spin_seconds(sys.platform)
 
 
-class ForwardPart(NamedTuple):
+class PacedPart(NamedTuple):
     """One sequence's part of a forward."""
 
     tokens: int
@@ -66,9 +66,9 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def forward(self, tokens: int, context: int = 0) -> float:
         """Seconds of one sequence's forward."""
-        return self.joint((ForwardPart(tokens, context),))
+        return self.joint((PacedPart(tokens, context),))
 
-    def joint(self, parts: Sequence[ForwardPart]) -> float:
+    def joint(self, parts: Sequence[PacedPart]) -> float:
         """Seconds of a forward over several sequences."""
         attention = self.context_seconds * sum(self._reads(part.tokens) * part.context for part in parts)
         further = (len(parts) - 1) * self.sequence_seconds
@@ -116,7 +116,7 @@ class Pacer:
         self._sleep = sleep
         self._paced = Paced()
 
-    def forward(self, began: float, parts: Sequence[ForwardPart]) -> None:
+    def forward(self, began: float, parts: Sequence[PacedPart]) -> None:
         """Return when the device would have finished a forward over `parts` that began at `began`, or later."""
         if self._pace is not None:
             self._hold(began, self._pace.joint(parts))

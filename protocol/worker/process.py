@@ -92,7 +92,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
     """Build the worker, send its Hello, and run it until a Shutdown. Returns the exit code of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nothing has to be cleaned up yet, and libraries swallow SystemExit while they are imported.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: os._exit(0))
     if setup.life is not None:
         die_with_parent(setup.life)
     raise_descriptor_limit()
@@ -105,7 +105,7 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
     link = _connect(context, setup)
     try:
         worker = build()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
         hello = worker.hello()
         link.send(hello)
         settle()

@@ -4,7 +4,7 @@ Knows which reply ends which kind of work; knows no model. It wraps the worker, 
 and a user's own draft can be traced, too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -26,7 +26,7 @@ MAX_STEPS = 1 << 18
 
 
 @contextmanager
-def traced(worker: Worker, folder: str, name: str) -> Iterator[Worker]:
+def traced(worker: Worker, folder: str, name: str) -> Generator[Worker]:
     """`worker`, traced if `folder` is not empty; the trace is written at the end, also after an exception."""
     if not folder:
         yield worker
@@ -119,6 +119,8 @@ class TracedWorker:
                 self._grows += 1
                 if reply.evaluated:
                     self._ring.add(SpanKind.GROW, began, end, reply.sequence, reply.round, reply.evaluated, self._grows)
+            case _:
+                pass
 
     def _record_rest(self, reply: WorkerReply | None, began: int) -> None:
         """Record the work after the last reply."""

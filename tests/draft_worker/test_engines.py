@@ -11,7 +11,6 @@ import pytest
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
-from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
@@ -19,7 +18,6 @@ from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Reroot, Start
 from protocol.sampling.sampler import Noise, scores
-from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 from tests.support.models.tiny_models import VOCABULARY, stock_logits, tree_model
@@ -188,25 +186,6 @@ def test_rejection_growth_states_what_its_main_children_were_drawn_from(engine: 
         assert child.token in stated[node.id].tokens
 
 
-def test_the_demo_draft_grows_its_own_greedy_continuation():
-    model = LanguageModel.load(DEMO)
-    prompt = tuple(range(100, 130))
-    tree = TokenTree(ROOT, prompt[-1], len(prompt) - 1)
-    replies = grow(drafting(MlxEngine(model, "demo"), Sampling(), BestFirst(4, 4), prompt), tree, 6)
-
-    assert len(replies) == 6
-    for node in list(tree.main_chain())[:4]:
-        assert node.parent is not None
-        assert node.token == target_choice(model, [*prompt, *path_of(node.parent)], Sampling())
-
-
-def test_the_demo_draft_introduces_itself():
-    hello = DraftWorker(MlxEngine.load(DEMO), lambda: 0.0).hello()
-
-    assert (hello.engine, hello.architecture, hello.vocabulary, hello.context) == ("mlx", "llama", 4096, 2048)
-    assert hello.tokenizer_fingerprint == vocabulary_fingerprint(DEMO)
-
-
 # N-grams -------------------------------------------------------------------------------------------
 
 
@@ -216,13 +195,6 @@ def test_prompt_lookup_continues_a_repeated_text():
     grow(drafting(NgramEngine(), Sampling(), BestFirst(1, 2), prompt), tree, 4)
 
     assert [node.token for node in tree.main_chain()][:4] == [8, 9, 5, 6]
-
-
-def test_prompt_lookup_without_a_match_has_no_candidates():
-    (reply,) = drafting(NgramEngine(), Sampling(), BestFirst(1, 2), (1, 2, 3)).work()
-
-    assert isinstance(reply, Grow)
-    assert reply.tokens == ()
 
 
 def test_prompt_lookup_learns_what_was_accepted():
@@ -256,26 +228,3 @@ def test_prompt_lookup_refuses_a_folder_without_a_vocabulary(tmp_path: Path, con
 
     with pytest.raises(InputError, match="pass the folder of a complete model"):
         NgramEngine(tmp_path)
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])
-def test_tokens_that_the_target_lacks_are_never_drafted(engine, sampling):
-    worker = DraftWorker(engine, lambda: 0.0)
-    prompt = tuple(token % 20 for token in PROMPT)
-    list(worker.handle(Start(ONE, 0, prompt, ROOT, sampling, BestFirst(4, 4), vocabulary=20)))
-    replies = grow(worker, TokenTree(ROOT, prompt[-1], len(prompt) - 1), 6)
-
-    assert all(max(reply.tokens) < 20 for reply in replies)
-    assert all(max(q.tokens) < 20 for reply in replies for q in reply.distributions)
-
-
-def test_a_draft_with_a_smaller_vocabulary_uses_the_target_s_noise(model):
-    """The target's vocabulary determines the layout of the noise, for every size of the draft's vocabulary."""
-    wide = 4 * VOCABULARY
-    worker = DraftWorker(MlxEngine(model, "tiny"), lambda: 0.0)
-    list(worker.handle(Start(ONE, 0, PROMPT, ROOT, COUPLED, BestFirst(1, 1), vocabulary=wide)))
-    (reply, *_) = grow(worker, TokenTree(ROOT, PROMPT[-1], len(PROMPT) - 1), 1)
-    logits = stock_logits(model.network, list(PROMPT))[None]
-    row = np.array(Noise(wide).row(COUPLED.seed, len(PROMPT), NoiseStream.SAMPLE))[:VOCABULARY]
-
-    assert reply.tokens[0] == int(np.argmax(np.array(logits) + row))

@@ -21,7 +21,7 @@ from protocol.messages.worker import FromWorker, Grow, Reroot, Start, Stop, ToWo
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace, Pacer
-from tests.support.conditioned_draft import FORM, ConditionedEngine, ConditionedSequence, FakeRing, features
+from tests.support.conditioned_draft import FORM, ConditionedEngine, ConditionedFake, FakeRing, features
 from tests.support.fake_draft import VOCABULARY
 
 ONE, TWO = SequenceId(1), SequenceId(2)
@@ -90,9 +90,9 @@ class Bench:
         self.target = Target(self.worker, self.rings, prompt)
 
     @property
-    def rows(self) -> ConditionedSequence:
+    def rows(self) -> ConditionedFake:
         rows = self.engine.opened[-1]
-        assert isinstance(rows, ConditionedSequence)
+        assert isinstance(rows, ConditionedFake)
         return rows
 
     def work(self, units: int = 100) -> list[Grow]:
@@ -138,42 +138,6 @@ def test_the_prompt_is_fed_once_and_read_in_chunks_before_the_first_growth():
     assert first.staleness == 0
 
 
-def test_prompt_chunks_are_read_as_they_come():
-    bench = Bench(LONG)
-    bench.target.start()
-    for until in (512, len(LONG) - 1):
-        bench.target.prefill(until)
-        assert bench.work(16 if until == 512 else 12) == []
-        assert bench.fed() == list(range(until))
-    assert bench.work(1)[0].staleness == 0
-
-
-def test_features_of_a_round_are_fed_behind_its_reroot_or_before():
-    bench = drafting()
-    for early in (False, True):
-        before = len(bench.target.tokens) - 1
-        bench.target.tokens += [5, 6] if early else []
-        if early:
-            bench.target.prefill()
-            del bench.target.tokens[-2:]
-        bench.target.commit(5, 6)
-        if not early:
-            bench.target.prefill()
-
-        assert bench.fed() == list(range(before + 2))
-
-
-def test_tokens_whose_features_never_came_are_left_out():
-    bench = drafting()
-    bench.target.commit(5, 6)
-    bench.target.ring.begin = bench.target.ring.written = len(bench.target.tokens) - 1
-    bench.target.commit(7)
-    bench.target.prefill()
-
-    assert bench.fed() == [*range(len(PROMPT) - 1), len(PROMPT) + 1]
-    assert bench.rows.staleness == 0
-
-
 def test_a_lost_announcement_is_made_up_for_by_the_next_one():
     bench = drafting()
     bench.target.commit(5, 6)
@@ -195,36 +159,6 @@ def test_reused_kv_of_the_target_leaves_the_first_tokens_without_features():
 
 
 # In the second, the token behind the sinks is the one that was there before the context rolled.
-@pytest.mark.parametrize("prompt", [LONG[:50], LONG[:24] * 2])
-def test_a_rolled_context_is_read_again_from_the_ring(prompt: tuple[int, ...]):
-    bench = Bench(prompt, context=64)
-    bench.target.start()
-    bench.target.prefill()
-    bench.work(5)
-    for token in range(40):
-        bench.target.commit(token)
-        bench.target.prefill()
-        bench.work(3)
-        length = len(bench.target.tokens) - 1
-        rolling = RollingContext(64)
-        seen = [rolling.run(index, length)[0] for index in range(len(rolling.seen(bench.target.tokens[:-1])))]
-
-        assert bench.fed() == seen
-    assert len(bench.target.tokens) > 64
-
-
-def test_a_repeated_start_reads_the_ring_again():
-    bench = drafting()
-    kept = bench.target.tokens[:20]
-    bench.target.tokens[20:] = []
-    bench.target.start(prompt=False)
-    assert bench.fed() == list(range(19))
-    bench.target.tokens += PROMPT[20:]
-    bench.target.round += 1
-    bench.target.start(prompt=False)
-
-    assert kept == list(PROMPT[:20])
-    assert bench.fed() == list(range(len(PROMPT) - 1))
 
 
 def test_a_new_ring_takes_the_place_of_the_old_one():
@@ -249,8 +183,8 @@ def test_the_ring_is_closed_with_its_sequence():
 def test_an_engine_that_reads_no_features_ignores_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ConditionedEngine, "features", None)
     bench = Bench()
-    monkeypatch.setattr(ConditionedSequence, "staleness", 0)
-    monkeypatch.setattr(ConditionedSequence, "unread", False)
+    monkeypatch.setattr(ConditionedFake, "staleness", 0)
+    monkeypatch.setattr(ConditionedFake, "unread", False)
     bench.target.start()
 
     assert bench.target.prefill() == []
@@ -272,15 +206,6 @@ def test_anew_drops_all_nodes_and_grows_from_the_root_with_fresh_features():
     assert grow.staleness == 0
     assert set(grow.parents) == {bench.target.root}
     assert bench.rows.evaluated[asked] == tuple(bench.target.tokens)
-
-
-def test_without_anew_the_nodes_below_the_new_root_stay():
-    bench = drafting()
-    guess = bench.rows.evaluated[-1][len(PROMPT)]
-    again = bench.target.commit(guess)
-
-    assert again
-    assert bench.worker.has_work
 
 
 # How long it waits --------------------------------------------------------------------------------
@@ -348,26 +273,6 @@ def test_roots_without_features_are_waited_for_once():
     assert HOLD_SECONDS - 0.01 < held < HOLD_SECONDS + 0.05
 
 
-def test_after_late_features_the_next_root_is_waited_for_again():
-    bench = drafting()
-    for late in (True, False):
-        bench.target.commit(unguessed(bench))
-        assert not bench.worker.has_work
-        bench.clock.now += 1.0 if late else 0.0
-        assert bench.worker.has_work is late
-        bench.target.prefill()
-        assert bench.work(3)
-
-
-def test_a_draft_that_starts_in_mid_request_waits_for_them_a_little():
-    bench = Bench()
-    bench.target.start(prompt=False)
-    assert not bench.worker.has_work
-    bench.clock.now += HOLD_SECONDS
-
-    assert bench.worker.has_work
-
-
 def test_a_paced_draft_takes_the_devices_time_to_read_features_and_none_to_note_tokens():
     bench = Bench()
     pace = DevicePace(steps=((1, 0.25),), prefill_rate=64.0)
@@ -416,16 +321,6 @@ def test_features_that_can_not_be_used_are_not_fed_and_not_waited_for(fault: str
     assert len(bench.target.ring.reads) == reads + 1
 
 
-def test_damaged_features_are_left_out_and_later_ones_fed():
-    bench = Bench()
-    bench.target.ring.damage = lambda rows, first: None if first <= 20 else rows
-    bench.target.start()
-    bench.target.prefill(30)
-    bench.target.prefill()
-
-    assert bench.fed() == list(range(30, len(PROMPT) - 1))
-
-
 def test_rows_that_are_overwritten_during_the_reading_are_left_out_and_no_others():
     def overwriting(rows: np.ndarray, first: int) -> np.ndarray | None:
         bench.target.ring.begin = 10
@@ -437,25 +332,6 @@ def test_rows_that_are_overwritten_during_the_reading_are_left_out_and_no_others
     bench.target.prefill()
 
     assert bench.fed() == list(range(10, len(PROMPT) - 1))
-
-
-def test_an_overrun_ring_feeds_what_is_left():
-    bench = Bench(LONG)
-    bench.target.ring.window = 100
-    bench.target.start()
-    bench.target.prefill()
-    bench.work()
-
-    assert bench.fed() == list(range(len(LONG) - 101, len(LONG) - 1))
-
-
-def test_a_ring_that_is_gone_costs_a_step_without_features():
-    bench = Bench()
-    bench.rings.clear()
-    bench.target.start()
-    bench.target.prefill()
-
-    assert bench.work(1)[0].staleness == len(PROMPT) - 1
 
 
 @pytest.mark.parametrize(
@@ -493,17 +369,6 @@ def test_blocks_from_another_machine_feed_like_a_ring():
     assert grow.staleness == 0
 
 
-def test_a_damaged_block_is_neither_fed_nor_waited_for():
-    bench = Bench()
-    bench.target.start()
-    rows = features(0, PROMPT[:-1], FORM.outputs)
-    (shipment,) = shipments(ONE, 0, 0, FORM, ElementType.FLOAT32, rows)
-    list(bench.worker.handle(shipment._replace(payload=shipment.payload[:-1] + b"x")))
-
-    assert bench.fed() == []
-    assert bench.work(1)[0].staleness == len(PROMPT) - 1
-
-
 # Shared prefixes ----------------------------------------------------------------------------------
 
 
@@ -516,27 +381,11 @@ def test_the_next_request_of_a_chat_goes_on_from_the_rows_that_the_last_one_kept
     assert bench.work() == []
     turn.prefill()
     sequence = bench.worker._sequences[TWO]
-    assert isinstance(sequence.engine, ConditionedSequence)
+    assert isinstance(sequence.engine, ConditionedFake)
 
     assert sequence.engine.positions == {index: index for index in range(239)}
     assert bench.work(5)[0].staleness == 0
     assert sequence.engine.reads == [32]
-
-
-def test_a_prompt_that_the_target_shares_with_a_live_request_is_taken_over_from_its_draft():
-    bench = Bench(LONG[:200], prefix_cache=1 << 20)
-    other = Target(bench.worker, bench.rings, (*LONG[:190], 1, 2, 3), TWO, "lp-22222222222222222222")
-    bench.target.start()
-    other.start()
-    bench.target.prefill()
-    other.ring.begin = other.ring.written = 190
-    other.prefill()
-    grown = bench.work(20)
-    sequence = bench.worker._sequences[TWO]
-    assert isinstance(sequence.engine, ConditionedSequence)
-
-    assert sequence.engine.positions == {index: index for index in range(192)}
-    assert [grow.staleness for grow in grown if grow.sequence == TWO]
 
 
 # Any order ----------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from mlx_lm.utils import load_model
 
 from draft_worker.engine import Batch
 from draft_worker.engines.layerskip import FirstLayers, LayerSkipEngine, load
-from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.kv_bits import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
@@ -104,22 +103,6 @@ def test_the_draft_is_the_target_s_first_layers_and_has_its_tokenizer(tmp_path: 
 
     assert candidates.tokens[:1] == [int(np.argmax(np.array(expected)))]
     assert (draft.architecture, draft.tokenizer) == ("llama", vocabulary_fingerprint(DEMO_TARGET))
-
-
-def test_a_short_head_drafts_its_tokens_and_the_contexts_alone(tmp_path: Path):
-    folder, tokens = exit_at(tmp_path, EXIT), np.arange(1, 4096, 2, dtype=np.int32)
-    whole = engine(folder)
-    np.save(folder / HEAD_TOKENS, tokens)
-    short = engine(folder)
-
-    expected = np.array(logits(whole._network.network, TEXT[:20]))
-    found = np.array(logits(short._network.network, TEXT[:20]))
-    np.testing.assert_allclose(found, expected[:, tokens], atol=1e-4)
-    sequence = short.open(Sampling(), short.vocabulary)
-    sequence.prefill(TEXT[:19])
-    candidates = sequence.evaluate(Batch([], [TEXT[19]], [-1], 3))[0]
-    guessable = np.union1d(tokens, TEXT[:20])
-    assert candidates.tokens[0] == guessable[expected[-1][guessable].argmax()]
 
 
 def test_the_weights_of_deeper_layers_are_not_read(tmp_path: Path):
@@ -225,30 +208,3 @@ def test_the_draft_tells_the_form_of_the_kv_that_it_shares(tmp_path: Path):
     assert draft.kv is not None
     assert (draft.kv.layers, draft.model_fingerprint) == (EXIT, kv_fingerprint(DEMO_TARGET, 16))
     assert engine(exit_at(tmp_path, EXIT)).kv is None
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [("epoch", "is of epoch"), ("model", "another model"), ("tokens", "are wanted"), ("name", "segment")],
-)
-def test_kv_that_is_not_the_target_s_costs_a_prefill(
-    written: KvReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, reason: str
-):
-    draft = engine(exit_at(tmp_path, EXIT), owner=os.getpid())
-    assert draft.exchange is not None
-    reference = written
-    match change:
-        case "epoch":
-            monkeypatch.setattr(draft.exchange, "_epoch", EPOCH + 1)
-        case "model":
-            draft.exchange.fingerprint = "other"
-        case "tokens":
-            reference = KvReference(written.name, len(TEXT) + 1)
-        case _:
-            reference = KvReference("lp-00000000000000000000", 5)
-    sequence = draft.open(Sampling(), draft.vocabulary)
-
-    assert reason in sequence.adopt(reference)
-    sequence.prefill(TEXT[:5])
-    assert sequence.committed == 5

@@ -7,7 +7,6 @@ import pytest
 
 from draft_worker.engine import Batch, Engine
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.engines.ngram import NgramEngine
 from draft_worker.engines.random import RandomEngine
 from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine
@@ -108,23 +107,6 @@ def test_reused_tokens_are_reported_before_the_first_growth():
     assert isinstance(second, Grow)
 
 
-def test_without_a_prefix_cache_nothing_is_shared():
-    engine = FakeEngine()
-    worker = drafting(0, engine)
-    said(worker, start(PROMPT), Stop(SequenceId(1)), start(PROMPT, 2), start(PROMPT, 3))
-
-    assert len(engine.opened) == 3
-
-
-def test_the_kv_of_a_live_sequence_is_copied():
-    engine = FakeEngine()
-    worker = drafting(10_000, engine)
-    replies = said(worker, start(PROMPT), start([*PROMPT[:60], 1, 2], 2))
-
-    assert len(engine.opened) == 1
-    assert [reply.adopted for reply in replies if isinstance(reply, Prefilled)] == [60]
-
-
 @pytest.mark.parametrize("kind", ["mlx", "paced", "random"])
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_engines_continue_from_the_first_tokens_of_another_sequence(kind: str, exclusive: bool):
@@ -148,13 +130,6 @@ def test_engines_continue_from_the_first_tokens_of_another_sequence(kind: str, e
     if not exclusive:
         assert first.committed == 50
         first.evaluate(Batch([], [3], [-1], 4))
-
-
-def test_prompt_lookup_has_no_kv_to_cache():
-    sequence = NgramEngine().open(Sampling(), 100)
-    sequence.prefill(range(50))
-
-    assert sequence.memory == 0
 
 
 def test_the_common_prefix_of_simultaneous_prompts_is_prefilled_once():

@@ -8,7 +8,6 @@ import pytest
 from draft_worker.engine import Batch, Engine
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.engines.ngram import NgramEngine
 from draft_worker.worker import DraftWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import NodeId, SequenceId
@@ -82,25 +81,14 @@ def some(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[int]:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_what_is_seen_fits_the_context_and_leaves_room_for_a_tree(context: int):
-    rolling = RollingContext(context)
+def test_the_first_tokens_and_the_last_are_seen_in_order_and_leave_room_for_a_tree(context: int):
+    rolling, sinks = RollingContext(context), min(4, context // 8)
     for length in range(0, 4 * context, max(1, context // 100)):
-        seen = rolling.seen(range(length))
-        skipped = rolling.skipped(length)
+        seen, skipped = rolling.seen(range(length)), rolling.skipped(length)
 
         assert len(seen) == length - skipped <= context - 2
         assert rolling.horizon(length) - skipped == context - 1
-        if skipped:
-            assert len(seen) >= context // 2 - 1
-
-
-@pytest.mark.parametrize("context", CONTEXTS)
-def test_the_first_tokens_and_the_last_are_seen_in_order(context: int):
-    rolling = RollingContext(context)
-    for length in range(0, 4 * context, max(1, context // 50)):
-        seen = rolling.seen(range(length))
-        sinks = min(4, context // 8)
-
+        assert not skipped or len(seen) >= context // 2 - 1
         assert seen[:sinks] == [*range(min(sinks, length))][:sinks]
         assert seen[sinks:] == [*range(length - len(seen[sinks:]), length)]
 
@@ -170,12 +158,6 @@ def test_a_draft_that_sees_a_part_offers_no_kv_and_takes_none():
     assert any(isinstance(told, KvOffer) for told in whole.told)
     assert not any(isinstance(told, KvOffer) for told in part.told)
     assert not any(isinstance(told, Prefilled) for told in replies)
-
-
-def test_an_engine_without_a_limit_sees_all():
-    tokens = some(5000)
-
-    assert RollingContext(NgramEngine.context).seen(tokens) == tokens
 
 
 # Real engines --------------------------------------------------------------------------------------

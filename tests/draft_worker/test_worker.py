@@ -111,15 +111,6 @@ def test_a_long_prompt_is_prefilled_in_chunks_before_the_first_growth():
     assert grows(bench.work())[0].evaluated == 1
 
 
-def test_a_short_backlog_is_evaluated_with_the_root():
-    bench = Bench()
-    (grow,) = grows(bench.work())
-
-    assert bench.rows.forwards == [len(PROMPT)]
-    assert grow.evaluated == len(PROMPT)
-    assert bench.rows.prefix == list(PROMPT[:-1])
-
-
 def test_a_re_root_along_the_tree_keeps_what_was_evaluated():
     bench = Bench()
     bench.work(6)
@@ -170,20 +161,6 @@ def published_before(grow: Grow, at: int) -> set[NodeId]:
     return {node_id(parent, token) for parent, token in zip(grow.parents[:at], grow.tokens[:at], strict=True)}
 
 
-def test_a_missed_root_without_children_has_nothing_to_repeat():
-    bench = Bench()
-    bench.work(2)
-
-    assert bench.tell(bench.reroot(48, missed=True)) == []
-
-
-def test_growth_is_published_for_the_round_it_began_in():
-    bench = Bench()
-    bench.tell(bench.reroot(5))
-
-    assert grows(bench.work())[0].round == 1
-
-
 def test_a_repeated_start_changes_nothing():
     bench = Bench()
     bench.work(3)
@@ -231,35 +208,16 @@ def test_a_repeated_re_root_is_ignored(missed: bool):
     assert list(grows(bench.work())[0].parents) != []
 
 
-def test_an_older_re_root_is_ignored():
-    bench = Bench()
-    old = bench.reroot(5)
-    bench.tell(old)
-    bench.tell(bench.reroot(6))
-
-    assert bench.tell(old) == []
+SKIPS_ONE = Reroot(ONE, 2, len(PROMPT), (6,), node_id(node_id(ROOT, 5), 6), False)
+ANOTHER_ROOT = Reroot(ONE, 1, len(PROMPT) - 1, (5,), NodeId(12345), False)
+UNKNOWN = Reroot(TWO, 1, 4, (5,), NodeId(1), False)
 
 
-def test_a_re_root_that_skips_one_is_lost():
-    bench = Bench()
-    bench.reroot(5)
-    fault = only_fault(bench.tell(bench.reroot(6)))
+@pytest.mark.parametrize("message", [SKIPS_ONE, ANOTHER_ROOT, UNKNOWN], ids=["skips one", "another root", "unknown"])
+def test_a_re_root_that_does_not_follow_is_lost(message: Reroot):
+    fault = only_fault(Bench().tell(message))
 
-    assert (fault.kind, fault.sequence) == ("lost", ONE)
-
-
-def test_a_re_root_to_another_root_is_lost():
-    bench = Bench()
-    message = Reroot(ONE, 1, len(PROMPT) - 1, (5,), NodeId(12345), False)
-
-    assert only_fault(bench.tell(message)).kind == "lost"
-
-
-def test_a_re_root_of_an_unknown_sequence_is_lost():
-    bench = Bench()
-    fault = only_fault(bench.tell(Reroot(TWO, 1, 4, (5,), NodeId(1), False)))
-
-    assert (fault.kind, fault.sequence) == ("lost", TWO)
+    assert (fault.kind, fault.sequence) == ("lost", message.sequence)
 
 
 def test_a_start_restores_a_lost_sequence():
@@ -328,20 +286,14 @@ def test_bonus_guesses_that_need_no_forward_follow_the_re_root_at_once():
     assert (at_once.evaluated, at_once.parents) == (0, (bench.root,))
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_in_a_start():
+@pytest.mark.parametrize("start", [True, False])
+def test_a_token_beyond_the_vocabulary_is_refused_in_a_start_and_in_a_re_root(start: bool):
     bench = Bench()
-    bench.tokens.append(VOCABULARY)
-    fault = only_fault(bench.tell(bench.start()))
+    message = bench.reroot(VOCABULARY)
+    fault = only_fault(bench.tell(bench.start() if start else message))
 
     assert (fault.kind, fault.sequence) == ("refused", ONE)
     assert str(VOCABULARY) in fault.text
-    assert not bench.worker.has_work
-
-
-def test_a_token_beyond_the_vocabulary_is_refused_in_a_re_root():
-    bench = Bench()
-
-    assert only_fault(bench.tell(bench.reroot(VOCABULARY))).kind == "refused"
     assert not bench.worker.has_work
 
 
@@ -357,22 +309,10 @@ def test_a_tree_that_reaches_the_end_of_the_context_parks_the_sequence_until_the
 
 def test_a_stopped_sequence_is_forgotten():
     bench = Bench()
-    bench.tell(Stop(ONE))
+    assert bench.tell(Stop(TWO)) == bench.tell(Stop(ONE)) == []
 
     assert not bench.worker.has_work
     assert only_fault(bench.tell(bench.reroot(5))).kind == "lost"
-
-
-def test_stopping_an_unknown_sequence_does_nothing():
-    assert Bench().tell(Stop(TWO)) == []
-
-
-def test_sequences_take_turns():
-    bench = Bench()
-    bench.tell(bench.start(TWO))
-    order = [grow.sequence for _ in range(6) for grow in grows(bench.worker.work())]
-
-    assert order == [ONE, TWO] * 3
 
 
 def test_a_parked_sequence_leaves_its_turn_to_others():

@@ -3,21 +3,29 @@ request notices. Real processes, real keys."""
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.machine.models.checkpoints import demo_model
+from orchestrator import Pipeline, SamplingParams
+from protocol.errors import InputError
 from protocol.messages.remote import WorkerEntry
+from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
-from tests.support.processes import until
+from tests.end_to_end.test_kv_pipeline import arenas
+from tests.support.journals import of_draft
+from tests.support.models.tokenizer_files import with_other_tokenizer
+from tests.support.paths import DEMO_DRAFT
+from tests.support.processes import generate_while, until
 
 PROMPT = "def quicksort(items):"
 PARAMS = SamplingParams(max_tokens=160)
@@ -119,16 +127,6 @@ def drafting(server: Pipeline) -> bool:
     return any(entry.status == "active" for entry in server.owner.workers())
 
 
-def answer(server: Pipeline, params: SamplingParams, after: int, happens: Callable[[], object]) -> Result:
-    """The result of a request during which, behind so many pieces of text, something happens."""
-    with server.stream(PROMPT, params) as stream:
-        for count, _ in enumerate(stream):
-            if count == after:
-                happens()
-        assert stream.result is not None
-        return stream.result
-
-
 @pytest.mark.thorough
 def test_a_draft_that_comes_in_the_middle_of_a_request_is_used(
     server: Pipeline, guest: Callable[..., Machine], reference: Reference
@@ -137,7 +135,7 @@ def test_a_draft_that_comes_in_the_middle_of_a_request_is_used(
     worker = lent.worker()
     os.kill(worker, signal.SIGSTOP)
 
-    result = answer(server, LONG, 3, lambda: os.kill(worker, signal.SIGCONT))
+    result = generate_while(server, PROMPT, LONG, 3, lambda: os.kill(worker, signal.SIGCONT))
 
     assert result.tokens == reference(PROMPT, LONG).tokens
     assert result.statistics.hit_rate
@@ -151,8 +149,7 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "end",
-    ["revoke", *(pytest.param(way, marks=SLOW) for way in ("kill", "stop", "Ctrl-C", "kill the worker"))],
+    "end", ["revoke", *(pytest.param(way, marks=SLOW) for way in ("kill", "stop", "Ctrl-C", "kill the worker"))]
 )
 def test_a_draft_that_goes_disturbs_no_request(
     end: str, server: Pipeline, guest: Callable[..., Machine], reference: Reference
@@ -168,7 +165,7 @@ def test_a_draft_that_goes_disturbs_no_request(
         "revoke": lambda: server.owner.revoke("mac"),
     }
 
-    result = answer(server, PARAMS, 5, ways[end])
+    result = generate_while(server, PROMPT, PARAMS, 5, ways[end])
 
     assert result.tokens == reference(PROMPT, PARAMS).tokens
     if end == "revoke":
@@ -186,39 +183,10 @@ def test_a_draft_that_goes_disturbs_no_request(
 
 
 @SLOW
-def test_a_draft_that_stays_silent_is_given_up(server: Pipeline, guest: Callable[..., Machine]):
-    lent = guest()
-    until(lambda: drafting(server))
-    worker = lent.worker()
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        assert until(lambda: named(server)["mac"].status == "gone", seconds=40.0)
-    finally:
-        os.kill(worker, signal.SIGCONT)
-        lent.close()
-
-
-@SLOW
-def test_a_join_line_is_good_for_one_machine(server: Pipeline, homes: Path):
-    line = server.owner.invite().line
-    with machine(homes / "first", "draft", line, "--draft-engine", "ngram", "--name", "first") as first:
-        until(lambda: "first" in named(server))
-        with machine(homes / "second", "draft", line, "--draft-engine", "ngram", "--name", "second") as second:
-            assert second.ended() == 2
-            assert "join line was used or is older than ten minutes: ask for a new one" in " ".join(
-                second.words.split()
-            )
-        assert first.process.poll() is None
-    assert "second" not in named(server)
-    server.owner.revoke("first")
-
-
-@SLOW
 def test_a_draft_with_another_tokenizer_is_sent_away_and_the_pipeline_lives_on(
     server: Pipeline, homes: Path, reference: Reference
 ):
-    other = homes / "other-draft"
-    _with_another_tokenizer(demo_model("draft"), other)
+    other = with_other_tokenizer(DEMO_DRAFT, homes / "other-draft")
     line = server.owner.invite().line
     with machine(homes / "stranger", "draft", line, "--draft", str(other), "--name", "stranger") as stranger:
         assert stranger.ended(60.0) == 2
@@ -226,18 +194,6 @@ def test_a_draft_with_another_tokenizer_is_sent_away_and_the_pipeline_lives_on(
 
     assert server.generate(PROMPT, PARAMS).tokens == reference(PROMPT, PARAMS).tokens
     server.owner.revoke("stranger")
-
-
-def _with_another_tokenizer(source: Path, copy: Path) -> None:
-    copy.mkdir()
-    for file in source.iterdir():
-        if file.name != "tokenizer.json":
-            (copy / file.name).symlink_to(file)
-    content = json.loads((source / "tokenizer.json").read_text())
-    words = content["model"]["vocab"]
-    first, second = list(words)[300:302]
-    words[first], words[second] = words[second], words[first]
-    (copy / "tokenizer.json").write_text(json.dumps(content))
 
 
 @pytest.mark.thorough
@@ -278,10 +234,7 @@ def test_a_target_of_another_machine_serves_and_its_death_is_survived(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(homes / "server-2"))
     home = homes / "studio"
     with Pipeline(listen="127.0.0.1:0", target_engine="none", draft_engine="ngram") as server:
-        with (
-            machine(home, "target", server.owner.invite().line) as first,
-            server.stream(PROMPT, PARAMS) as stream,
-        ):
+        with machine(home, "target", server.owner.invite().line) as first, server.stream(PROMPT, PARAMS) as stream:
             for count, _ in enumerate(stream):
                 if count == 5:
                     first.process.kill()
@@ -291,3 +244,72 @@ def test_a_target_of_another_machine_serves_and_its_death_is_survived(
                     pass
         assert stream.result is not None
         assert stream.result.tokens == reference(PROMPT, PARAMS).tokens
+
+
+# Prompts and prefixes ------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_prompt_may_be_read_on_another_machine_and_its_death_is_survived(
+    tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "server"))
+    params = SamplingParams(temperature=0.8, seed=21, max_tokens=40)
+    first, second = (tuple(random.Random(seed).choices(range(1, 4096), k=1500)) for seed in (61, 62))
+    with (
+        Pipeline(listen="127.0.0.1:0", prefill_engine="guest", prefill="always", strategy="ar") as server,
+        machine(tmp_path / "reader", "prefill", server.owner.invite().line, "--name", "reader") as reader,
+    ):
+        until(lambda: "reader" in named(server) and named(server)["reader"].status == "ready")
+        read = server.generate(first, params)
+        before, worker = set(arenas(server)), reader.worker()
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                answer = thread.submit(server.generate, second, params)
+                until(lambda: set(arenas(server)) - before)
+                reader.process.kill()
+                survived = answer.result()
+        finally:
+            # It can't notice that its parent is gone.
+            os.kill(worker, signal.SIGKILL)
+        until(lambda: named(server)["reader"].status == "gone")
+
+    assert [read.tokens, survived.tokens] == [reference(first, params).tokens, reference(second, params).tokens]
+    assert (read.statistics.adopted_tokens, survived.statistics.adopted_tokens) == (len(first) - 1, 0)
+
+
+def test_a_prefill_worker_comes_only_where_the_owner_wants_one():
+    with pytest.raises(InputError, match="set listen"):
+        Pipeline(prefill_engine="guest")
+    with pytest.raises(InputError, match="set arena_memory above 0"):
+        Pipeline(prefill_engine="guest", listen="127.0.0.1:0", arena_memory=0)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kept", [True, False])
+def test_workers_of_other_machines_evaluate_a_repeated_prompt_once_if_the_owner_keeps_kv(
+    kept: bool, tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "server"))
+    prompt, params = tuple(range(100, 220)), SamplingParams(temperature=0.8, seed=3, max_tokens=24)
+    journal = tmp_path / "journal"
+    options: dict[str, Any] = {} if kept else {"arena_memory": 0}
+
+    def adopted_by_the_draft() -> int:
+        return max((message.adopted for message in of_draft(journal, Prefilled)), default=0)
+
+    with (
+        Pipeline(
+            listen="127.0.0.1:0", target_engine="none", draft_engine="none", record=str(journal), **options
+        ) as server,
+        machine(tmp_path / "studio", "target", server.owner.invite().line, "--prefix-cache-memory", "64"),
+        machine(tmp_path / "mini", "draft", server.owner.invite().line, "--draft-engine", "mlx", "--name", "mini"),
+    ):
+        until(lambda: "mini" in named(server) and named(server)["mini"].status == "active")
+        results = [server.generate(prompt, params) for _ in range(2)]
+        # On a busy machine the target may answer before the draft has evaluated the prompt.
+        assert not kept or until(lambda: server.generate(prompt, params) and adopted_by_the_draft() == len(prompt) - 1)
+
+    assert [result.tokens for result in results] == [reference(prompt, params).tokens] * 2
+    assert [result.statistics.adopted_tokens for result in results] == [0, (len(prompt) - 1) * kept]

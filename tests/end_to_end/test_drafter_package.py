@@ -1,7 +1,5 @@
 """A trained drafter as a Core ML package in real processes: it gets live features, and changes no token."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,10 @@ from protocol.messages.worker import Grow, Verdict
 from tests.conftest import Reference
 from tests.support.models.drafter_packages import converted
 from tests.support.paths import DEMO_TARGET
-from tests.support.processes import mark, members, remains, until
+from tests.support.processes import generate_while, mark, remains, shoot, until
 
 TEXT = "def quicksort(items):\n    return "
-PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=2)
+GREEDY, HOT = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.8, seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -56,44 +54,59 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def roots_and_guesses(journal: Path) -> list[tuple[int, int]]:
-    """The token of each root whose features had all come, and the first guess behind it."""
+    """Of the last request: the token of each root whose features had all come, and the first guess behind it."""
     messages = [event.message for event, _ in replay(journal) if isinstance(event, Arrived)]
-    bonus = {(each.sequence, each.round + 1): each.bonus for each in messages if isinstance(each, Verdict)}
-    found: dict[tuple[int, int], tuple[int, int]] = {}
-    for each in messages:
-        if isinstance(each, Grow) and each.tokens and each.staleness == 0 and (each.sequence, each.round) in bonus:
-            found.setdefault((each.sequence, each.round), (bonus[each.sequence, each.round], each.tokens[0]))
+    verdicts = [each for each in messages if isinstance(each, Verdict)]
+    last = verdicts[-1].sequence
+    bonus = {each.round + 1: each.bonus for each in verdicts if each.sequence == last}
+    grown = [each for each in messages if isinstance(each, Grow) and each.sequence == last and each.tokens]
+    found: dict[int, tuple[int, int]] = {}
+    for each in grown:
+        if each.staleness == 0 and each.round in bonus:
+            found.setdefault(each.round, (bonus[each.round], each.tokens[0]))
     return list(found.values())
 
 
+def drafted(pipeline: Pipeline, journal: Path, params: SamplingParams) -> tuple[list[int], float]:
+    """The text of the first request for which the draft, busy or just started, was in time in ten rounds; and the
+    share of its guesses that were the root."""
+
+    def asked() -> tuple[list[int], list[tuple[int, int]]] | None:
+        result = pipeline.generate(TEXT, params)
+        pairs = roots_and_guesses(journal)
+        return (list(result.tokens), pairs) if len(pairs) >= 10 else None
+
+    tokens, pairs = until(asked)
+    return tokens, sum(root == guess for root, guess in pairs) / len(pairs)
+
+
 @pytest.mark.thorough
-def test_the_package_reads_the_live_features_and_tokens_are_the_target_s(
+def test_the_package_reads_the_live_features_of_its_own_tokens_and_tokens_are_the_target_s(
     package: Path, reference: Reference, tmp_path: Path
 ):
     journal = tmp_path / "journal"
     with Pipeline(str(DEMO_TARGET), str(package), strategy="sd", draft_tokens=1, record=str(journal)) as pipeline:
         name = mark(pipeline)
-        result = pipeline.generate(TEXT, PARAMS)
+        (greedy, right), (hot, often) = (drafted(pipeline, journal, params) for params in (GREEDY, HOT))
 
-    assert result.tokens == reference(TEXT, PARAMS).tokens
-    pairs = roots_and_guesses(journal)
-    assert len(pairs) >= 10
-    # At T = 0.8 noise decides between near tokens; without features the guesses would have nothing of the roots.
-    assert sum(root == guess for root, guess in pairs) >= 0.3 * len(pairs)
+    assert [greedy, hot] == [list(reference(TEXT, params).tokens) for params in (GREEDY, HOT)]
+    # Without noise the target's own state tells the root; fp16 may exchange near tokens.
+    assert right >= 0.9
+    assert often >= 0.3
     assert remains(name) == []
 
 
 @pytest.mark.thorough
-def test_a_killed_package_goes_on_with_features(package: Path, reference: Reference):
-    params = SamplingParams(max_tokens=120)
-    with Pipeline(str(DEMO_TARGET), str(package)) as pipeline:
+@pytest.mark.parametrize("program", ["draft_worker", "target_worker"])
+def test_after_a_death_features_go_on_and_the_text_is_the_target_s(
+    package: Path, reference: Reference, tmp_path: Path, program: str
+):
+    journal, params = tmp_path / "journal", SamplingParams(max_tokens=120)
+    with Pipeline(str(DEMO_TARGET), str(package), strategy="sd", draft_tokens=1, record=str(journal)) as pipeline:
         name = mark(pipeline)
-        with pipeline.stream(TEXT, params) as stream:
-            for count, _ in enumerate(stream):
-                if count == 5:
-                    os.kill(until(lambda: members(name).get("draft_worker")), signal.SIGKILL)
-        assert stream.result is not None
-        again = pipeline.generate(TEXT, params)
+        result = generate_while(pipeline, TEXT, params, 5, lambda: shoot(pipeline, program))
+        again, right = drafted(pipeline, journal, params)
 
-    assert stream.result.tokens == again.tokens == reference(TEXT, params).tokens
+    assert list(result.tokens) == again == list(reference(TEXT, params).tokens)
+    assert right >= 0.9
     assert remains(name) == []

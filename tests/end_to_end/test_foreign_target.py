@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import InputError, Pipeline, Result, SamplingParams
-from orchestrator.runtime.setup import OrchestratorSetup
 from tests.support.models.tokenizer_files import with_other_tokenizer
-from tests.support.paths import DEMO_DRAFT, DEMO_TARGET, ROOT
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 PROMPT = "for i in range(3):\n    print(i)\nfor i in range(3):\n"
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=4)
-SETUP = {"session": "", "address": "", "target": "", "draft": ""}
 NOTE = "There is no draft, since no shipped draft fits the target"
 
 
@@ -41,17 +39,6 @@ def generated(target: str, *options: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.thorough
-def test_it_decodes_alone_and_the_pipeline_says_why(target: str, alone: Result):
-    with Pipeline(target) as pipeline:
-        result = pipeline.generate(PROMPT, PARAMS)
-        state = pipeline.state()
-
-    assert pipeline.note.startswith(f"{NOTE} {target}: choose a draft of")
-    assert (state.strategy, state.draft, pipeline.strategy) == ("ar", "", "ar")
-    assert (result.tokens, result.statistics.hit_rate) == (alone.tokens, None)
-
-
-@pytest.mark.thorough
 def test_the_command_line_says_why_in_one_sentence(target: str, alone: Result):
     code, output, errors = generated(target, "--quiet")
 
@@ -61,27 +48,8 @@ def test_the_command_line_says_why_in_one_sentence(target: str, alone: Result):
 
 
 @pytest.mark.thorough
-def test_prompt_lookup_drafts_for_it(target: str, alone: Result):
-    with Pipeline(target, draft_engine="ngram") as pipeline:
-        result = pipeline.generate(PROMPT, PARAMS)
-
-    assert pipeline.note == ""
-    assert result.tokens == alone.tokens
-    assert result.statistics.hit_rate is not None
-
-
-@pytest.mark.thorough
 def test_the_command_line_drafts_for_it_by_prompt_lookup(target: str, alone: Result):
     assert generated(target, "--draft-engine", "ngram", "--quiet") == (0, alone.text + "\n", "")
-
-
-@pytest.mark.thorough
-def test_a_program_of_ones_own_drafts_for_it(target: str, alone: Result):
-    with Pipeline(target, draft_command=(sys.executable, str(ROOT / "docs" / "inside" / "own_draft.py"))) as pipeline:
-        result = pipeline.generate(PROMPT, PARAMS)
-
-    assert result.tokens == alone.tokens
-    assert result.statistics.hit_rate is not None
 
 
 @pytest.mark.thorough
@@ -121,12 +89,3 @@ def test_drafts_of_other_machines_may_still_come(target: str):
 
     assert pipeline.note.startswith(NOTE)
     assert pipeline.strategy == "adaptive"
-
-
-@pytest.mark.parametrize("opened", [Pipeline, lambda **options: OrchestratorSetup(**SETUP, **options)])
-def test_an_engine_that_there_is_not_is_answered_with_the_choices(opened):
-    with pytest.raises(
-        InputError,
-        match=r"no draft engine called 'tarot': choose auto, block, .*eagle3, .*mlx, .*ngram, redrafter or none\.",
-    ):
-        opened(draft_engine="tarot")

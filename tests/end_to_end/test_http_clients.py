@@ -106,13 +106,8 @@ def swapping(tmp_path: Path) -> Iterator[Serving]:
     file.write_text(
         "arena-memory = 64\nprefix-cache-memory = 16\n[models.one]\npair = 'demo'\n[models.two]\npair = 'demo'\n"
     )
-    server = Serving("--models-memory", "1.5", settings=file)
-    try:
+    with Serving("--models-memory", "1.5", settings=file) as server:
         yield server
-        server.command.interrupt()
-    finally:
-        server.client.close()
-        server.command.end()
 
 
 def test_clients_read_on_while_their_model_is_loaded(swapping: Serving, said: str):

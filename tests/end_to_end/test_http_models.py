@@ -31,8 +31,7 @@ def test_models_come_and_go_as_requests_name_them(tmp_path: Path, broken: Path, 
     params = SamplingParams(temperature=0.7, seed=5, max_tokens=12, stop=template.stops)
     expected = reference(template.tokens(ASKED["messages"]), params).text
     # Each model takes about 1 GiB, so only one fits.
-    server = Serving("--models-memory", "1.5", settings=file)
-    try:
+    with Serving("--models-memory", "1.5", settings=file) as server:
         for weights in broken.glob("*.safetensors"):
             weights.unlink()
         assert server.streamed(CHAT, **ASKED) == expected
@@ -43,8 +42,4 @@ def test_models_come_and_go_as_requests_name_them(tmp_path: Path, broken: Path, 
         assert server.streamed(CHAT, **ASKED, model="gpt-4o-mini") == expected
         told = server.client.get("/health").json()["models"]
         assert [told[name]["status"] for name in ("pair", "plain", "broken")] == ["ok", "unloaded", "failed"]
-        server.command.interrupt()
-    finally:
-        server.client.close()
-        code, _, errors = server.command.end()
-    assert (code, errors.strip().splitlines()[-1]) == (130, "Interrupted.")
+    assert (server.code, server.errors.strip().splitlines()[-1]) == (130, "Interrupted.")

@@ -22,63 +22,41 @@ def said(server: Serving) -> str:
     return choice["text"]
 
 
-def test_a_draft_of_another_machine_joins_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
+LACKING = {"draft": ("--draft-engine", "none"), "target": ("--target-engine", "none", "--draft-engine", "ngram")}
+
+
+@pytest.mark.parametrize("role", ["draft", pytest.param("target", marks=pytest.mark.thorough)])
+def test_a_worker_of_another_machine_joins_a_server(
+    role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
 ):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "server"))
-    server = Serving("--listen", "127.0.0.1:0", "--draft-engine", "none")
-    try:
-        until(lambda: server.health() == "ok", SECONDS)
+    engine = ("--draft-engine", "ngram") if role == "draft" else ()
+    with Serving("--listen", "127.0.0.1:0", *LACKING[role]) as server:
+        if role == "target":
+            until(lambda: "No target has joined yet" in server.client.get("/health").json()["reason"], SECONDS)
+            assert server.client.post(COMPLETIONS, json=ASKED).status_code == 503
+        else:
+            until(lambda: server.health() == "ok", SECONDS)
         told = server.client.post(INVITATION, json={}).json()
         assert server.client.post(INVITATION, json={}, headers={"authorization": "Bearer no"}).status_code == 401
-        with machine(tmp_path / "guest", "draft", told["line"], "--draft-engine", "ngram", "--name", "mac"):
+        with machine(tmp_path / "guest", role, told["line"], *engine, "--name", "mac"):
+            until(lambda: server.health() == "ok", SECONDS)
             until(lambda: "mac" in [each["name"] for each in json.loads(run("workers", "list", "--json")[1])], SECONDS)
             assert said(server) == reference(PROMPT, PARAMS).text
             assert "launch_pipeline" in server.client.get("/metrics").text
-        server.command.interrupt()
-    finally:
-        server.client.close()
-        code, _, errors = server.command.end()
-    assert told["command"] == f"launch-pipeline attach draft {told['line']}"
-    assert (code, errors.strip().splitlines()[-1]) == (130, "Interrupted.")
-    assert errors.count("launch-pipeline attach draft lp1:127.0.0.1:") == 1
-
-
-@pytest.mark.thorough
-def test_a_target_of_another_machine_joins_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
-):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "server"))
-    server = Serving("--listen", "127.0.0.1:0", "--target-engine", "none", "--draft-engine", "ngram")
-    try:
-        until(lambda: "No target has joined yet" in server.client.get("/health").json()["reason"], SECONDS)
-        assert server.client.post(COMPLETIONS, json=ASKED).status_code == 503
-        told = server.client.post(INVITATION, json={}).json()
-        assert told["command"] == f"launch-pipeline attach target {told['line']}"
-        with machine(tmp_path / "guest", "target", told["line"], "--name", "studio"):
-            until(lambda: server.health() == "ok", SECONDS)
-            assert said(server) == reference(PROMPT, PARAMS).text
-        server.command.interrupt()
-    finally:
-        server.client.close()
-        code, _, errors = server.command.end()
-    assert code == 130
-    assert errors.count("launch-pipeline attach target lp1:127.0.0.1:") == 1
+    assert told["command"] == f"launch-pipeline attach {role} {told['line']}"
+    assert (server.code, server.errors.strip().splitlines()[-1]) == (130, "Interrupted.")
+    assert server.errors.count(f"launch-pipeline attach {role} lp1:127.0.0.1:") == 1
 
 
 @pytest.mark.thorough
 def test_a_server_before_a_running_pipeline_leaves_it_running(reference: Reference):
     with Pipeline() as pipeline:
-        server = Serving("--address", pipeline.address)
-        try:
+        with Serving("--address", pipeline.address) as server:
             until(lambda: server.health() == "ok", SECONDS)
             assert said(server) == reference(PROMPT, PARAMS).text
             assert server.client.post(INVITATION, json={}).status_code == 404
-            server.command.interrupt()
-        finally:
-            server.client.close()
-            code, _, errors = server.command.end()
-        assert (code, errors.strip()) == (130, "Interrupted.")
+        assert (server.code, server.errors.strip()) == (130, "Interrupted.")
         assert pipeline.generate(PROMPT, PARAMS).text == reference(PROMPT, PARAMS).text
 
 

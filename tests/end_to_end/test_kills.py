@@ -1,7 +1,4 @@
-"""Processes are stopped or die: requests go on exactly, or end with a sentence, and nothing is left. Real processes.
-
-What happens when draft, target or orchestrator are killed at random moments, tests/faults says.
-"""
+"""Processes are stopped or die: requests go on exactly, or end with a sentence, and nothing is left. Real processes."""
 
 import asyncio
 import os
@@ -9,13 +6,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from orchestrator import AsyncClient, Client, Pipeline, PipelineError, Result, SamplingParams
+from protocol.errors import InputError
 from tests.conftest import Reference
-from tests.support.processes import mark, members, remains, state, until
+from tests.support.processes import generate_while, mark, members, remains, shoot, state, until
 
 PROMPT = "def quicksort(items):"
 PARAMS = SamplingParams(temperature=0.7, seed=12, max_tokens=80)
@@ -31,63 +30,66 @@ def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
     until(lambda: not remains(name), seconds=2.0)
 
 
-def shoot(pipeline: Pipeline, program: str, kind: signal.Signals) -> int:
-    """Send a signal to a process of the pipeline, once it is there; its process id."""
-    pid = until(lambda: members(mark(pipeline)).get(program))
-    os.kill(pid, kind)
-    return pid
+FATAL = """
+import os, sys
+
+if "target_worker" in sys.orig_argv:
+    from protocol.messages.worker import Start
+    from target_worker.worker import TargetWorker
+
+    real = TargetWorker.handle
+
+    def handle(self, message):
+        if isinstance(message, Start) and message.sampling.seed == 666:
+            os._exit(9)
+        return real(self, message)
+
+    TargetWorker.handle = handle
+"""
 
 
-def generate_and_shoot(pipeline: Pipeline, program: str, after: int) -> Result:
-    """The result of a request during which, behind so many pieces of text, a process is killed."""
-    with pipeline.stream(PROMPT, PARAMS) as stream:
-        for count, _ in enumerate(stream):
-            if count == after:
-                shoot(pipeline, program, signal.SIGKILL)
-        assert stream.result is not None
-        return stream.result
+@pytest.mark.thorough
+def test_a_request_over_which_targets_end_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
+):
+    (tmp_path / "sitecustomize.py").write_text(FATAL)
+    paths = [str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
-
-@pytest.mark.slow
-def test_a_killed_target_keeps_to_the_schema_where_it_was(pipeline: Pipeline, reference: Reference):
-    params = replace(PARAMS, json_schema={"type": "array", "minItems": 20}, frequency_penalty=0.5, logprobs=2)
-    with pipeline.stream(PROMPT, params) as stream:
-        for count, _ in enumerate(stream):
-            if count == 4:
-                shoot(pipeline, "target_worker", signal.SIGKILL)
-
-    assert stream.result is not None
-    expected = reference(PROMPT, params)
-    assert stream.result.tokens == expected.tokens
-    assert [one.chosen for one in stream.result.likelihoods] == pytest.approx(
-        [one.chosen for one in expected.likelihoods], abs=1e-3
-    )
+    with Pipeline() as pipeline:
+        # Twice: one request more than the deaths in a minute that end a pipeline.
+        for _ in range(2):
+            with pipeline.stream(PROMPT, PARAMS) as stream:
+                next(iter(stream))
+                with pytest.raises(InputError, match="Two targets ended while they computed this request"):
+                    pipeline.generate(PROMPT, replace(PARAMS, seed=666))
+                for _ in stream:
+                    pass
+            assert stream.result is not None
+            assert stream.result.tokens == reference(PROMPT, PARAMS).tokens
 
 
 @pytest.mark.thorough
 def test_a_target_that_was_stopped_for_a_while_goes_on(pipeline: Pipeline, reference: Reference):
-    with pipeline.stream(PROMPT, PARAMS) as stream:
-        for count, _ in enumerate(stream):
-            if count == 2:
-                pid = shoot(pipeline, "target_worker", signal.SIGSTOP)
-                until(lambda pid=pid: state(pid).startswith("T"))
-                os.kill(pid, signal.SIGCONT)
+    def pause() -> None:
+        pid = shoot(pipeline, "target_worker", signal.SIGSTOP)
+        until(lambda: state(pid).startswith("T"))
+        os.kill(pid, signal.SIGCONT)
 
-    assert stream.result is not None
-    assert stream.result.tokens == reference(PROMPT, PARAMS).tokens
+    assert generate_while(pipeline, PROMPT, PARAMS, 2, pause).tokens == reference(PROMPT, PARAMS).tokens
 
 
 def test_without_its_orchestrator_a_pipeline_says_so_and_its_workers_end(pipeline: Pipeline):
     name = mark(pipeline)
     with pytest.raises(PipelineError, match=r"^The orchestrator ended unexpectedly; start it again\."):
-        generate_and_shoot(pipeline, "orchestrator", after=2)
+        generate_while(pipeline, PROMPT, PARAMS, 2, lambda: shoot(pipeline, "orchestrator"))
 
     until(lambda: not members(name), seconds=2.0)
 
 
 @pytest.mark.thorough
 def test_clients_of_a_dead_pipeline_are_told_so(pipeline: Pipeline):
-    shoot(pipeline, "orchestrator", signal.SIGKILL)
+    shoot(pipeline, "orchestrator")
 
     async def ask() -> tuple[Result | BaseException, ...]:
         client = AsyncClient(pipeline.address)

@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from orchestrator.core.options import Options
 from orchestrator.runtime.session import Session
 from protocol.errors import InputError
 from protocol.kv.arena import Arena
-from protocol.kv.segments import SegmentError, open_segment, stale_segments
+from protocol.kv.segments import stale_segments
 from protocol.paths import segments_folder
 from tests.conftest import Reference
-from tests.support.processes import mark, members, remains, until
+from tests.support.processes import generate_while, mark, members, remains, shoot, until
+from tests.support.segments import exists
 
 PARAMS = SamplingParams(temperature=0.8, seed=21, max_tokens=40)
 
@@ -40,26 +42,17 @@ def pipeline() -> Iterator[Pipeline]:
 def arenas(pipeline: Pipeline) -> list[str]:
     """Names of the shared memory that this pipeline's orchestrator owns."""
     owner = members(mark(pipeline))["orchestrator"]
-    entries = segments_folder().glob("lp-*")
-    return sorted(entry.name for entry in entries if json.loads(entry.read_bytes())["pid"] == owner)
-
-
-def exists(name: str) -> bool:
-    try:
-        open_segment(name).close()
-    except SegmentError:
-        return False
-    return True
+    found = []
+    for entry in segments_folder().glob("lp-*"):
+        # It may go while it is looked at.
+        with suppress(FileNotFoundError):
+            found += [entry.name] * (json.loads(entry.read_bytes())["pid"] == owner)
+    return sorted(found)
 
 
 def shoot_target(pipeline: Pipeline, asked: tuple[int, ...], params: SamplingParams) -> Result:
     """The result of a request in whose midst the target is killed."""
-    with pipeline.stream(asked, params) as stream:
-        for count, _ in enumerate(stream):
-            if count == 3:
-                os.kill(members(mark(pipeline))["target_worker"], signal.SIGKILL)
-        assert stream.result is not None
-        return stream.result
+    return generate_while(pipeline, asked, params, 3, lambda: shoot(pipeline, "target_worker"))
 
 
 def test_a_target_that_is_killed_goes_on_from_what_it_had_saved(pipeline: Pipeline, reference: Reference):
@@ -84,19 +77,6 @@ def test_a_later_request_does_not_read_the_same_prompt_again(pipeline: Pipeline,
     assert forked.statistics.adopted_tokens == 450
     assert first.tokens == again.tokens == reference(asked, PARAMS).tokens
     assert forked.tokens == reference((*asked[:450], *asked[:30]), PARAMS).tokens
-
-
-@pytest.mark.thorough
-def test_a_conversation_adopts_its_own_history(pipeline: Pipeline, reference: Reference):
-    params = SamplingParams(max_tokens=150)
-    asked = prompt(3)
-    first = pipeline.generate(asked, params)
-    longer = (*asked, *first.tokens, 7, 8, 9)
-
-    second = pipeline.generate(longer, PARAMS)
-
-    assert len(longer) - 70 <= second.statistics.adopted_tokens < len(longer)
-    assert second.tokens == reference(longer, PARAMS).tokens
 
 
 @pytest.mark.thorough
@@ -198,17 +178,14 @@ def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
         session.remove()
 
 
-def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("orchestrator.api.settings.free_shared_memory", lambda: 100 << 20)
+@pytest.mark.parametrize(("free", "asked", "found"), [(100, 2048, 50), (100, 20, 20), (None, 2048, 2048)])
+def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(
+    free: int | None, asked: int, found: int, monkeypatch: pytest.MonkeyPatch
+):
+    free_bytes = None if free is None else free << 20
+    monkeypatch.setattr("orchestrator.api.checked_setup.free_shared_memory", lambda: free_bytes)
 
-    assert affordable(Options(arena_memory=2048)).arena_memory == 50
-    assert affordable(Options(arena_memory=20)).arena_memory == 20
-
-
-def test_a_system_without_a_limit_sets_none(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("orchestrator.api.settings.free_shared_memory", lambda: None)
-
-    assert affordable(Options(arena_memory=2048)).arena_memory == 2048
+    assert affordable(Options(arena_memory=asked)).arena_memory == found
 
 
 def test_a_prefill_engine_without_shared_memory_is_refused_before_anything_starts():

@@ -1,7 +1,5 @@
 """A target's first layers as its draft, with real processes: exact tokens, KV from the target, a killed draft."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.core.events import Arrived
-from orchestrator.runtime.recording import replay
 from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
+from tests.support.journals import of_draft
 from tests.support.paths import DEMO_TARGET
-from tests.support.processes import mark, members, remains, until
+from tests.support.processes import generate_while, mark, remains, shoot
 
 TEXT = "def quicksort(items):\n    return [item for item in items if item < items[0]]\n\n" * 10
 PARAMS = SamplingParams(max_tokens=24)
@@ -22,9 +19,7 @@ PARAMS = SamplingParams(max_tokens=24)
 
 def adopted(journal: Path) -> list[int]:
     """Tokens whose KV the draft took from the target, by Start."""
-    events = [event for event, _ in replay(journal)]
-    messages = [event.message for event in events if isinstance(event, Arrived) and event.role == "draft"]
-    return [message.adopted for message in messages if isinstance(message, Prefilled)]
+    return [message.adopted for message in of_draft(journal, Prefilled)]
 
 
 # Many rounds, in one of which the draft is there in time however busy the machine is.
@@ -51,13 +46,9 @@ def test_a_killed_draft_adopts_the_target_s_kv_again(reference: Reference, tmp_p
     params = replace(PARAMS, max_tokens=160, temperature=0.7, seed=3)
     with Pipeline(target=str(DEMO_TARGET), draft="exit:3", record=str(journal)) as pipeline:
         name = mark(pipeline)
-        with pipeline.stream(TEXT, params) as stream:
-            for count, _ in enumerate(stream):
-                if count == 6:
-                    os.kill(until(lambda: members(name).get("draft_worker")), signal.SIGKILL)
-        assert stream.result is not None
+        result = generate_while(pipeline, TEXT, params, 6, lambda: shoot(pipeline, "draft_worker"))
         again = pipeline.generate(TEXT, params)
 
-    assert stream.result.tokens == again.tokens == reference(TEXT, params).tokens
+    assert result.tokens == again.tokens == reference(TEXT, params).tokens
     assert remains(name) == []
     assert len(adopted(journal)) >= 2

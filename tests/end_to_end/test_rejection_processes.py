@@ -126,15 +126,6 @@ def require_exact(results: list[Result], target: Any) -> None:
     assert min(rounds[1], rounds[2]) > DRAWS / 20, "both acceptance and rejection must have been at work"
 
 
-def test_the_draft_s_own_distribution_would_fail_that_test(target: Any):
-    draft = distribution(network("llama", seed=2, vocab_size=VOCABULARY))
-    shares = np.array([*draft.values()])
-    chosen = np.random.default_rng(3).choice(len(shares), size=DRAWS, p=shares / shares.sum())
-
-    cells = [*draft]
-    assert chi_square_excess(Counter(cells[index] for index in chosen), distribution(target)) > 10
-
-
 @pytest.mark.thorough
 def test_a_fixed_seed_gives_a_fixed_output(pipeline: Pipeline, folders: dict[str, str], options: Options):
     """A draft that gets no processor time misses its turn, which changes the tree and thus the text: hence three tries

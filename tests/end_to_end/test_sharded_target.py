@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
 from tests.conftest import Reference
-from tests.support.processes import mark, until
+from tests.support.processes import generate_while, mark, until
 from tests.target_worker.tensor_parallel.test_ranks import free_ports
 
 PROMPT = "def quicksort(items):"
@@ -74,16 +74,6 @@ def _first_address(hosts: Path) -> str:
     return json.loads(hosts.read_text())["hosts"][0][0]
 
 
-def generate_and(pipeline: Pipeline, params: SamplingParams, act: Callable[[], object], after: int) -> Result:
-    """The result of a request in whose midst something happens."""
-    with pipeline.stream(PROMPT, params) as stream:
-        for count, _ in enumerate(stream):
-            if count == after:
-                act()
-        assert stream.result is not None
-        return stream.result
-
-
 @pytest.mark.thorough
 def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
     pipeline: Pipeline, hosts: Path, reference: Reference
@@ -105,7 +95,7 @@ def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
 
     for rank in (1, 0):
         before = until(lambda: both(hosts))
-        result = generate_and(pipeline, SETTINGS[1], partial(os.kill, before[rank], signal.SIGKILL), after=3)
+        result = generate_while(pipeline, PROMPT, SETTINGS[1], 3, partial(os.kill, before[rank], signal.SIGKILL))
         assert result.tokens == reference(PROMPT, SETTINGS[1]).tokens, rank
         assert set(before.values()).isdisjoint(ranks(hosts).values()), "all ranks start anew"
 
@@ -113,7 +103,7 @@ def test_a_divided_target_says_what_the_whole_one_says_and_survives_its_ranks(
 @pytest.mark.thorough
 def test_a_stopped_rank_is_replaced_in_the_midst_of_a_request(pipeline: Pipeline, hosts: Path, reference: Reference):
     stopped = ranks(hosts)[1]
-    result = generate_and(pipeline, SETTINGS[0], partial(os.kill, stopped, signal.SIGSTOP), after=2)
+    result = generate_while(pipeline, PROMPT, SETTINGS[0], 2, partial(os.kill, stopped, signal.SIGSTOP))
 
     assert result.tokens == reference(PROMPT, SETTINGS[0]).tokens
     assert stopped not in ranks(hosts).values()

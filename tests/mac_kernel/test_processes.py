@@ -10,7 +10,6 @@ from tests.support.mac_kernel.imitation import Mac
 PYTEST = ("-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider")
 PROCESS_TESTS = (
     "tests/protocol/kv/test_arena.py",
-    "tests/protocol/kv/test_segment_registry.py",
     "tests/end_to_end/test_kv_pipeline.py::test_a_target_that_is_killed_goes_on_from_what_it_had_saved",
     "tests/end_to_end/test_kv_pipeline.py::test_corrupted_memory_costs_a_prefill_and_a_warning",
     "tests/end_to_end/test_kv_pipeline.py::test_a_prompt_may_be_read_by_another_process",

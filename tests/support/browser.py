@@ -3,7 +3,6 @@
 https://chromedevtools.github.io/devtools-protocol; messages are JSON, each ended by a zero byte.
 """
 
-import base64
 import itertools
 import json
 import os
@@ -13,7 +12,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -147,10 +145,6 @@ class Browser:
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         shown = [node for node in nodes if not node.get("ignored")]
         return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in shown]
-
-    def picture(self, file: Path) -> None:
-        data = self.call("Page.captureScreenshot", format="png")["data"]
-        file.write_bytes(base64.b64decode(data))
 
     def _first_tab(self) -> str:
         targets: Sequence[Any] = self.call("Target.getTargets")["targetInfos"]

@@ -26,7 +26,7 @@ def features(first: int, tokens: Sequence[int], outputs: Sequence[int]) -> NDArr
     return np.array(rows, np.float32).reshape(len(rows), 2 * len(outputs))
 
 
-class ConditionedSequence(FakeSequence):
+class ConditionedFake(FakeSequence):
     """Features of any other token than the one that they are fed for fail here, and so do features that come twice."""
 
     def __init__(self) -> None:
@@ -93,8 +93,8 @@ class ConditionedSequence(FakeSequence):
 class ConditionedEngine(FakeEngine):
     features = FORM
 
-    def open(self, sampling: Sampling, vocabulary: int) -> ConditionedSequence:
-        self.opened.append(ConditionedSequence())
+    def open(self, sampling: Sampling, vocabulary: int) -> ConditionedFake:
+        self.opened.append(ConditionedFake())
         return self.opened[-1]  # pyright: ignore[reportReturnType]
 
 

@@ -68,6 +68,16 @@ class FakeModels:
         while not self.told:
             await asyncio.sleep(0.01)
 
+    async def streamed_while_loading(
+        self, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+    ) -> httpx.Response:
+        """The stream of a request for `big` that was told why it waits."""
+        self.held["big"] = asyncio.Event()
+        asking = asyncio.create_task(client.post(path, json={**body, "stream": True}))
+        await self.until_told()
+        self.held["big"].set()
+        return await asking
+
     def listener(self) -> uvicorn.Server:
         """What listens for requests to them."""
         _, server = self.serve()

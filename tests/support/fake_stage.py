@@ -8,15 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.lab.findings import Attachment, Check, Findings, Table, Value
-from orchestrator.lab.first_light.stage_process import Broken, Found, Notice, SoFar
+from orchestrator.lab.findings import AttachedFile, Check, Findings, Table, Value
+from orchestrator.lab.first_light.stage_process import SoFar, StageBroken, StageFindings, StageNotice
 from orchestrator.lab.first_light.stages import StageOrder
 
 SECRETS = Path(os.environ.get("FAKE_SECRETS", os.devnull))
 """A file with one text a line, all of which it tells everywhere."""
 
 
-def answer(what: Notice | SoFar | Found | Broken) -> None:
+def answer(what: StageNotice | SoFar | StageFindings | StageBroken) -> None:
     print(msgspec.json.encode(what).decode(), flush=True)
 
 
@@ -26,13 +26,13 @@ def telling(text: str) -> Findings:
         tables=(Table(text, (text,), ((text,), (2.5,)), text),),
         checks=(Check(text, "warn", text, text),),
         notes=(text,),
-        attachments=(Attachment("extra.toml", f"text = {text!r}\n"),),
+        attachments=(AttachedFile("extra.toml", f"text = {text!r}\n"),),
     )
 
 
 def main() -> None:
     order = msgspec.json.decode(sys.argv[-1], type=StageOrder)
-    answer(Notice(f"{order.stage} has begun"))
+    answer(StageNotice(f"{order.stage} has begun"))
     match order.stage:
         case "crashes":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -46,20 +46,20 @@ def main() -> None:
         case "fails late":
             answer(SoFar(Findings(notes=("one",))))
             answer(SoFar(Findings(notes=("one", "two"))))
-            answer(Broken("the compiler has had enough"))
+            answer(StageBroken("the compiler has had enough"))
         case "fails":
-            answer(Broken("the compiler has had enough"))
+            answer(StageBroken("the compiler has had enough"))
         case "quits":
             sys.exit(3)
         case "tells":
             text = SECRETS.read_text()
             print(text, file=sys.stderr)
-            answer(Notice(text))
-            answer(Found(telling(text)))
+            answer(StageNotice(text))
+            answer(StageFindings(telling(text)))
         case "fails telling":
-            answer(Broken(SECRETS.read_text()))
+            answer(StageBroken(SECRETS.read_text()))
         case _:
-            answer(Found(Findings(values=(Value("seven", 7.0),))))
+            answer(StageFindings(Findings(values=(Value("seven", 7.0),))))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A package index on the loopback interface, and the wheel of a tiny model that it offers."""
 
 import hashlib
+import os
 import threading
 import time
 import zipfile
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import pytest
 
 from tests.support.models.gguf_files import write_gguf
 
@@ -44,6 +47,15 @@ def offer(folder: Path) -> Offer:
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return Offer(wheel.read_bytes(), hashlib.sha256(model.read_bytes()).hexdigest())
+
+
+def ask_only(url: str, patch: pytest.MonkeyPatch) -> None:
+    """Installers ask the index at `url`, and no other one."""
+    settings = {"PIP_INDEX_URL": url, "UV_INDEX_URL": url, "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
+    settings |= {"PIP_FIND_LINKS": "", "PIP_TRUSTED_HOST": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+    for name, value in settings.items():
+        patch.setenv(name, value)
+    patch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,36 +15,22 @@ from mlx_lm.models.cache import make_prompt_cache
 from protocol.features.ring import FeatureRing
 from protocol.inference.language_model import LanguageModel
 from protocol.kv import segment_registry
-from protocol.kv.segments import SegmentError, create_segment, open_segment
-from protocol.messages.base import NodeId, SequenceId
+from protocol.kv.segments import create_segment
+from protocol.messages.base import SequenceId
 from protocol.messages.features import FINAL, Features, Tap
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import (
-    Fault,
-    Forest,
-    FromWorker,
-    Hello,
-    Prefilled,
-    Prefilling,
-    Start,
-    Stop,
-    ToWorker,
-    Verdict,
-    Verify,
-)
-from protocol.sampling.grammar import GrammarError
-from protocol.speculation.token_tree import node_id
+from protocol.messages.worker import Forest, FromWorker, Prefilled, Prefilling, Start, Stop, ToWorker, Verdict
 from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, tree_model
+from tests.support.segments import exists
+from tests.support.target_requests import HELLO, ROOT, Request
 
 pytestmark = pytest.mark.usefixtures("registry")
 
 _PROMPT = (5, 9, 2, 33, 41, 7, 5, 9)
 _OUTPUTS = (FINAL, 0, 1)
-_WIDTH = 32
-_HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
 
 
 class Talk:
@@ -56,9 +42,9 @@ class Talk:
         rings = FeatureRings(self.model.tap, self.model.record, fingerprint="a" * 64, epoch=7)
         ticks = count()
         engine = TargetEngine(self.model, chunk)
-        self.worker = TargetWorker(engine, lambda: float(next(ticks)), _HELLO, None, prefix_cache, rings)
+        self.worker = TargetWorker(engine, lambda: float(next(ticks)), HELLO, None, prefix_cache, rings)
         self.replies: list[FromWorker] = []
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, TappedRequest] = {}
         self.rows: dict[int, dict[int, np.ndarray]] = {}
         """By sequence and position: what a draft that reads in time has read."""
 
@@ -80,36 +66,21 @@ class Talk:
                 ring.close()
             yield reply
 
-    def start(self, tokens: Sequence[int] = _PROMPT, sequence: int = 1, round: int = 0, **sampling: Any) -> "Request":
-        request = self.requests[sequence] = Request(self, sequence, list(tokens), round)
-        self.send(Start(SequenceId(sequence), round, tuple(tokens), request.root, Sampling(**sampling)))
+    def start(
+        self, tokens: Sequence[int] = _PROMPT, sequence: int = 1, round: int = 0, **sampling: Any
+    ) -> "TappedRequest":
+        start = Start(SequenceId(sequence), round, tuple(tokens), ROOT, Sampling(**sampling))
+        request = self.requests[sequence] = TappedRequest(self, start)
         return request
 
 
-class Request:
-    """The committed tokens of one sequence, and its valid rounds."""
+class TappedRequest(Request):
+    def __init__(self, talk: Talk, start: Start) -> None:
+        self.talk = talk
+        super().__init__(talk.worker, start)
 
-    def __init__(self, talk: Talk, sequence: int, tokens: list[int], round: int) -> None:
-        self.talk, self.sequence, self.tokens, self.round = talk, SequenceId(sequence), tokens, round
-        self.root = NodeId(1234)
-
-    def verify(self, tokens: Sequence[int] = (), parents: Sequence[int] = (), plain_next: bool = False) -> Verify:
-        place = len(self.tokens) - 1
-        entries = (self.tokens[-1], *tokens), (-1, *parents)
-        return Verify(self.sequence, self.round, self.root, place, *entries, plain_next=plain_next)
-
-    def fold(self, verify: Verify, replies: Sequence[FromWorker]) -> None:
-        (verdict,) = [each for each in replies if isinstance(each, Verdict) and each.sequence == self.sequence]
-        ids = [verify.root]
-        for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
-            ids.append(node_id(ids[parent], token))
-        self.tokens += [*(verify.tokens[ids.index(node)] for node in verdict.path), verdict.bonus]
-        self.root = node_id((self.root, *verdict.path)[-1], verdict.bonus)
-        self.round += 1
-
-    def step(self, tokens: Sequence[int] = (), parents: Sequence[int] = (), plain_next: bool = False) -> None:
-        verify = self.verify(tokens, parents, plain_next)
-        self.fold(verify, self.talk.send(verify))
+    def ask(self, message: ToWorker) -> list[FromWorker]:
+        return self.talk.send(message)
 
     def tree(self, seed: int) -> tuple[list[int], list[int]]:
         """The right next tokens among wrong ones, so that some are accepted."""
@@ -138,7 +109,7 @@ def expected(tokens: Sequence[int], outputs: Sequence[int] = _OUTPUTS) -> np.nda
     return np.array(mx.concatenate(found, axis=-1)[0])
 
 
-def assert_rows(talk: Talk, request: Request, positions: range, outputs: Sequence[int] = _OUTPUTS) -> None:
+def assert_rows(talk: Talk, request: TappedRequest, positions: range, outputs: Sequence[int] = _OUTPUTS) -> None:
     """All these tokens have rows, no other has one, and all are right."""
     rows, right = talk.rows[request.sequence], expected(request.tokens, outputs)
     assert sorted(rows) == list(positions)
@@ -147,14 +118,6 @@ def assert_rows(talk: Talk, request: Request, positions: range, outputs: Sequenc
 
 def names(replies: Sequence[FromWorker]) -> set[str]:
     return {reply.name for reply in replies if isinstance(reply, Features)}
-
-
-def gone(name: str) -> bool:
-    try:
-        open_segment(name).close()
-    except SegmentError:
-        return True
-    return False
 
 
 def test_a_prompt_has_rows_behind_each_chunk():
@@ -227,27 +190,6 @@ def test_a_repeated_verify_gets_its_verdict_and_no_second_rows():
     assert_rows(talk, request, range(len(request.tokens) - 1))
 
 
-class _Refusing:
-    """Logits processors of a grammar that allows no token."""
-
-    def apply(self, *_: object) -> NoReturn:
-        raise GrammarError("no token is allowed")
-
-
-def test_a_tree_that_a_grammar_refuses_leaves_no_rows(monkeypatch: pytest.MonkeyPatch):
-    talk = Talk()
-    talk.send(Tap(_OUTPUTS))
-    request = talk.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(talk.worker._sequences[SequenceId(1)], "_processors", _Refusing())
-        (fault,) = talk.send(request.verify(*request.tree(0)))
-    assert isinstance(fault, Fault)
-    assert sorted(talk.rows[1]) == list(range(7))
-
-    request.step(*request.tree(1))
-    assert_rows(talk, request, range(len(request.tokens) - 1))
-
-
 def test_a_restart_begins_a_new_ring_whose_rows_begin_behind_the_kv_that_was_kept():
     talk = Talk()
     talk.send(Tap(_OUTPUTS))
@@ -259,7 +201,7 @@ def test_a_restart_begins_a_new_ring_whose_rows_begin_behind_the_kv_that_was_kep
     again = talk.start(forked, round=9)
     again.step(*again.tree(1))
 
-    assert gone(before)
+    assert not exists(before)
     assert_rows(talk, again, range(len(forked) - 4, len(again.tokens) - 1))
 
 
@@ -310,7 +252,7 @@ def test_a_tap_that_changes_while_a_forward_runs_never_mixes_outputs():
     request.step()
 
     assert begun is not None
-    assert gone(before)
+    assert not exists(before)
     assert_rows(talk, request, range(position, len(request.tokens) - 1), (1,))
 
 
@@ -324,11 +266,11 @@ def test_a_ring_ends_with_its_sequence_and_with_the_tap():
     )
 
     talk.send(Stop(SequenceId(1)))
-    assert (gone(one), gone(other)) == (True, False)
+    assert (exists(one), exists(other)) == (False, True)
     talk.send(Tap(_OUTPUTS))
-    assert not gone(other)
+    assert exists(other)
     talk.send(Tap(()))
-    assert gone(other)
+    assert not exists(other)
     talk.requests[2].step()
     assert not isinstance(talk.replies[-1], Features)
 
@@ -392,7 +334,7 @@ def test_the_first_ring_removes_those_of_a_target_that_crashed(monkeypatch: pyte
     entry.write_bytes(entry.read_bytes().replace(str(os.getpid()).encode(), b"999999999"))
     talk = Talk()
     talk.send(Tap(_OUTPUTS))
-    assert not gone(name)
+    assert exists(name)
 
     talk.start()
-    assert gone(name)
+    assert not exists(name)

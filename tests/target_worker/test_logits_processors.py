@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import msgspec
@@ -16,7 +15,7 @@ import pytest
 from llguidance import LLParserLimits
 
 from protocol.inference.language_model import LanguageModel
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import SequenceId
 from protocol.messages.grammar import Calls, Grammar, Json, Thought
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Likelihood, Sampling
@@ -29,10 +28,9 @@ from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits
 from tests.support.models.tokenizer_files import END, ids, text, write_tokenizer
 from tests.support.processing import processed
-from tests.target_worker.kv.test_checkpoint import HELLO, answers
+from tests.support.target_requests import HELLO, ROOT, Request, answers
 
 PROMPT = ids('say {"a": 1}')
-ROOT = NodeId(1234)
 GENERATED = 28
 SCHEMA = {
     "type": "object",
@@ -98,17 +96,15 @@ def expected(folder: Path, sampling: Sampling) -> tuple[tuple[int, ...], tuple[f
     return tuple(tokens), tuple(logs)
 
 
-class Asking:
+class Asking(Request):
     """One request in a worker. Its trees have right and wrong tokens."""
 
     def __init__(self, model: LanguageModel, sampling: Sampling, seed: int, tokens: Sequence[int] = PROMPT) -> None:
-        self.worker = TargetWorker(TargetEngine(model, 64), float, HELLO)
         self.source = random.Random(seed)
         self.coming = expected(model.folder, sampling)[0]
-        self.tokens, self.root, self.round = list(tokens), ROOT, 0
         self.told: list[Likelihood] = []
         begin = Start(SequenceId(1), 0, tuple(tokens), ROOT, sampling, prompt_tokens=len(PROMPT), eos_tokens=(END,))
-        self.begun = answers(self.worker, begin)
+        super().__init__(TargetWorker(TargetEngine(model, 64), float, HELLO), begin)
 
     def tree(self) -> tuple[list[int], list[int]]:
         """The right path of a random length with random children, or no tree."""
@@ -122,27 +118,10 @@ class Asking:
                 parents.append(parent)
         return tokens, parents
 
-    def verify(self, tokens: Sequence[int] = (), parents: Sequence[int] = (), **others: Any) -> Verify:
-        position = len(self.tokens) - 1
-        entries = (self.tokens[-1], *tokens), (-1, *parents)
-        return Verify(SequenceId(1), self.round, self.root, position, *entries, **others)
-
-    def step(self, verify: Verify) -> list[int]:
-        (verdict,) = answers(self.worker, verify)
-        assert isinstance(verdict, Verdict)
-        ids = [verify.root]
-        for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
-            ids.append(node_id(ids[parent], token))
-        chosen = [*(verify.tokens[ids.index(id)] for id in verdict.path), verdict.bonus]
-        self.tokens += chosen
-        self.told += verdict.likelihoods
-        self.root, self.round = node_id((self.root, *verdict.path)[-1], verdict.bonus), self.round + 1
-        return chosen
-
-    def decode(self, length: int) -> tuple[int, ...]:
+    def decoded(self, length: int) -> tuple[int, ...]:
         """Decode up to `length` tokens or an end token."""
         while len(self.tokens) < length and END not in self.tokens[len(PROMPT) :]:
-            self.step(self.verify(*self.tree()))
+            self.told += self.step(*self.tree()).likelihoods
         ended = self.tokens.index(END) + 1 if END in self.tokens else length
         return tuple(self.tokens[: min(ended, length)])
 
@@ -163,36 +142,14 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(model: LanguageModel, name
     tokens, _ = expected(model.folder, SAMPLINGS[name])
 
     for seed in range(2):
-        assert Asking(model, SAMPLINGS[name], seed).decode(len(tokens)) == tokens
+        assert Asking(model, SAMPLINGS[name], seed).decoded(len(tokens)) == tokens
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_tokens_do_not_depend_on_a_restart_in_the_middle(model: LanguageModel, name: str):
     tokens, _ = expected(model.folder, SAMPLINGS[name])
     for border in (len(PROMPT) + 9, len(tokens) - 3):
-        assert Asking(model, SAMPLINGS[name], border, tokens[:border]).decode(len(tokens)) == tokens
-
-
-def test_penalties_count_what_was_generated_and_not_the_prompt(model: LanguageModel):
-    """With the largest penalty no token is generated twice, although the prompt contains it."""
-    bias = tuple((token, 1000.0) for token in ids('say {"'))
-    sampling = Sampling(frequency_penalty=2.0, presence_penalty=2.0, logit_bias=bias, temperature=1.0)
-    prompt = Asking(model, sampling, 0)
-
-    first, second = prompt.step(prompt.verify()), prompt.step(prompt.verify())
-
-    assert {*first, *second} <= set(ids('say {"'))
-
-
-@pytest.mark.parametrize("name", ["grammar", "grammar, hotter", "everything"])
-@pytest.mark.parametrize("seed", range(2))
-def test_text_that_ends_by_itself_fits_the_schema(model: LanguageModel, name: str, seed: int):
-    sampling = msgspec.structs.replace(SAMPLINGS[name], seed=seed)
-    asking = Asking(model, sampling, seed)
-    asking.decode(len(PROMPT) + 150)
-
-    assert END in asking.tokens
-    properly(asking.tokens[len(PROMPT) : asking.tokens.index(END)])
+        assert Asking(model, SAMPLINGS[name], border, tokens[:border]).decoded(len(tokens)) == tokens
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -206,7 +163,7 @@ def test_rejection_keeps_to_the_grammar_too(model: LanguageModel, seed: int):
             for node in (asking.root, node_id(asking.root, path[0]))
             if path[0] < 60 and path[1] < 60
         ]
-        asking.step(asking.verify(path, range(3), distributions=tuple(drawn)))
+        asking.step(path, range(3), distributions=tuple(drawn))
 
     properly(asking.tokens[len(PROMPT) : asking.tokens.index(END)])
 
@@ -216,7 +173,7 @@ def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model:
     sampling = msgspec.structs.replace(SAMPLINGS[name], logprobs=count)
     tokens, logs = expected(model.folder, sampling)
     asking = Asking(model, sampling, 1)
-    asking.decode(len(tokens))
+    asking.decoded(len(tokens))
 
     assert len(asking.told) == len(asking.tokens) - len(PROMPT)
     assert [one.chosen for one in asking.told[: len(logs)]] == pytest.approx(logs, abs=1e-4)
@@ -226,13 +183,6 @@ def test_log_probabilities_are_the_model_s_own_of_every_token_that_leaves(model:
         assert list(best.values()) == sorted(best.values(), reverse=True)
         assert best.get(token, one.chosen) == one.chosen
         assert one.chosen <= max(best.values(), default=0.0)
-
-
-def test_log_probabilities_are_computed_only_on_request(model: LanguageModel):
-    asking = Asking(model, SAMPLINGS["penalties"], 1)
-    asking.decode(len(PROMPT) + 4)
-
-    assert asking.told == []
 
 
 @pytest.mark.parametrize("grammar", [Grammar('{"type": "nonsense"}'), Grammar("{")])

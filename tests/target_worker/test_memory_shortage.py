@@ -1,34 +1,20 @@
 """Laws of memory that runs out: the sequence at work begins again or ends, the others go on, tokens stay the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from protocol.errors import PipelineError
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import (
-    Fault,
-    FromWorker,
-    Hello,
-    Prefilled,
-    Prefilling,
-    Start,
-    Stop,
-    ToWorker,
-    Verdict,
-    Verify,
-)
+from protocol.messages.worker import Fault, Prefilled, Start, Stop, Verdict, Verify
 from protocol.worker.memory_shortage import SurvivingWorker, is_shortage
 from target_worker.engine import TargetEngine
-from target_worker.tensor_parallel.rank_shortage import LeadingWorker
 from target_worker.worker import TargetWorker
-from tests.support.models.tiny_models import VOCABULARY, tree_model
+from tests.support.models.tiny_models import tree_model
+from tests.support.target_requests import HELLO, ROOT, answers
 
-HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
-ROOT = NodeId(7)
 SHORT, LONG = tuple(range(1, 41)), tuple(token % 60 for token in range(200))
 MLX_ERRORS = (
     RuntimeError("[malloc] Unable to allocate 1073741824 bytes."),
@@ -70,20 +56,9 @@ def _start(id: int, tokens: tuple[int, ...]) -> Start:
     return Start(SequenceId(id), 0, tokens, ROOT, Sampling())
 
 
-def _answers(worker: SurvivingWorker, message: ToWorker) -> list[Any]:
-    """All but how far a prompt has been read."""
-
-    def all() -> Iterator[FromWorker]:
-        yield from worker.handle(message)  # type: ignore[misc]
-        while worker.has_work:
-            yield from worker.work()  # type: ignore[misc]
-
-    return [reply for reply in all() if not isinstance(reply, Prefilling)]
-
-
 def _next_token(worker: SurvivingWorker, id: int, tokens: tuple[int, ...]) -> int:
     verify = Verify(SequenceId(id), 0, ROOT, len(tokens) - 1, tokens[-1:], (-1,))
-    (verdict,) = _answers(worker, verify)
+    (verdict,) = answers(worker, verify)
     assert isinstance(verdict, Verdict)
     return verdict.bonus
 
@@ -92,24 +67,24 @@ def _next_token(worker: SurvivingWorker, id: int, tokens: tuple[int, ...]) -> in
 @pytest.mark.parametrize("error", MLX_ERRORS, ids=str)
 def test_a_prompt_that_is_too_large_ends_with_a_sentence_and_the_next_one_is_served(limit, error: Exception):
     expected = _worker()
-    _answers(expected, _start(2, SHORT))
+    answers(expected, _start(2, SHORT))
     limit(100, error)
     worker = _worker()
 
-    (fault,) = _answers(worker, _start(1, LONG))
+    (fault,) = answers(worker, _start(1, LONG))
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.sequence, fault.nodes) == ("refused", 1, None)
     assert "does not suffice for this request, with 200 tokens so far: shorten it, or start" in fault.text
-    assert isinstance(_answers(worker, _start(2, SHORT))[-1], Prefilled)
+    assert isinstance(answers(worker, _start(2, SHORT))[-1], Prefilled)
     assert _next_token(worker, 2, SHORT) == _next_token(expected, 2, SHORT)
 
 
 def test_other_sequences_keep_their_kv(limit):
     worker, undisturbed = _worker(), _worker()
     for each in (worker, undisturbed):
-        _answers(each, _start(2, SHORT))
+        answers(each, _start(2, SHORT))
     limit(100)
-    (fault,) = _answers(worker, _start(1, LONG))
+    (fault,) = answers(worker, _start(1, LONG))
 
     assert "beside 1 other:" in fault.text
     assert _next_token(worker, 2, SHORT) == _next_token(undisturbed, 2, SHORT)
@@ -117,36 +92,12 @@ def test_other_sequences_keep_their_kv(limit):
 
 def test_a_sequence_begins_again_once_where_the_prefix_cache_had_memory_to_spare(limit):
     worker = _worker(prefix_cache=1 << 24)
-    _answers(worker, _start(3, SHORT))
+    answers(worker, _start(3, SHORT))
     list(worker.handle(Stop(SequenceId(3))))
     limit(100)
 
-    assert [fault.kind for fault in _answers(worker, _start(1, LONG))] == ["lost"]
-    assert [fault.kind for fault in _answers(worker, _start(1, LONG))] == ["refused"]
-
-
-def test_a_verification_that_fails_ends_its_sequence(limit):
-    worker = _worker()
-    _answers(worker, _start(1, LONG))
-    limit(10)
-    verify = Verify(SequenceId(1), 0, ROOT, len(LONG) - 1, LONG[-1:], (-1,))
-    (fault,) = _answers(worker, verify)
-
-    assert (fault.kind, fault.nodes) == ("refused", None)
-    assert not worker.has_work
-
-
-def test_a_rank_of_a_divided_target_ends_with_a_sentence(limit, capfd: pytest.CaptureFixture[str]):
-    whole = TargetWorker(TargetEngine(tree_model(), 32), lambda: 0.0, HELLO)
-    worker = LeadingWorker(whole, 2)
-    assert isinstance(_answers(worker, _start(2, SHORT))[-1], Prefilled)
-    limit(100)
-
-    with pytest.raises(PipelineError, match=r"^Rank 0 of 2 ran out of memory: it held \d+\.\d GiB") as found:
-        _answers(worker, _start(1, LONG))
-
-    assert "--context" in str(found.value)
-    assert capfd.readouterr().err == f"{found.value}\n"
+    assert [fault.kind for fault in answers(worker, _start(1, LONG))] == ["lost"]
+    assert [fault.kind for fault in answers(worker, _start(1, LONG))] == ["refused"]
 
 
 def test_another_error_is_no_shortage(limit):
@@ -154,5 +105,5 @@ def test_another_error_is_no_shortage(limit):
     worker = _worker()
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        _answers(worker, _start(1, LONG))
+        answers(worker, _start(1, LONG))
     assert all(map(is_shortage, MLX_ERRORS))

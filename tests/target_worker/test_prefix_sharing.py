@@ -10,7 +10,8 @@ from protocol.messages.worker import Prefilled, Stop
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY
-from tests.target_worker.kv.test_checkpoint import HELLO, PROMPT, Talk, answers, exchange, model, start
+from tests.support.target_requests import HELLO, Request, answers
+from tests.target_worker.kv.test_checkpoint import PROMPT, exchange, model, start
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -23,11 +24,11 @@ def target(prefix_cache: int = 1 << 30, *, arenas: bool = False) -> TargetWorker
 
 def fresh(prompt: list[int], length: int) -> list[int]:
     """The tokens of plain decoding in a new worker."""
-    return Talk(target(0), start(prompt)).decode(length)
+    return Request(target(0), start(prompt)).decode(length)
 
 
-def end(talk: Talk) -> None:
-    answers(talk.worker, Stop(talk.begin.sequence))
+def end(talk: Request) -> None:
+    answers(talk.worker, Stop(talk.sequence))
 
 
 @pytest.mark.sampled(1)
@@ -38,7 +39,7 @@ def test_random_turns_and_edits_change_no_token(seed: int, arenas: bool):
     worker = target(chance.choice((1 << 16, 1 << 30)), arenas=arenas)
     prompt, evaluated, live = list(PROMPT), 0, []
     for turn in range(1, 9):
-        talk = Talk(worker, start(prompt, sequence=turn))
+        talk = Request(worker, start(prompt, sequence=turn))
         length = chance.randrange(1, 30)
         assert talk.decode(length) == fresh(prompt, length)
         assert talk.prefilled.adopted + talk.prefilled.tokens == len(prompt) - 1
@@ -49,54 +50,30 @@ def test_random_turns_and_edits_change_no_token(seed: int, arenas: bool):
         cut = len(talk.tokens) if chance.random() < 0.6 else chance.randrange(1, len(talk.tokens))
         prompt = talk.tokens[:cut] + chance.choices(range(VOCABULARY), k=chance.randrange(1, 40))
     for talk in live:
-        before = len(talk.begin.tokens)
-        assert talk.decode(5) == fresh(list(talk.begin.tokens), len(talk.tokens) - before)
+        assert talk.decode(5) == fresh(list(talk.prompt), len(talk.tokens) - len(talk.prompt))
 
 
 def test_a_conversation_evaluates_only_what_is_new():
     worker = target()
     prompt = list(PROMPT)
     for turn in range(1, 6):
-        talk = Talk(worker, start(prompt, sequence=turn))
+        talk = Request(worker, start(prompt, sequence=turn))
         talk.decode(20)
         end(talk)
         assert talk.prefilled.tokens == (len(PROMPT) - 1 if turn == 1 else 3)
         prompt = [*talk.tokens, 1, 2, 3]
 
 
-def test_two_live_sequences_share_a_prefilled_prefix_and_then_diverge():
-    worker = target()
-    one = Talk(worker, start(sequence=1))
-    other = Talk(worker, start(sequence=2))
-    third = Talk(worker, start([*PROMPT[:60], *PROMPT[:9]], sequence=3))
-
-    assert [talk.prefilled.adopted for talk in (one, other, third)] == [0, 89, 60]
-    assert one.decode(12) == other.decode(12) == fresh(list(PROMPT), 12)
-    assert third.decode(12) == fresh([*PROMPT[:60], *PROMPT[:9]], 12)
-
-
-def test_a_system_prompt_serves_the_next_chat_and_the_first_one_goes_on():
-    worker = target()
-    first = Talk(worker, start(sequence=1))
-    first.decode(60)
-    end(first)
-    second = Talk(worker, start([*PROMPT[:70], 1, 2], sequence=2))
-    again = Talk(worker, start(first.tokens, sequence=3))
-
-    assert (second.prefilled.adopted, again.prefilled.tokens) == (70, 0)
-    assert again.decode(20) == fresh(list(PROMPT), 80)
-
-
 def test_the_next_turn_goes_on_writing_the_same_arena():
     worker = target(arenas=True)
-    first = Talk(worker, start(sequence=1))
+    first = Request(worker, start(sequence=1))
     first.decode(70)
     end(first)
-    second = Talk(worker, start([*first.tokens, 1, 2, 3], sequence=2))
+    second = Request(worker, start([*first.tokens, 1, 2, 3], sequence=2))
     second.decode(70)
 
     assert {offer.name for offer in (*first.offers, *second.offers)} == {first.offers[0].name}
-    heir = Talk(
+    heir = Request(
         target(arenas=True), start(second.tokens, KvReference(second.offers[-1].name, second.offers[-1].tokens))
     )
     assert heir.prefilled.adopted == second.offers[-1].tokens
@@ -105,34 +82,34 @@ def test_the_next_turn_goes_on_writing_the_same_arena():
 
 def test_an_edit_writes_another_arena_and_does_not_change_the_first():
     worker = target(arenas=True)
-    first = Talk(worker, start(sequence=1))
+    first = Request(worker, start(sequence=1))
     end(first)
     edited = [*PROMPT[:80], *PROMPT[:80]]
-    second = Talk(worker, start(edited, sequence=2))
+    second = Request(worker, start(edited, sequence=2))
 
     assert second.prefilled.adopted == 80
     assert second.offers[0].name != first.offers[0].name
-    heir = Talk(target(arenas=True), start(adopt=KvReference(first.offers[0].name, 89)))
+    heir = Request(target(arenas=True), start(adopt=KvReference(first.offers[0].name, 89)))
     assert heir.decode(9) == fresh(list(PROMPT), 9)
 
 
 def test_a_released_arena_is_closed_and_the_next_turn_has_another():
     worker = target(arenas=True)
-    first = Talk(worker, start(sequence=1))
+    first = Request(worker, start(sequence=1))
     end(first)
     answers(worker, KvRelease(first.offers[0].name))
-    second = Talk(worker, start([*PROMPT, 1, 2, 3], sequence=2))
+    second = Request(worker, start([*PROMPT, 1, 2, 3], sequence=2))
 
     assert second.prefilled.adopted == 89
     assert second.offers[0].name != first.offers[0].name
 
 
 def test_a_longer_arena_is_preferred_to_the_prefix_cache():
-    writer = Talk(target(arenas=True), start(sequence=1))
+    writer = Request(target(arenas=True), start(sequence=1))
     reader = target(arenas=True)
-    short = Talk(reader, start(PROMPT[:50], sequence=1))
+    short = Request(reader, start(PROMPT[:50], sequence=1))
     end(short)
-    adopted = Talk(reader, start(adopt=KvReference(writer.offers[0].name, 89), sequence=2))
+    adopted = Request(reader, start(adopt=KvReference(writer.offers[0].name, 89), sequence=2))
 
     assert (adopted.prefilled.adopted, adopted.prefilled.warning) == (89, "")
 
@@ -142,7 +119,7 @@ def test_the_partial_prefill_of_a_cancelled_prompt_is_reused():
     list(worker.handle(start()))
     list(worker.work())
     answers(worker, Stop(SequenceId(1)))
-    talk = Talk(worker, start(sequence=2))
+    talk = Request(worker, start(sequence=2))
 
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (64, 25)
     assert talk.decode(9) == fresh(list(PROMPT), 9)
@@ -164,7 +141,7 @@ def test_prompts_that_begin_alike_are_prefilled_once():
 
     assert [(one.adopted, one.tokens) for one in done] == [(0, 399), (200, 2), (399, 0), (300, 99), (0, 399)]
     for id, prompt in enumerate(prompts, 1):
-        talk = Talk(worker, start(prompt, sequence=id))
+        talk = Request(worker, start(prompt, sequence=id))
         assert talk.decode(5) == fresh(prompt, 5)
 
 
@@ -179,10 +156,4 @@ def test_a_sequence_that_waited_for_an_ended_one_prefills_itself(units: int):
     answers(worker, Stop(SequenceId(1)))
 
     for id in (2, 3):
-        assert Talk(worker, start(long, sequence=id)).decode(5) == fresh(long, 5)
-
-
-def test_without_a_prefix_cache_nothing_is_shared():
-    done = at_once(target(0), [list(PROMPT)] * 2)
-
-    assert [(one.adopted, one.tokens) for one in done] == [(0, 89)] * 2
+        assert Request(worker, start(long, sequence=id)).decode(5) == fresh(long, 5)

@@ -9,10 +9,9 @@ from typing import Any, cast
 import mlx.core as mx
 import msgspec
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.messages.base import Level, NodeId, SequenceId
+from protocol.messages.base import Level, SequenceId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import (
@@ -20,29 +19,23 @@ from protocol.messages.worker import (
     Fault,
     Forest,
     FromWorker,
-    Hello,
     Ping,
     Prefilled,
     Prefilling,
     Start,
     Stop,
-    ToWorker,
     Verdict,
-    Verify,
 )
 from protocol.sampling.sampler import Noise, scores
-from protocol.speculation.token_tree import node_id
 from target_worker.disk_cache.kept_prefixes import DiskReading
 from target_worker.engine import TargetEngine
-from target_worker.verification.proposed_tree import ProposedTree
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, network, stock_logits, tree_model
 from tests.support.processing import processed
+from tests.support.target_requests import HELLO, ROOT, Request, answers
 
 _PROMPT: tuple[int, ...] = (5, 9, 2, 33, 41, 7, 5, 9)
-_ROOT = NodeId(1234)
 _GENERATED = 24
-_HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
 _GREEDY = Sampling()
 _HOT = Sampling(temperature=1.0, seed=3)
 _FILTERED = Sampling(
@@ -55,66 +48,21 @@ def _worker(chunk: int = 3, level: Level = "tree", disk: "_Disk | None" = None, 
     ticks = count()
     model = tree_model(**changes)
     model.level = level
-    return TargetWorker(TargetEngine(model, chunk), lambda: float(next(ticks)), _HELLO, disk=cast(Any, disk))
+    return TargetWorker(TargetEngine(model, chunk), lambda: float(next(ticks)), HELLO, disk=cast(Any, disk))
 
 
 def _start(tokens: Sequence[int] = _PROMPT, sampling: Sampling = _GREEDY, sequence: int = 1, round: int = 0) -> Start:
-    return Start(SequenceId(sequence), round, tuple(tokens), _ROOT, sampling)
-
-
-def _answers(worker: TargetWorker, message: ToWorker) -> list[FromWorker]:
-    """All but how far a prompt has been read."""
-    replies = list(worker.handle(message))
-    while worker.has_work:
-        replies += worker.work()
-    return [reply for reply in replies if not isinstance(reply, Prefilling)]
+    return Start(SequenceId(sequence), round, tuple(tokens), ROOT, sampling)
 
 
 Tree = tuple[Sequence[int], Sequence[int]]
 """Tokens below the root and their parents' entries (0 is the root)."""
 
 
-class _Orchestrator:
-    """A minimal orchestrator: keeps the committed tokens and sends valid rounds."""
-
-    def __init__(self, worker: TargetWorker, start: Start) -> None:
-        self.worker = worker
-        self.sequence = start.sequence
-        self.tokens = list(start.tokens)
-        self.root = start.root
-        self.round = start.round
-        self.replies = _answers(worker, start)
-
-    def verify(self, tree: Tree = ((), ())) -> Verify:
-        tokens, parents = tree
-        return Verify(
-            self.sequence,
-            self.round,
-            self.root,
-            len(self.tokens) - 1,
-            (self.tokens[-1], *tokens),
-            (-1, *parents),
-        )
-
-    def fold(self, verify: Verify, verdict: FromWorker) -> Verdict:
-        assert isinstance(verdict, Verdict)
-        ids = [verify.root]
-        for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
-            ids.append(node_id(ids[parent], token))
-        self.tokens += [*(verify.tokens[ids.index(node)] for node in verdict.path), verdict.bonus]
-        self.root = node_id((self.root, *verdict.path)[-1], verdict.bonus)
-        self.round += 1
-        return verdict
-
-    def step(self, tree: Tree = ((), ())) -> Verdict:
-        verify = self.verify(tree)
-        (verdict,) = _answers(self.worker, verify)
-        return self.fold(verify, verdict)
-
-    def decode(self, propose: Callable[[list[int]], Tree]) -> list[int]:
-        while len(self.tokens) < len(_PROMPT) + _GENERATED:
-            self.step(propose(self.tokens))
-        return self.tokens[: len(_PROMPT) + _GENERATED]
+def _decoded(request: Request, propose: Callable[[list[int]], Tree]) -> list[int]:
+    while len(request.tokens) < len(_PROMPT) + _GENERATED:
+        request.step(*propose(request.tokens))
+    return request.tokens[: len(_PROMPT) + _GENERATED]
 
 
 @cache
@@ -175,17 +123,6 @@ def _adversarial(tokens: list[int]) -> Tree:
     return [*repeated, *[repeated[0]] * 4], [*[0] * len(repeated), 1, *range(len(repeated) + 1, len(repeated) + 4)]
 
 
-def test_plain_greedy_rounds_equal_mlx_lm_s_own_loop():
-    model, expected = network(), list(_PROMPT)
-    cache = make_prompt_cache(model)
-    logits = model(mx.array([_PROMPT]), cache=cache)
-    for _ in range(_GENERATED):
-        expected.append(int(mx.argmax(logits[0, -1])))
-        logits = model(mx.array([expected[-1:]]), cache=cache)
-
-    assert _Orchestrator(_worker(), _start()).decode(_nothing) == expected
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", _SAMPLINGS)
 @pytest.mark.parametrize("tree", ["nothing", "oracle 2", "oracle 6", "wide", "random", "adversarial"])
@@ -200,7 +137,7 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(tree: str, name: str):
         "adversarial": _adversarial,
     }[tree]
 
-    tokens = _Orchestrator(_worker(), _start(sampling=sampling)).decode(propose)
+    tokens = _decoded(Request(_worker(), _start(sampling=sampling)), propose)
 
     assert tuple(tokens) == _reference(sampling)
 
@@ -208,9 +145,9 @@ def test_the_tokens_do_not_depend_on_what_is_proposed(tree: str, name: str):
 @pytest.mark.parametrize("name", _SAMPLINGS)
 def test_the_right_part_of_a_proposal_is_accepted(name: str):
     sampling = _SAMPLINGS[name]
-    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
+    orchestrator = Request(_worker(), _start(sampling=sampling))
 
-    verdict = orchestrator.step(_oracle(sampling, 6)(orchestrator.tokens))
+    verdict = orchestrator.step(*_oracle(sampling, 6)(orchestrator.tokens))
 
     assert len(verdict.path) == 5
 
@@ -229,7 +166,7 @@ def test_the_prompt_is_prefilled_in_chunks_and_answered_once():
 
 
 def test_a_prompt_of_one_token_needs_no_prefill():
-    assert _answers(_worker(), _start([4])) == [Prefilled(SequenceId(1), 0, 0, 0.0)]
+    assert answers(_worker(), _start([4])) == [Prefilled(SequenceId(1), 0, 0, 0.0)]
 
 
 def test_a_repeated_start_is_ignored_while_the_prompt_is_read_and_answered_after():
@@ -238,13 +175,13 @@ def test_a_repeated_start_is_ignored_while_the_prompt_is_read_and_answered_after
     list(worker.work())
 
     assert list(worker.handle(_start())) == []
-    assert len(_answers(worker, _start())) == 1
-    assert _answers(worker, _start()) == [Prefilled(SequenceId(1), 0, len(_PROMPT) - 1, 3.0)]
+    assert len(answers(worker, _start())) == 1
+    assert answers(worker, _start()) == [Prefilled(SequenceId(1), 0, len(_PROMPT) - 1, 3.0)]
 
 
 def test_a_verification_does_not_wait_for_another_sequence_s_prompt():
     worker = _worker(chunk=1)
-    orchestrator = _Orchestrator(worker, _start())
+    orchestrator = Request(worker, _start())
     list(worker.handle(_start(sequence=2)))
     verify = orchestrator.verify()
 
@@ -254,114 +191,79 @@ def test_a_verification_does_not_wait_for_another_sequence_s_prompt():
     assert worker.has_work
 
 
-def test_prompts_are_prefilled_in_turns():
-    worker = _worker(chunk=2)
-    list(worker.handle(_start(sequence=1)))
-    list(worker.handle(_start(_PROMPT[:3], sequence=2)))
-    replies = []
-    while worker.has_work:
-        replies += worker.work()
-
-    assert [reply.sequence for reply in replies if isinstance(reply, Prefilled)] == [2, 1]
-
-
-def test_a_restart_from_all_tokens_gives_the_same_tokens():
-    before = _Orchestrator(_worker(), _start(sampling=_HOT))
-    for _ in range(5):
-        before.step()
-
-    after = _Orchestrator(_worker(), _start(before.tokens, _HOT, round=5))
-
-    assert tuple(after.decode(_nothing)) == _reference(_HOT)
-
-
 def test_a_start_reuses_the_prefix_that_is_held():
     worker = _worker()
-    first = _Orchestrator(worker, _start(sampling=_HOT))
-    first.step(_oracle(_HOT, 4)(first.tokens))
+    first = Request(worker, _start(sampling=_HOT))
+    first.step(*_oracle(_HOT, 4)(first.tokens))
     forked = [*first.tokens[:-2], 60, 61, 62]
 
-    second = _Orchestrator(worker, _start(forked, _HOT, round=9))
+    second = Request(worker, _start(forked, _HOT, round=9))
 
     assert second.replies == [Prefilled(SequenceId(1), 9, 2, 1.0)]
-    expected = _Orchestrator(_worker(), _start(forked, _HOT)).step().bonus
+    expected = Request(_worker(), _start(forked, _HOT)).step().bonus
     assert second.step().bonus == expected
 
 
 def test_a_start_at_an_older_round_is_served_too():
     worker = _worker()
-    orchestrator = _Orchestrator(worker, _start(sampling=_HOT))
+    orchestrator = Request(worker, _start(sampling=_HOT))
     orchestrator.step()
     orchestrator.step()
 
-    again = _Orchestrator(worker, _start(sampling=_HOT))
+    again = Request(worker, _start(sampling=_HOT))
 
     assert again.replies == [Prefilled(SequenceId(1), 0, 0, 0.0)]
-    assert tuple(again.decode(_nothing)) == _reference(_HOT)
-
-
-def test_interleaved_sequences_do_not_disturb_each_other():
-    worker = _worker()
-    one = _Orchestrator(worker, _start(sampling=_HOT, sequence=1))
-    other = _Orchestrator(worker, _start(sampling=_FILTERED, sequence=2))
-    while len(one.tokens) < len(_PROMPT) + 12:
-        one.step(_random(len(one.tokens))(one.tokens))
-        other.step(_wide(_FILTERED)(other.tokens))
-
-    assert tuple(one.tokens) == _reference(_HOT)[: len(one.tokens)]
-    assert tuple(other.tokens[: len(_reference(_FILTERED))]) == _reference(_FILTERED)[: len(other.tokens)]
+    assert tuple(_decoded(again, _nothing)) == _reference(_HOT)
 
 
 def test_trees_verified_together_give_the_tokens_of_each_alone():
     worker = _worker()
     requests = [
-        (sampling, _Orchestrator(worker, _start(sampling=sampling, sequence=number)))
+        (sampling, Request(worker, _start(sampling=sampling, sequence=number)))
         for number, sampling in enumerate((_GREEDY, _HOT, _FILTERED), start=1)
     ]
 
     for depth in (3, 0, 2, 1):
-        asked = [one.verify(_oracle(sampling, depth)(one.tokens)) for sampling, one in requests]
-        verdicts = _answers(worker, Forest(tuple(asked)))
+        asked = [one.verify(*_oracle(sampling, depth)(one.tokens)) for sampling, one in requests]
+        verdicts = answers(worker, Forest(tuple(asked)))
         for (sampling, one), verify, verdict in zip(requests, asked, verdicts, strict=True):
-            one.fold(verify, verdict)
+            one.fold(verify, [verdict])
             assert tuple(one.tokens) == _reference(sampling)[: len(one.tokens)]
 
 
 def test_a_refused_tree_does_not_change_the_other_trees_of_its_forward():
     worker = _worker()
-    good, settled, repeated, refused = (_Orchestrator(worker, _start(sequence=number)) for number in range(1, 5))
+    good, settled, repeated, refused = (Request(worker, _start(sequence=number)) for number in range(1, 5))
     stale = settled.verify()
     settled.step()
     settled.step()
     again = repeated.verify()
     verdict = repeated.step()
     unknown = msgspec.structs.replace(good.verify(), sequence=SequenceId(9))
-    bad = refused.verify(([1, 2], [0, 7]))
+    bad = refused.verify([1, 2], [0, 7])
 
-    answers = _answers(worker, Forest((unknown, stale, again, bad, good.verify())))
+    lost, repeat, fault, fresh = answers(worker, Forest((unknown, stale, again, bad, good.verify())))
 
-    lost, repeat, fault, fresh = answers
     assert (_fault([lost]), repeat, _fault([fault])) == (("lost", 9), verdict, ("refused", 4))
-    good.fold(good.verify(), fresh)
+    good.fold(good.verify(), [fresh])
     assert tuple(good.tokens) == _reference(_GREEDY)[: len(good.tokens)]
 
 
 def test_a_repeated_verify_is_answered_with_the_same_verdict():
     worker = _worker()
-    orchestrator = _Orchestrator(worker, _start(sampling=_HOT))
-    verify = orchestrator.verify(_oracle(_HOT, 3)(orchestrator.tokens))
-    first = _answers(worker, verify)
+    orchestrator = Request(worker, _start(sampling=_HOT))
+    verify = orchestrator.verify(*_oracle(_HOT, 3)(orchestrator.tokens))
+    first = answers(worker, verify)
 
-    assert _answers(worker, verify) == first
-    orchestrator.fold(verify, first[0])
-    assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
+    assert answers(worker, verify) == first
+    orchestrator.fold(verify, first)
+    assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
 
 
-def _early(worker: TargetWorker, orchestrator: _Orchestrator) -> None:
+def _early(worker: TargetWorker, orchestrator: Request) -> None:
     """One plain round, after which the worker begins the next forward before it is asked."""
     verify = msgspec.structs.replace(orchestrator.verify(), plain_next=True)
-    (verdict,) = worker.handle(verify)
-    orchestrator.fold(verify, verdict)
+    orchestrator.fold(verify, worker.handle(verify))
     assert worker.has_work
     assert list(worker.work()) == []
     assert not worker.has_work
@@ -370,7 +272,7 @@ def _early(worker: TargetWorker, orchestrator: _Orchestrator) -> None:
 @pytest.mark.parametrize("name", _SAMPLINGS)
 def test_forwards_that_begin_early_give_the_same_tokens(name: str):
     worker = _worker()
-    orchestrator = _Orchestrator(worker, _start(sampling=_SAMPLINGS[name]))
+    orchestrator = Request(worker, _start(sampling=_SAMPLINGS[name]))
     while len(orchestrator.tokens) < len(_PROMPT) + _GENERATED:
         _early(worker, orchestrator)
 
@@ -379,7 +281,7 @@ def test_forwards_that_begin_early_give_the_same_tokens(name: str):
 
 def test_a_forward_that_began_early_is_not_repeated():
     worker = _worker()
-    orchestrator = _Orchestrator(worker, _start())
+    orchestrator = Request(worker, _start())
     _early(worker, orchestrator)
     sequence = worker._sequences[SequenceId(1)]
     rows = sequence.cache.next_row
@@ -391,10 +293,10 @@ def test_a_forward_that_began_early_is_not_repeated():
 
 def test_a_tree_after_an_early_forward_is_verified_as_without_it():
     worker = _worker()
-    orchestrator = _Orchestrator(worker, _start(sampling=_HOT))
+    orchestrator = Request(worker, _start(sampling=_HOT))
     while len(orchestrator.tokens) < len(_PROMPT) + _GENERATED:
         _early(worker, orchestrator)
-        verdict = orchestrator.step(_oracle(_HOT, 4)(orchestrator.tokens))
+        verdict = orchestrator.step(*_oracle(_HOT, 4)(orchestrator.tokens))
         assert len(verdict.path) >= min(3, len(_PROMPT) + _GENERATED - len(orchestrator.tokens))
 
     assert tuple(orchestrator.tokens[: len(_PROMPT) + _GENERATED]) == _reference(_HOT)
@@ -402,28 +304,28 @@ def test_a_tree_after_an_early_forward_is_verified_as_without_it():
 
 def test_a_restart_after_an_early_forward_gives_the_same_tokens():
     worker = _worker()
-    before = _Orchestrator(worker, _start(sampling=_HOT))
+    before = Request(worker, _start(sampling=_HOT))
     _early(worker, before)
 
-    after = _Orchestrator(worker, _start(before.tokens, _HOT, round=1))
+    after = Request(worker, _start(before.tokens, _HOT, round=1))
 
-    assert tuple(after.decode(_nothing)) == _reference(_HOT)
+    assert tuple(_decoded(after, _nothing)) == _reference(_HOT)
 
 
 def test_a_stopped_sequence_leaves_no_rows_of_an_early_forward_to_others():
-    worker = TargetWorker(TargetEngine(tree_model(), 3), lambda: 0.0, _HELLO, prefix_cache=1 << 20)
-    first = _Orchestrator(worker, _start(sampling=_HOT))
+    worker = TargetWorker(TargetEngine(tree_model(), 3), lambda: 0.0, HELLO, prefix_cache=1 << 20)
+    first = Request(worker, _start(sampling=_HOT))
     _early(worker, first)
     list(worker.handle(Stop(SequenceId(1))))
 
-    other = _Orchestrator(worker, _start(sampling=_HOT, sequence=2))
+    other = Request(worker, _start(sampling=_HOT, sequence=2))
 
-    assert tuple(other.decode(_nothing)) == _reference(_HOT)
+    assert tuple(_decoded(other, _nothing)) == _reference(_HOT)
 
 
 def test_no_forward_begins_early_while_another_prompt_waits():
     worker = _worker()
-    orchestrator = _Orchestrator(worker, _start())
+    orchestrator = Request(worker, _start())
     list(worker.handle(_start(sequence=2)))
     list(worker.handle(msgspec.structs.replace(orchestrator.verify(), plain_next=True)))
 
@@ -502,7 +404,7 @@ class _HangingDisk(_Disk):
 def test_a_prompt_waits_for_the_disk_while_another_one_is_served():
     disk = _HangingDisk()
     worker = _worker(disk=disk)
-    other = _Orchestrator(worker, _start(sequence=2))
+    other = Request(worker, _start(sequence=2))
     assert disk.readings[0].given_up
     list(worker.handle(_start()))
     verdict = list(worker.handle(other.verify()))
@@ -510,30 +412,20 @@ def test_a_prompt_waits_for_the_disk_while_another_one_is_served():
     assert [type(reply) for reply in verdict] == [Verdict]
     assert list(worker.work()) == []
     disk.readings[1].end()
-    prefilled = _answers(worker, Ping(0))
+    prefilled = answers(worker, Ping(0))
     assert [(each.adopted, each.tokens) for each in prefilled if isinstance(each, Prefilled)] == [(5, 2)]
 
 
 def test_a_prompt_is_prefilled_if_the_disk_is_late_and_its_tokens_are_the_same():
     disk = _HangingDisk()
-    orchestrator = _Orchestrator(_worker(disk=disk), _start())
+    orchestrator = Request(_worker(disk=disk), _start())
 
     (prefilled,) = orchestrator.replies
     assert isinstance(prefilled, Prefilled)
     assert (prefilled.adopted, prefilled.tokens) == (0, len(_PROMPT) - 1)
     assert "took more than 10 s" in prefilled.warning
     assert disk.readings[0].given_up
-    assert orchestrator.decode(lambda _: ((), ())) == list(_reference(_GREEDY))
-
-
-def test_a_prompt_that_was_read_from_disk_has_the_same_tokens():
-    disk = _HangingDisk()
-    worker = _worker(disk=disk)
-    list(worker.handle(_start()))
-    disk.readings[0].end()
-    orchestrator = _Orchestrator(worker, _start())
-
-    assert orchestrator.decode(lambda _: ((), ())) == list(_reference(_GREEDY))
+    assert _decoded(orchestrator, lambda _: ((), ())) == list(_reference(_GREEDY))
 
 
 def test_a_disk_cache_that_is_turned_off_is_told_once_without_a_request():
@@ -541,7 +433,7 @@ def test_a_disk_cache_that_is_turned_off_is_told_once_without_a_request():
     worker = _worker(disk=disk)
     disk.reason = "No space left on device"
 
-    assert _answers(worker, Ping(0)) == [CacheOff("No space left on device")]
+    assert answers(worker, Ping(0)) == [CacheOff("No space left on device")]
     assert not worker.has_work
 
 
@@ -562,18 +454,9 @@ def test_a_prompt_whose_log_probabilities_are_told_is_not_read():
     assert disk.readings == []
 
 
-def test_a_verify_of_a_settled_round_is_ignored():
-    orchestrator = _Orchestrator(_worker(), _start())
-    stale = orchestrator.verify()
-    orchestrator.step()
-    orchestrator.step()
-
-    assert _answers(orchestrator.worker, stale) == []
-
-
 def test_the_verdict_is_sent_before_the_cache_is_compacted():
     worker = _worker()
-    orchestrator = _Orchestrator(worker, _start())
+    orchestrator = Request(worker, _start())
     sequence = worker._sequences[SequenceId(1)]
     replies = iter(worker.handle(orchestrator.verify()))
     next(replies)
@@ -583,55 +466,32 @@ def test_the_verdict_is_sent_before_the_cache_is_compacted():
     assert sequence.cache.committed == len(_PROMPT)
 
 
-def test_the_path_of_an_entry_ends_in_the_entry_and_leaves_out_the_root():
-    verify = Verify(SequenceId(1), 0, _ROOT, 4, (9, 1, 2, 3), (-1, 0, 0, 1))
-
-    assert ProposedTree(verify).paths == [(), (1,), (2,), (1, 3)]
-
-
 def _fault(replies: list[FromWorker]) -> tuple[str, int | None]:
     (fault,) = replies
     assert isinstance(fault, Fault)
     return fault.kind, fault.sequence
 
 
-def test_an_unknown_sequence_is_lost():
-    orchestrator = _Orchestrator(_worker(), _start())
+def test_an_unknown_a_stopped_and_a_prefilling_sequence_are_lost():
+    known, prefilling = Request(_worker(), _start()), _worker()
+    list(prefilling.handle(_start()))
 
-    assert _fault(_answers(_worker(), orchestrator.verify())) == ("lost", 1)
-
-
-def test_a_stopped_sequence_is_lost():
-    orchestrator = _Orchestrator(_worker(), _start())
-    assert _answers(orchestrator.worker, Stop(SequenceId(1))) == []
-
-    assert _fault(_answers(orchestrator.worker, orchestrator.verify())) == ("lost", 1)
-
-
-def test_a_sequence_stopped_during_prefill_leaves_no_work():
-    worker = _worker()
-    list(worker.handle(_start()))
-    list(worker.handle(Stop(SequenceId(1))))
-
-    assert not worker.has_work
+    assert _fault(answers(_worker(), known.verify())) == ("lost", 1)
+    assert _fault(list(prefilling.handle(known.verify()))) == ("lost", 1)
+    assert list(prefilling.handle(Stop(SequenceId(1)))) == []
+    assert not prefilling.has_work
+    assert known.ask(Stop(SequenceId(1))) == []
+    assert _fault(known.ask(known.verify())) == ("lost", 1)
 
 
 @pytest.mark.parametrize(
     "change", [{"round": 7}, {"position": 3}, {"root": 99}, {"tokens": (1,)}], ids=lambda change: next(iter(change))
 )
 def test_a_sequence_out_of_step_is_lost_and_unharmed(change: dict[str, Any]):
-    orchestrator = _Orchestrator(_worker(), _start(sampling=_HOT))
+    orchestrator = Request(_worker(), _start(sampling=_HOT))
 
-    assert _fault(_answers(orchestrator.worker, msgspec.structs.replace(orchestrator.verify(), **change)))[0] == "lost"
-    assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
-
-
-def test_a_verify_before_the_end_of_prefill_is_lost():
-    worker = _worker()
-    orchestrator = _Orchestrator(_worker(), _start())
-    list(worker.handle(_start()))
-
-    assert _fault(list(worker.handle(orchestrator.verify()))) == ("lost", 1)
+    assert _fault(answers(orchestrator.worker, msgspec.structs.replace(orchestrator.verify(), **change)))[0] == "lost"
+    assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
 
 
 _FAR = (_PROMPT[-1], *[0] * 505)
@@ -663,17 +523,17 @@ _FAR = (_PROMPT[-1], *[0] * 505)
     ],
 )
 def test_a_malformed_tree_is_refused_and_harms_nothing(tokens: tuple[int, ...], parents: Sequence[int]):
-    orchestrator = _Orchestrator(_worker(), _start(sampling=_HOT))
+    orchestrator = Request(_worker(), _start(sampling=_HOT))
     bad = msgspec.structs.replace(orchestrator.verify(), tokens=tokens, parents=tuple(parents))
 
-    assert _fault(_answers(orchestrator.worker, bad)) == ("refused", 1)
-    assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
+    assert _fault(answers(orchestrator.worker, bad)) == ("refused", 1)
+    assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
 
 
 def test_a_tree_may_fill_the_context_to_its_last_position():
-    orchestrator = _Orchestrator(_worker(max_position_embeddings=10), _start())
+    orchestrator = Request(_worker(max_position_embeddings=10), _start())
 
-    verdict = orchestrator.step(([1, 2], [0, 1]))
+    verdict = orchestrator.step([1, 2], [0, 1])
 
     assert verdict.round == 0
 
@@ -681,27 +541,27 @@ def test_a_tree_may_fill_the_context_to_its_last_position():
 @pytest.mark.parametrize(
     "distribution",
     [
-        Distribution(_ROOT, (1, 2), (1.0,)),
-        Distribution(_ROOT, (1, 1), (0.5, 0.5)),
-        Distribution(_ROOT, (1, VOCABULARY), (0.5, 0.5)),
-        Distribution(_ROOT, (2, 3), (0.5, 0.5)),
-        Distribution(_ROOT, (1, 2), (0.0, 1.0)),
+        Distribution(ROOT, (1, 2), (1.0,)),
+        Distribution(ROOT, (1, 1), (0.5, 0.5)),
+        Distribution(ROOT, (1, VOCABULARY), (0.5, 0.5)),
+        Distribution(ROOT, (2, 3), (0.5, 0.5)),
+        Distribution(ROOT, (1, 2), (0.0, 1.0)),
     ],
     ids=["misaligned", "twins", "beyond the vocabulary", "drawn from elsewhere", "drawn though impossible"],
 )
 def test_a_malformed_draft_distribution_is_refused(distribution: Distribution):
     sampling = msgspec.structs.replace(_HOT, verification="rejection")
-    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
-    bad = msgspec.structs.replace(orchestrator.verify(([1], [0])), distributions=(distribution,))
+    orchestrator = Request(_worker(), _start(sampling=sampling))
+    bad = msgspec.structs.replace(orchestrator.verify([1], [0]), distributions=(distribution,))
 
-    assert _fault(_answers(orchestrator.worker, bad)) == ("refused", 1)
+    assert _fault(answers(orchestrator.worker, bad)) == ("refused", 1)
 
 
 def test_rejection_refuses_branches():
     sampling = msgspec.structs.replace(_HOT, verification="rejection")
-    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
+    orchestrator = Request(_worker(), _start(sampling=sampling))
 
-    assert _fault(_answers(orchestrator.worker, orchestrator.verify(([1, 2], [0, 0]))))[0] == "refused"
+    assert _fault(answers(orchestrator.worker, orchestrator.verify([1, 2], [0, 0])))[0] == "refused"
 
 
 @pytest.mark.parametrize(
@@ -718,59 +578,25 @@ def test_a_tree_beyond_the_targets_level_is_refused_and_changes_no_token(
     level: Level, tree: Tree, words: str, joint: bool
 ):
     worker = _worker(level=level)
-    orchestrator, other = (_Orchestrator(worker, _start(sampling=_HOT, sequence=number)) for number in (1, 2))
-    bad = orchestrator.verify(tree)
+    orchestrator, other = (Request(worker, _start(sampling=_HOT, sequence=number)) for number in (1, 2))
+    bad = orchestrator.verify(*tree)
 
-    fault, *others = _answers(worker, Forest((bad, other.verify())) if joint else bad)
+    fault, *others = answers(worker, Forest((bad, other.verify())) if joint else bad)
 
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.sequence, fault.nodes) == ("refused", 1, len(tree[0]))
     assert words in fault.text
     assert [type(answer) for answer in others] == [Verdict] * joint
-    assert tuple(orchestrator.decode(_nothing)) == _reference(_HOT)
-
-
-def test_a_target_of_one_path_serves_paths_of_any_length():
-    orchestrator = _Orchestrator(_worker(level="chain"), _start(sampling=_HOT))
-    path = random.Random(4)
-
-    def propose(tokens: list[int]) -> Tree:
-        length = path.randrange(6)
-        right = list(_reference(_HOT)[len(tokens) : len(tokens) + length])
-        return [*right[:3], *(path.randrange(VOCABULARY) for _ in right[3:])], range(len(right))
-
-    assert tuple(orchestrator.decode(propose)) == _reference(_HOT)
-    assert orchestrator.round < _GENERATED
-
-
-def test_rejection_serves_chains_with_and_without_distributions():
-    sampling = msgspec.structs.replace(_HOT, verification="rejection")
-    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
-    for _ in range(6):
-        verify = orchestrator.verify(([1, 2], [0, 1]))
-        flat = tuple(range(60))
-        drawn = Distribution(orchestrator.root, flat, (1 / 60,) * 60)
-        verify = msgspec.structs.replace(verify, distributions=(drawn,))
-        orchestrator.fold(verify, _answers(orchestrator.worker, verify)[0])
-
-    assert len(orchestrator.tokens) >= len(_PROMPT) + 6
-    assert max(orchestrator.tokens) < VOCABULARY
-
-
-def test_greedy_rejection_emits_the_greedy_tokens():
-    sampling = Sampling(verification="rejection")
-    orchestrator = _Orchestrator(_worker(), _start(sampling=sampling))
-
-    assert tuple(orchestrator.decode(_oracle(_GREEDY, 4))) == _reference(_GREEDY)
+    assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)
 
 
 @pytest.mark.parametrize("tokens", [[1] * 513, [1, VOCABULARY, 2]], ids=["too long", "unknown token"])
 def test_a_prompt_that_can_not_be_served_is_refused(tokens: list[int]):
     worker = _worker()
 
-    assert _fault(_answers(worker, _start(tokens))) == ("refused", 1)
+    assert _fault(answers(worker, _start(tokens))) == ("refused", 1)
     assert not worker.has_work
 
 
 def test_messages_for_other_workers_are_ignored():
-    assert _answers(_worker(), Ping(1.0)) == []
+    assert answers(_worker(), Ping(1.0)) == []

@@ -173,19 +173,11 @@ def describe(model: Convertible, choices: Choices, tokenizer: str = "") -> Packa
         context = min(_DEFAULT_CONTEXT, model.shape.positions // _SLOT_MULTIPLE * _SLOT_MULTIPLE)
     widths = _widths(model, choices.widths)
     _check(model.shape.positions, context, widths)
-    if choices.cache == "state" and model.conditioning is not None:
-        raise InputError("The host keeps the KV of a trained drafter: convert it with --kv io.")
-    if choices.cache == "state" and model.shape.convolutions:
-        raise InputError(
-            f"The host must keep the inputs of the short convolutions of {model.shape.architecture}: "
-            "convert the model with --kv io."
-        )
     return Package(
         source=str(model.folder),
         shape=model.shape,
         widths=tuple(sorted(set(widths))),
         context=context,
-        cache=choices.cache,
         weights=choices.weights,
         outputs=tuple(len(chunk) for chunk in head_chunks(range(model.head_rows))),
         model=model.fingerprint(),

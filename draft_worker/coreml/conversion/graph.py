@@ -21,8 +21,6 @@ Outputs:
     kv_new    (rows, key heads, L, head)     new keys and values, for the host to write to slots, then the new inputs
                                              of the convolutions, heads / key heads rows each; not of a block drafter
     state     (1, 1, L, hidden)              of a trained drafter: `Conditioning.state`
-With the cache as Core ML state, `kv` is that state, kv_new is not returned, and the int32 inputs `begin` and `end`
-(4,) bound the L consecutive slots that take the new keys and values.
 """
 
 from collections.abc import Callable
@@ -50,11 +48,8 @@ class GraphParts:
         self._mb = toolchain().operations
 
     def _placeholders(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-        types = toolchain().types
-        return {
-            name: self._mb.placeholder(shape=shape, dtype=types.fp16 if len(shape) == 4 else types.int32)
-            for name, shape in shapes.items()
-        }
+        half = toolchain().types.fp16
+        return {name: self._mb.placeholder(shape=shape, dtype=half) for name, shape in shapes.items()}
 
     def _keys_values(self, name: str, layer: Layer, x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
         """The keys and values of an attention for the normed states `x`: (1, key heads, L, head) each."""
@@ -113,7 +108,6 @@ class _Decoder(GraphParts):
         built = toolchain().program.Function(self._inputs(), opset_version=toolchain().coremltools.target.iOS18)
         with built:
             inputs = dict(built.inputs)
-            cache = inputs["kv"] if self._package.cache == "io" else self._mb.read_state(input=inputs["kv"])
             masks = {name: self._shared_mask(inputs[name]) for name in self._package.masks}
             hidden, keys, values, kept = inputs["x"], [], [], []
             for index, layer in enumerate(self._shape.layers):
@@ -126,9 +120,7 @@ class _Decoder(GraphParts):
                     kept.append(row)
                 else:
                     mask = masks[self._package.mask_of(layer)]
-                    mixed, (key, value) = self._attention(
-                        name, len(keys), layer, normed, inputs | {"mask": mask}, cache
-                    )
+                    mixed, (key, value) = self._attention(name, len(keys), layer, normed, inputs | {"mask": mask})
                     keys.append(key)
                     values.append(value)
                 hidden = self._feed_forward(name, self._residual(hidden, mixed, f"{name}.attention_output_norm.weight"))
@@ -136,15 +128,12 @@ class _Decoder(GraphParts):
             normed = self._norm(hidden, "model.norm.weight", axis=1)
             outputs = [*self._logits(normed), *self._states(hidden, normed)]
             if self._package.keeps_rows:
-                new = self._mb.concat(values=[*keys, *values, *kept], axis=0, name="kv_new")
-                outputs += self._kept(new, inputs, cache)
+                outputs.append(self._mb.concat(values=[*keys, *values, *kept], axis=0, name="kv_new"))
             built.set_outputs(outputs)
         return built
 
     def _inputs(self) -> dict[str, Any]:
-        place = self._mb.placeholder if self._package.cache == "io" else self._mb.state_tensor_placeholder
-        cache = place(shape=self._package.cache_shape, dtype=toolchain().types.fp16)
-        return self._placeholders(self._package.input_shapes(self._width)) | {"kv": cache}
+        return self._placeholders(self._package.input_shapes(self._width) | {"kv": self._package.cache_shape})
 
     def _conditioned(self, name: str, normed: Any, given: Any) -> tuple[Any, Any]:
         """The input of EAGLE-3's attention, embedding and conditioning vector side by side; its residual stream."""
@@ -162,14 +151,6 @@ class _Decoder(GraphParts):
             return []
         states = hidden if conditioning.state == "raw" else normed
         return [self._mb.transpose(x=states, perm=[0, 2, 3, 1], name="state")]
-
-    def _kept(self, new: Any, inputs: dict[str, Any], cache: Any) -> list[Any]:
-        """The new keys and values as an output, or nothing where they were written to the state."""
-        if self._package.cache == "io":
-            return [new]
-        written = self._mb.slice_update(x=cache, update=new, begin=inputs["begin"], end=inputs["end"])
-        self._mb.coreml_update_state(state=inputs["kv"], value=written)
-        return []
 
     def _shared_mask(self, mask: Any) -> Any:
         """The mask for the query heads that share keys; these heads are concatenated on the token axis."""
@@ -198,7 +179,7 @@ class _Decoder(GraphParts):
                 return self._mb.gelu(x=x, mode="TANH_APPROXIMATION")
 
     def _attention(
-        self, layer_name: str, index: int, layer: Layer, x: Any, inputs: dict[str, Any], cache: Any
+        self, layer_name: str, index: int, layer: Layer, x: Any, inputs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, Any]]:
         """Attention over slots and new tokens; the new keys and values, (1, key heads, L, head) each.
 
@@ -212,8 +193,8 @@ class _Decoder(GraphParts):
         queries = mb.mul(x=queries, y=np.float16(shape.score_scale))
         stacked = (1, shape.key_heads, self._sharing * self._width, shape.head)
         queries = mb.reshape(x=mb.transpose(x=queries, perm=[0, 1, 3, 2]), shape=stacked)
-        all_keys = mb.concat(values=[self._cached(cache, index), keys], axis=2)
-        all_values = mb.concat(values=[self._cached(cache, shape.attentions + index), values], axis=2)
+        all_keys = mb.concat(values=[self._cached(inputs["kv"], index), keys], axis=2)
+        all_values = mb.concat(values=[self._cached(inputs["kv"], shape.attentions + index), values], axis=2)
         scores = self._cap(mb.matmul(x=queries, y=all_keys, transpose_y=True), shape.score_cap)
         scores = mb.add(x=scores, y=inputs["mask"])
         seen = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=all_values)

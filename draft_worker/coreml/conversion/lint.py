@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, Tensor
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, TensorType
 from protocol.contracts.coreml.conversion import LintFinding as Finding
 
 _NATIVE = frozenset(
@@ -18,7 +18,7 @@ _NATIVE = frozenset(
         *("conv", "matmul", "add", "sub", "mul", "real_div", "maximum", "minimum", "abs", "square", "sqrt", "rsqrt"),
         *("softmax", "silu", "sigmoid", "tanh", "relu", "gelu", "reduce_mean", "reduce_max", "reduce_sum"),
         *("layer_norm", "reshape", "transpose", "split", "concat", "slice_by_size", "slice_by_index"),
-        *("expand_dims", "squeeze", "identity", "read_state", "write_state", "slice_update"),
+        *("expand_dims", "squeeze", "identity"),
         *("constexpr_lut_to_dense", "constexpr_blockwise_shift_scale"),
     )
 )
@@ -40,7 +40,6 @@ _MOST_AXES = 5
 _ALIGNMENT = 64
 _MAX_PADDING = 1 << 20
 """Bytes of padding in one input or output above which a finding is reported."""
-_STATE_MULTIPLE = 32
 _LARGEST_WEIGHTS = 1 << 30
 _SMALLEST_NORMAL = 2.0**-14
 """Below this, fp16 numbers lose digits, and the device may flush them to 0."""
@@ -52,7 +51,7 @@ def lint(file: ProgramFile) -> list[Finding]:
     """All findings, errors first. Raises InputError for a damaged weight file."""
     findings = list(_weights(file))
     for function in file.functions.values():
-        for rule in (operations, tensors, channels, interface, states, numbers):
+        for rule in (operations, tensors, channels, interface, numbers):
             findings += rule(function)
     return sorted(findings, key=lambda finding: finding.severity)
 
@@ -80,7 +79,6 @@ def _is_blockwise(operation: Operation, function: FunctionFile) -> bool:
 
 
 def tensors(function: FunctionFile) -> Iterator[Finding]:
-    indices = _slice_indices(function)
     for name, tensor in function.types.items():
         if name in function.constants:
             continue
@@ -91,17 +89,9 @@ def tensors(function: FunctionFile) -> Iterator[Finding]:
         if max(tensor.shape, default=0) > _LONGEST_AXIS:
             reason = f"{_show(tensor)}: no axis may be longer than {_LONGEST_AXIS}"
             yield Finding("error", "axis length", function.name, name, reason)
-        if name in indices:
-            reason = "a slot known only at run time: some systems can't compile it, others can; measure"
-            yield Finding("warning", "run-time slot", function.name, name, reason)
-        elif tensor.kind != _FLOAT:
+        if tensor.kind != _FLOAT:
             reason = f"{_show(tensor)}: the Neural Engine computes only in fp16"
             yield Finding("error", "element type", function.name, name, reason)
-
-
-def _slice_indices(function: FunctionFile) -> set[str]:
-    updates = [operation for operation in function.operations if operation.type == "slice_update"]
-    return {name for update in updates for end in ("begin", "end") for name in update.inputs.get(end, ())}
 
 
 def channels(function: FunctionFile) -> Iterator[Finding]:
@@ -115,7 +105,7 @@ def channels(function: FunctionFile) -> Iterator[Finding]:
             yield Finding("error", "channels", function.name, operation.outputs[0], reason)
 
 
-def _tensor(name: str, function: FunctionFile) -> Tensor:
+def _tensor(name: str, function: FunctionFile) -> TensorType:
     stored = function.constants.get(name)
     return stored.tensor if stored else function.types[name]
 
@@ -131,16 +121,6 @@ def interface(function: FunctionFile) -> Iterator[Finding]:
         if rows * (padded - row) > _MAX_PADDING:
             reason = f"{_show(function.types[name])}: padded from {rows * row} to {rows * padded} bytes"
             yield Finding("warning", "alignment", function.name, name, reason)
-
-
-def states(function: FunctionFile) -> Iterator[Finding]:
-    if len(function.states) > 1:
-        reason = f"{len(function.states)} states; the Neural Engine is known to take one"
-        yield Finding("warning", "states", function.name, ", ".join(function.states), reason)
-    for name, tensor in function.states.items():
-        if any(size % _STATE_MULTIPLE for size in tensor.shape[-2:]):
-            reason = f"{_show(tensor)}: the last two axes of a state must be multiples of {_STATE_MULTIPLE}"
-            yield Finding("error", "state alignment", function.name, name, reason)
 
 
 def numbers(function: FunctionFile) -> Iterator[Finding]:
@@ -167,5 +147,5 @@ def _number(function: str, name: str, stored: StoredTensor) -> Iterator[Finding]
         yield Finding("warning", "small number", function, name, reason)
 
 
-def _show(tensor: Tensor) -> str:
+def _show(tensor: TensorType) -> str:
     return f"{tensor.kind.lower()} {tensor.shape}"

@@ -52,7 +52,7 @@ _LIMITS: Mapping[WeightKind, float] = {"fp16": 0.05, "int8": 0.25, "4bit": 1.0}
 """Largest deviation that rounding explains, of activations and of weights in fewer bits. Unrelated results have 1.4."""
 
 
-class Pair(NamedTuple):
+class ComparedResults(NamedTuple):
     """Results of a function of the package, and of the drafter in MLX."""
 
     function: str
@@ -67,7 +67,7 @@ class Pair(NamedTuple):
         return float(deviation) if np.isfinite(deviation) else np.inf
 
 
-Comparison: TypeAlias = Callable[[Converted], Iterator[Pair]]
+Comparison: TypeAlias = Callable[[Converted], Iterator[ComparedResults]]
 
 
 def require_agreement(folder: Path, drafter: Path, compare: Comparison) -> None:
@@ -139,7 +139,7 @@ _BEHIND = 8
 
 
 def block_comparison(mlx: MlxBlockRunner, features: TargetFeatures) -> Comparison:
-    def compare(converted: Converted) -> Iterator[Pair]:
+    def compare(converted: Converted) -> Iterator[ComparedResults]:
         package = PackageBlockRunner(converted, ExecutorRuntime(converted))
         conditioning = converted.package.conditioning
         assert conditioning is not None
@@ -153,16 +153,16 @@ def block_comparison(mlx: MlxBlockRunner, features: TargetFeatures) -> Compariso
         ours, theirs = (context.store for context in contexts)
         assert isinstance(ours, BlockKv)
         assert isinstance(theirs, PackageContext)
-        yield Pair(conditioning.function, theirs.kv[:, :, :known], _stacked(ours))
+        yield ComparedResults(conditioning.function, theirs.kv[:, :, :known], _stacked(ours))
         blocks = [Block([tokens[position]], position) for position in range(known, len(tokens))]
         expected = mlx.forward(contexts[0], blocks)
         for width in converted.package.widths:
             # As many blocks as fill this function, and no wider one.
             count = min(len(blocks), width // (1 + mlx.form.masks))
             found = package.forward(contexts[1], blocks[:count])
-            yield Pair(converted.package.function(width), _logits(found), _logits(expected[:count]))
+            yield ComparedResults(converted.package.function(width), _logits(found), _logits(expected[:count]))
             if conditioning.state != "none":
-                yield Pair(converted.package.function(width), _states(found), _states(expected[:count]))
+                yield ComparedResults(converted.package.function(width), _states(found), _states(expected[:count]))
 
     return compare
 
@@ -182,16 +182,16 @@ def _states(rows: Sequence[BlockRows]) -> Array:
 
 
 def eagle3_comparison(network: Eagle3, features: TargetFeatures) -> Comparison:
-    def compare(converted: Converted) -> Iterator[Pair]:
+    def compare(converted: Converted) -> Iterator[ComparedResults]:
         conditioning = converted.package.conditioning
         assert conditioning is not None
         runner = PackageRunner(converted, ExecutorRuntime(converted))
-        most = min(len(features.tokens) - 1, runner.open().table.most_committed)
+        most = min(len(features.tokens) - 1, runner.open().most_committed)
         # The row of a token reads the feature of the token before it.
         tokens, rows = features.tokens[1 : most + 1], features.rows[:most]
         fused = network.fuse(mx.array(rows))
         given = runner.fuse(rows)
-        yield Pair(conditioning.function, given, np.array(fused))
+        yield ComparedResults(conditioning.function, given, np.array(fused))
         states = network(mx.array([tokens]), fused[None])
         logits = network.logits(states)[0]
         for width in converted.package.widths:
@@ -202,8 +202,8 @@ def eagle3_comparison(network: Eagle3, features: TargetFeatures) -> Comparison:
             left = mx.concatenate(found)
             sequence.close()
             function = converted.package.function(width)
-            yield Pair(function, runner.states(left), np.array(states[0]))
-            yield Pair(function, np.array(runner.logits(left)), np.array(logits))
+            yield ComparedResults(function, runner.states(left), np.array(states[0]))
+            yield ComparedResults(function, np.array(runner.logits(left)), np.array(logits))
 
     return compare
 

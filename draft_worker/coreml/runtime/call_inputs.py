@@ -24,9 +24,6 @@ class CallInputs:
         self._scale = np.float32(shape.embedding_scale)
         shapes = package.input_shapes(width)
         self.buffers: dict[str, Array] = {name: np.zeros(size, np.float32) for name, size in shapes.items()}
-        if package.cache == "state":
-            self.buffers["begin"] = np.zeros(4, np.int32)
-            self.buffers["end"] = np.array([2 * shape.attentions, shape.key_heads, 0, shape.head], np.int32)
 
     def place(self, tokens: Sequence[int], positions: Sequence[int]) -> dict[str, Array]:
         """The buffers for up to `width` tokens; the outputs behind them are undefined.

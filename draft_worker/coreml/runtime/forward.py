@@ -33,10 +33,6 @@ class PackageForward:
         """The smallest width for a call of `count` tokens; the largest width if none suffices."""
         return next((width for width in self._inputs if width >= count), self.widest)
 
-    def most(self, room: int) -> int:
-        """The largest width that writes at most `room` slots; the smallest width if none does."""
-        return max((width for width in self._inputs if width <= room), default=min(self._inputs))
-
     def run(self, memory: CallMemory, numbers: Sequence[int]) -> Single:
         """Evaluate rows that have slots: (rows, the head's rows padded with -inf) logits, valid until the next call."""
         inputs = self._inputs[self.width(len(numbers))]
@@ -44,8 +40,7 @@ class PackageForward:
         data = inputs.place([row.token for row in rows], [row.position for row in rows])
         for name, window in self._masks.items():
             memory.slots.fill_mask(numbers, data[name][0, 0], window)
-        given = memory.inputs(numbers, inputs.width, data)
-        outputs = self._runtime.predict(inputs.function, given, memory.state)
+        outputs = self._runtime.predict(inputs.function, memory.inputs(numbers, data))
         memory.store(numbers, outputs)
         begin = 0
         for index, size in enumerate(self._outputs):

@@ -6,16 +6,6 @@ from typing import Protocol
 from draft_worker.coreml.arrays import Array
 
 
-class DeviceState(Protocol):
-    """A cache that the runtime keeps between calls."""
-
-    def read(self) -> Array:
-        """The whole cache, in `Package.cache_shape`; slow."""
-        ...
-
-    def write(self, cache: Array) -> None: ...
-
-
 class Runtime(Protocol):
     """A loaded converted model, ready for calls of each function."""
 
@@ -27,10 +17,6 @@ class Runtime(Protocol):
         """Load the function, unless it is loaded. May take minutes, when the device compiles it."""
         ...
 
-    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Call the function. The runtime may read `inputs` until it ends: the caller reuses its arrays."""
-        ...
-
-    def make_state(self) -> DeviceState:
-        """An empty cache, for a package whose cache is a state."""
         ...

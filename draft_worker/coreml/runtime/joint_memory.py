@@ -186,7 +186,6 @@ class SharedCall:
         self._parts = list(zip(parts, self._call.rows, strict=True))
         self._rows = [(part.memory, number) for part in parts for number in part.numbers]
         self.numbers = range(len(self._rows))
-        self.state = None
 
     @property
     def slots(self) -> "SharedCall":
@@ -199,13 +198,13 @@ class SharedCall:
     def fill_mask(self, numbers: Sequence[int], mask: Single, window: int | None = None) -> None:
         self._call.fill_mask(mask, window)
 
-    def inputs(self, numbers: Sequence[int], width: int, buffers: Mapping[str, Array]) -> Mapping[str, Array]:
+    def inputs(self, numbers: Sequence[int], buffers: Mapping[str, Array]) -> Mapping[str, Array]:
         if "past" in buffers:
             past, ancestors = buffers["past"], buffers["ancestors"]
             past[:], ancestors[:] = 0, 0
             for part, rows in self._parts:
                 own = {"past": past[..., rows], "ancestors": ancestors[..., rows, rows]}
-                part.memory.inputs(part.numbers, len(part.numbers), own)
+                part.memory.inputs(part.numbers, own)
         return {**buffers, "kv": self._call.kv}
 
     def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:

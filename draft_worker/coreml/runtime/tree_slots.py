@@ -1,4 +1,4 @@
-"""Assigns KV slots: committed tokens to the first slots, tree rows to free slots behind them.
+"""The KV slots of a package: committed tokens have the first slots, tree rows free slots behind them.
 
 Pure bookkeeping; knows no arrays of keys and no model. A package has a fixed number of slots, so slots are reused. If
 no slot is free, a row has none: it has no keys, so no candidates and no children.
@@ -45,6 +45,8 @@ class TreeSlots:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.committed = 0
+        self.origin = 0
+        """Position of the first committed token."""
         self.next_row = 0
         self.visible: Single = np.full(capacity, HIDDEN, np.float32)
         """0 for the slots of committed tokens, HIDDEN for other slots."""
@@ -73,33 +75,40 @@ class TreeSlots:
         """Slots of these rows, without the rows that have none."""
         return [slot for number in numbers if (slot := self._rows[number].slot) is not None]
 
-    def add(self, tokens: Sequence[int], parents: Sequence[int], width: int) -> list[int]:
-        """Add rows, parents before children, and return their numbers. A call of `width` tokens will write them."""
+    def add(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Add rows, parents before children, and return their numbers."""
         numbers = list(range(self.next_row, self.next_row + len(tokens)))
-        slots = iter(self._take(len(tokens), width))
+        slots = iter(self._take(len(tokens)))
         for number, token, parent in zip(numbers, tokens, parents, strict=True):
             parent = self._tip if parent == PREFIX else parent
             above = None if parent == self._tip else self._rows[parent]
             slot = next(slots, None) if above is None or above.slot is not None else None
-            position = self.committed if above is None else above.position + 1
+            position = self.origin + self.committed if above is None else above.position + 1
             self._rows[number] = PackageRow(slot, parent, position, token)
         self.next_row += len(tokens)
         self._free_all(slots)
         return numbers
 
-    def fill_mask(self, numbers: Sequence[int], mask: Single, window: int | None = None) -> None:
+    def fill_mask(
+        self, numbers: Sequence[int], mask: Single, window: int | None = None, again: range = range(0)
+    ) -> None:
         """Fill (width, capacity + width) `mask` for a call that evaluates these rows, in this order.
 
         0 at the committed slots, the ancestors of a row and the row itself, HIDDEN elsewhere. With a window, only the
         last `window` of them have 0. The columns behind the slots are the rows of the call. Allocates nothing that
-        grows with the context.
+        grows with the context. `again`: the call evaluates these committed tokens in front of the rows; if there are
+        rows, they are the last ones.
         """
         mask[:, : self.capacity] = self.visible
         mask[:, self.capacity :] = HIDDEN
-        column = {number: self.capacity + index for index, number in enumerate(numbers)}
-        for index, number in enumerate(numbers):
+        if again:
+            mask[:, again.start : self.capacity] = HIDDEN
+        for index in range(len(again)):
+            mask[index:, self.capacity + index] = 0
+        column = {number: self.capacity + index for index, number in enumerate(numbers, start=len(again))}
+        for index, number in enumerate(numbers, start=len(again)):
             first = 0 if window is None else max(0, self._rows[number].position + 1 - window)
-            self._hide(mask[index], min(first, self.committed))
+            mask[index, : min(max(0, first - self.origin), self.committed)] = HIDDEN
             while (row := self._rows.get(number)) is not None and row.position >= first:
                 mask[index, column.get(number, row.slot)] = 0
                 number = row.parent
@@ -112,7 +121,7 @@ class TreeSlots:
             yield number, row.slot
             number = row.parent
         for position in reversed(range(self.committed)):
-            yield None, self._slot(position)
+            yield None, position
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> Kept:
         """Commit the rows of `path` in order, keep those in `surviving`, drop the rest."""
@@ -133,12 +142,39 @@ class TreeSlots:
             self.committed += 1
         return Kept(exchanged, [])
 
+    def replace(self, first: int, count: int) -> list[tuple[int, int]]:
+        """`count` committed tokens take the places of those from index `first` on. Rows stay, with their positions.
+
+        Returns `Kept.exchanged`, since rows make room. Before more rows are added or kept, the committed tokens must
+        end where they ended; without rows they may end anywhere.
+        """
+        before, self.committed = self.committed, first + count
+        assert self.committed <= self.capacity, "a package has slots for its context"
+        self.visible[: self.committed], self.visible[self.committed :] = 0, HIDDEN
+        self._top = max(self._top, self.committed)
+        if self.committed < before:
+            self._find_free()
+        moved: list[tuple[int, int]] = []
+        for number, row in self._rows.items():
+            if row.slot is not None and row.slot < self.committed:
+                (slot,) = self._take(1)
+                self._rows[number] = row._replace(slot=slot)
+                moved.append((row.slot, slot))
+        return moved
+
+    def restart(self, position: int) -> None:
+        """Drop all committed tokens: the next one stands at `position`. Rows stay, as for `replace`."""
+        self.replace(0, 0)
+        self.origin = position
+
     def truncate(self, length: int) -> None:
         """Drop the committed tokens behind `length`, and all rows."""
         assert 0 <= length <= self.committed
         self.visible[length:] = HIDDEN
         self.committed = self._top = length
-        self._drop_rows()
+        self._rows = {}
+        self._free = []
+        self._tip = PREFIX
 
     def adopt(self, tokens: int) -> None:
         """Mark the first `tokens` slots as committed. All slots must be free."""
@@ -147,20 +183,12 @@ class TreeSlots:
         self.visible[:tokens] = 0
         self.committed = self._top = tokens
 
-    def _hide(self, mask: Single, count: int) -> None:
-        """Hide the first `count` committed tokens."""
-        mask[:count] = HIDDEN
+    def _find_free(self) -> None:
+        """All slots between those of committed tokens and `_top` that no row has."""
+        used = {row.slot for row in self._rows.values()}
+        self._free = [slot for slot in range(self.committed, self._top) if slot not in used]
 
-    def _slot(self, position: int) -> int:
-        """The slot of a committed token."""
-        return position
-
-    def _drop_rows(self) -> None:
-        self._rows = {}
-        self._free = []
-        self._tip = PREFIX
-
-    def _take(self, count: int, width: int) -> list[int]:
+    def _take(self, count: int) -> list[int]:
         """Up to `count` free slots, the lowest first."""
         taken: list[int] = []
         while len(taken) < count and self._free:
@@ -189,66 +217,3 @@ class TreeSlots:
         else:
             self._rows[other] = self._rows[other]._replace(slot=slot)
         return [(slot, place)]
-
-
-class FixedSlots(TreeSlots):
-    """Slots that only calls write, `width` consecutive ones each. Committed tokens keep their slots until `compact`."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._order: list[int] = []
-        """Slots of the committed tokens, in the order of the tokens."""
-
-    @property
-    def room(self) -> int:
-        """Free slots at the end."""
-        return self.capacity - self._top
-
-    def needs_compaction(self, width: int) -> bool:
-        """Whether a call of this width has room only after `compact`."""
-        return self.room < width and self._top > len(self._order) + len(self._rows)
-
-    def compact(self) -> list[int]:
-        """Remove the gaps between slots in use. The caller must move the contents of slot `result[i]` to slot i."""
-        written = [number for number, row in self._rows.items() if row.slot is not None]
-        sources = self._order + self.slots_of(written)
-        for slot, number in enumerate(written, start=len(self._order)):
-            self._rows[number] = self._rows[number]._replace(slot=slot)
-        self._order = list(range(len(self._order)))
-        self.visible[:] = HIDDEN
-        self.visible[self._order] = 0
-        self._top = len(sources)
-        return sources
-
-    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> Kept:
-        kept = super().keep(path, surviving)
-        self._lower()
-        return kept
-
-    def truncate(self, length: int) -> None:
-        self.visible[self._order[length:]] = HIDDEN
-        del self._order[length:]
-        self.committed = length
-        self._drop_rows()
-        self._lower()
-
-    def _hide(self, mask: Single, count: int) -> None:
-        mask[self._order[:count]] = HIDDEN
-
-    def _slot(self, position: int) -> int:
-        return self._order[position]
-
-    def _lower(self) -> None:
-        self._top = 1 + max([*self._order[-1:], *self.slots_of(list(self._rows))], default=-1)
-
-    def _take(self, count: int, width: int) -> list[int]:
-        if self.room < width:
-            return []
-        taken = list(range(self._top, self._top + count))
-        self._top += count
-        return taken
-
-    def _commit(self, number: int, slot: int) -> list[tuple[int, int]]:
-        self.visible[slot] = 0
-        self._order.append(slot)
-        return []

@@ -5,7 +5,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from draft_worker.training.kind import Setting, Training
+from draft_worker.training.kind import Training, TrainingSetting
 from draft_worker.training.kinds import block, eagle3, layers, redrafter
 from draft_worker.training.target import Target
 from protocol.contracts.training import TrainedKind
@@ -17,7 +17,7 @@ class Kind(NamedTuple):
     outputs: Callable[[Target, int], tuple[int, ...]]
     """With the user's choice of layers: the target's outputs that it reads besides FINAL. Raises InputError if the
     kind can't be trained so."""
-    training: Callable[[Setting], Training]
+    training: Callable[[TrainingSetting], Training]
 
 
 KINDS: Mapping[TrainedKind, Kind] = MappingProxyType(

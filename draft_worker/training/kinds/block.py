@@ -19,7 +19,7 @@ from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.training.columns import counted
 from draft_worker.training.corpus.guessable import Guessable
 from draft_worker.training.corpus.rows import Row
-from draft_worker.training.kind import NO_PLACE, Judge, Setting
+from draft_worker.training.kind import NO_PLACE, Judge, TrainingSetting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.target import Target, fitting, trained
 from protocol.contracts.training import DEPTHS, STALENESS
@@ -57,7 +57,7 @@ class BlockTraining:
 
     tables = ("markov",)
 
-    def __init__(self, setting: Setting, *, dspark: bool) -> None:
+    def __init__(self, setting: TrainingSetting, *, dspark: bool) -> None:
         target = setting.target
         self._target = target
         self._form = form = _form(setting, dspark=dspark)
@@ -167,7 +167,7 @@ def _blocks(row: Row, places: np.ndarray, stale: np.ndarray, form: BlockForm) ->
     return Blocks(tokens, positions, numbers, before, starts, np.stack(rows))
 
 
-def _form(setting: Setting, *, dspark: bool) -> BlockForm:
+def _form(setting: TrainingSetting, *, dspark: bool) -> BlockForm:
     target, config = setting.target, setting.target.config
     heads = target.size("num_attention_heads")
     return BlockForm(

@@ -15,9 +15,9 @@ import numpy as np
 
 from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3
-from draft_worker.training.columns import Columns, drawn, no_hits, whole, windows
+from draft_worker.training.columns import Chains, drawn, no_hits, whole, windows
 from draft_worker.training.corpus.rows import Row
-from draft_worker.training.kind import Judge, Setting
+from draft_worker.training.kind import Judge, TrainingSetting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.target import Target, fitting, trained
 from protocol.errors import InputError
@@ -58,7 +58,7 @@ class Eagle3Training:
 
     tables = ()
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TrainingSetting) -> None:
         target = setting.target
         self._target, self._head_tokens = target, setting.head_tokens.astype(np.int32)
         self._columns = [setting.outputs.index(output) for output in _outputs(target.layers)]
@@ -93,7 +93,7 @@ class Eagle3Training:
         network.lm_head.weight = self._head
         write_eagle3(folder, network)
 
-    def _unrolled(self, row: Row, columns: Columns) -> Iterator[mx.array]:
+    def _unrolled(self, row: Row, columns: Chains) -> Iterator[mx.array]:
         """For each step the (n, head) logits behind `columns.slots(step)`."""
         layer = _Rows(self.network)
         embedded = self._target.embed(mx.array(row.tokens))

@@ -18,7 +18,7 @@ from draft_worker.drafters.files import save
 from draft_worker.training.columns import counted, no_hits, reach, windows
 from draft_worker.training.corpus.guessable import Guessable
 from draft_worker.training.corpus.rows import Row
-from draft_worker.training.kind import CHAIN, Judge, Setting
+from draft_worker.training.kind import CHAIN, Judge, TrainingSetting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.target import Target, trained
 from protocol.errors import InputError
@@ -63,7 +63,7 @@ class LayersTraining(ABC):
 
     tables = ()
 
-    def __init__(self, setting: Setting, chosen: list[int], guessable: Guessable) -> None:
+    def __init__(self, setting: TrainingSetting, chosen: list[int], guessable: Guessable) -> None:
         self._target, self._guessable = setting.target, guessable
         self._head = setting.target.head(guessable.tokens)
         self._chosen = chosen
@@ -106,7 +106,7 @@ class LayersTraining(ABC):
 class ExitTraining(LayersTraining):
     """One layer behind the first of the target's."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TrainingSetting) -> None:
         target = setting.target
         super().__init__(setting, [target.layers - 1], Guessable(target, setting.head_tokens))
         self._layers = setting.layers or exit_layers(target.layers)
@@ -128,7 +128,7 @@ class ExitTraining(LayersTraining):
 class LanguageTraining(LayersTraining):
     """A language model of a few of the target's layers, between its embedding and a part of its head."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TrainingSetting) -> None:
         count = setting.layers or _LANGUAGE_LAYERS
         last = setting.target.layers - 1
         chosen = sorted({*range(min(count - 1, last)), last})

@@ -13,10 +13,10 @@ from mlx.utils import tree_map
 
 from draft_worker.drafters.redrafter import ReDrafter, ReDrafterForm
 from draft_worker.drafters.redrafter_checkpoint import write_redrafter
-from draft_worker.training.columns import Columns, drawn, no_hits, whole, windows
+from draft_worker.training.columns import Chains, drawn, no_hits, whole, windows
 from draft_worker.training.corpus.guessable import Guessable
 from draft_worker.training.corpus.rows import Row
-from draft_worker.training.kind import Judge, Setting
+from draft_worker.training.kind import Judge, TrainingSetting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.target import trained
 
@@ -30,7 +30,7 @@ class ReDrafterTraining:
 
     tables = ()
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TrainingSetting) -> None:
         target = setting.target
         self._target = target
         self._guessable = Guessable(target, setting.head_tokens)
@@ -79,7 +79,7 @@ class ReDrafterTraining:
         write_redrafter(folder, network)
         self._guessable.write(folder)
 
-    def _unrolled(self, row: Row, columns: Columns, head: mx.array) -> Iterator[mx.array]:
+    def _unrolled(self, row: Row, columns: Chains, head: mx.array) -> Iterator[mx.array]:
         """For each step the (n, head) logits behind `columns.slots(step)`."""
         network = self.network
         embedded = self._target.embed(mx.array(row.tokens))

@@ -34,14 +34,6 @@ from protocol.errors import InputError
     show_default=True,
     help="fp16 is exact; int8 has a scale a channel; 4bit a palette a channel, and an int8 head.",
 )
-@click.option(
-    "--kv",
-    "cache",
-    type=click.Choice(["io", "state"]),
-    default="io",
-    show_default=True,
-    help="Who holds the cache: io, the worker; state, Core ML.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @stays_awake
 def convert(
@@ -103,7 +95,7 @@ def _summary(finished: Finished, choices: Choices) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_row("package", f"{finished.folder} ({_megabytes(finished.package_bytes)} {choices.weights})")
     grid.add_row("host's tables", _megabytes(finished.host_bytes))
-    grid.add_row("context", f"{finished.context} tokens, cache by {choices.cache}")
+    grid.add_row("context", f"{finished.context} tokens")
     for name, kinds in finished.operations.items():
         common = ", ".join(f"{count} {kind}" for kind, count in list(kinds.items())[:4])
         grid.add_row(name, f"{sum(kinds.values())} operations: {common}, ...")

@@ -21,7 +21,7 @@ from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
 from orchestrator.runtime.request_state import require_compatible
 from protocol.contracts.engines import NO_DRAFT
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from protocol.ineffective import Ineffective
 
 _ANSWERED = "The prompt is a chat message, since the target has a chat template; --raw continues it as text."
@@ -118,8 +118,11 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
     assert isinstance(result, Result)
     if as_json:
         click.echo(json.dumps({**result.to_json(), "chat": chat, "level": state.level}))
-        return
-    click.echo()
-    if not quiet:
+    else:
+        click.echo()
+    if not quiet and not as_json:
         temperature = state.sampling.temperature if params.temperature is None else params.temperature
         Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats))
+    if params.json_schema is not None and result.finish_reason == "length":
+        tokens = result.statistics.generated_tokens
+        raise PipelineError(f"The JSON is incomplete, cut off after {tokens} tokens: give a larger --max-tokens.")

@@ -26,7 +26,7 @@ from orchestrator.lab.simulate.prediction.sweep import (
     with_drafter,
     with_target_step,
 )
-from orchestrator.lab.simulate.trace import Recorded, fit, read_trace
+from orchestrator.lab.simulate.trace import RecordedRequest, fit, read_trace
 from orchestrator.machine.profiles.calibration_file import calibration_file
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.errors import InputError
@@ -140,7 +140,7 @@ def _scenarios(profile: DeviceProfile, options: dict[str, Any]) -> Iterator[Scen
         yield scenario
 
 
-def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[Recorded, ...]]]:
+def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[RecordedRequest, ...]]]:
     """Those of the recorded run, or those that were asked for."""
     if options["trace"] is None:
         yield from ((temperature, ()) for temperature in options["temperature"] or (0.0, 1.0))
@@ -152,7 +152,7 @@ def _temperatures(options: dict[str, Any]) -> Iterator[tuple[float, tuple[Record
         yield temperature, tuple(group)
 
 
-def _acceptance(temperature: float, recorded: Sequence[Recorded], options: dict[str, Any]) -> AcceptanceModel:
+def _acceptance(temperature: float, recorded: Sequence[RecordedRequest], options: dict[str, Any]) -> AcceptanceModel:
     known = fit(recorded) if recorded else SAMPLED if temperature > 0 else GREEDY
     return _given(known, options)
 

@@ -3,38 +3,49 @@
 The outcome changes speed, never tokens.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+from orchestrator.core.commands import TrialDecided
+from orchestrator.core.policy.tries import Terms, Tries
+from orchestrator.core.sequence import Sequence
+from orchestrator.core.speculation import Speculation
+from protocol.messages.base import NodeId, SequenceId
+from protocol.speculation.token_tree import node_id
 
 MAX_DRAFTS = 16
+_TERMS = Terms(
+    first_pause=256,
+    longest_pause=8192,
+    rounds=48,
+    in_a_row=160,
+    window=48,
+    gain=1.05,
+    settling=4,
+    few=8,
+    loss=0.8,
+    most=160,
+)
+"""Rates over 48 rounds of the same draft vary by 7%. After a change the drafts have rested, or read."""
+_TREE_ROUNDS = 24
+"""Rounds in which the trees of a draft on trial are compared."""
+_PATIENCE = 192
+"""Rounds after which a draft that can't be compared yet (it still prefills) ends its trial, if another draft waits."""
 _PLAUSIBLE = 0.7
-"""By its tree, a draft on trial must be this fast relative to the active one to be measured alone. The trial may favour
-either: both grow, one of them perhaps on the target's device, and only the active draft pays for its own misses."""
-_GAIN = 1.05
-"""Measured alone, it must be this much faster to become active: rates over 48 rounds of the same draft vary by 7%."""
-_FIRST_PAUSE = 256
-_LONGEST_PAUSE = 8192
-"""Rounds until a draft that lost a trial gets the next one, since texts and links change. Doubled after each loss."""
+"""Share of the active draft's tokens that the trees of the draft on trial must have given, so that it is tried. They
+say nothing of the time: it may grow faster, or slow the target down less."""
 
 DraftStatus = Literal["active", "on trial", "standby"]
-
-
-class Decision(NamedTuple):
-    """The end of the comparison of two drafts."""
-
-    winner: int
-    loser: int
-    ratio: float
-    """Decoding speed with the winner relative to the loser. Below 1 if the loser was faster, but not by 5%."""
 
 
 @dataclass(slots=True)
 class _Candidate:
     rating: float | None = None
     """Decoding speed with this draft, relative to the others' ratings; 0 after a failure, None until it is known."""
-    trial_from: int = 0
-    """The round from which it may be on trial."""
-    pause: int = _FIRST_PAUSE
+    trial: int = 0
+    """Number of its last trial; 0 before the first one."""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -44,36 +55,96 @@ class _Candidate:
         return (2, self.rating) if self.rating > 0.0 else (0, 0.0)
 
 
+@dataclass(slots=True)
+class TrialSequence:
+    """One sequence, as it would continue with the draft on trial."""
+
+    speculation: Speculation
+    compared: bool
+    """Its rounds count. A draft that came up in the middle of a request prefills first, which must not count."""
+    ready: frozenset[NodeId] | None = None
+    """What it would have sent of its tree in the present round."""
+
+
+class Trial:
+    """A draft on trial, and what its trees would have given while it grows beside the active one.
+
+    When it becomes active, its trees are used at once.
+    """
+
+    def __init__(self, incarnation: int, sequences: dict[SequenceId, TrialSequence] | None = None) -> None:
+        """`sequences`: what the draft has grown already."""
+        self.incarnation = incarnation
+        self.sequences = sequences or {}
+        self.rounds = 0
+        self._compared = 0
+        self._tokens, self._trial_tokens, self._seconds = 0, 0, 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Of the tokens of the active draft's rounds, those that these trees would have given; None until known."""
+        return self._trial_tokens / self._tokens if self._compared >= _TREE_ROUNDS else None
+
+    @property
+    def active_rate(self) -> float:
+        """Tokens a second with the active draft."""
+        return self._tokens / max(1e-9, self._seconds)
+
+    def round_sent(self, sequence: Sequence) -> None:
+        """The target was sent a tree of the active draft; the one on trial would have sent as many nodes."""
+        trial = self.sequences.get(sequence.id)
+        if trial is not None and trial.compared and sequence.outstanding is not None:
+            nodes = islice(trial.speculation.tree.best(), len(sequence.outstanding.tokens) - 1)
+            trial.ready = frozenset(node.id for node in nodes)
+
+    def follow(self, sequence: Sequence, tokens: list[int], seconds: float, now: float) -> bool:
+        """A round of `seconds` has committed `tokens`. Returns whether it is a hit for the draft on trial."""
+        trial = self.sequences[sequence.id]
+        self.rounds += 1
+        if trial.ready is not None:
+            end, accepted = trial.speculation.tree.root.id, 0
+            for token in tokens[:-1]:
+                end = node_id(end, token)
+                if end not in trial.ready:
+                    break
+                accepted += 1
+            self._compared += 1
+            self._tokens += len(tokens)
+            self._trial_tokens += accepted + 1
+            self._seconds += seconds
+            trial.ready = None
+        settlement = trial.speculation.commit(tokens, sequence.round, now)
+        settlement.apply()
+        return settlement.hit
+
+
+@dataclass(slots=True)
 class Election:
     """Drafts are identified by their incarnations.
 
-    The first draft becomes active at once. Any later draft is on trial first, so that a bad draft never slows decoding
-    down. If it may be the better one, each of the two is active in turn while the other one rests, the later one first.
+    The first draft becomes active at once. Any later draft is on trial first: it grows beside the active one, so that
+    a bad draft never slows decoding down. If its trees are of any use, it rests until the active draft has been
+    measured, and then is active for some rounds itself, while the other one rests.
     """
 
-    def __init__(self) -> None:
-        self.active: int | None = None
-        self.on_trial: int | None = None
-        self._candidates: dict[int, _Candidate] = {}
-        """In the order in which they came up."""
-        self._rounds = 0
-        self.alone = False
-        """The active draft is measured alone: the one on trial rests."""
+    active: int | None = None
+    on_trial: int | None = None
+    alone: bool = False
+    """The active draft is measured alone: the one on trial rests."""
+    _candidates: dict[int, _Candidate] = field(default_factory=dict)
+    """In the order in which they came up."""
+    _tries: Tries = field(default_factory=lambda: Tries(_TERMS))
+    _trials: int = 0
 
     @property
     def full(self) -> bool:
         return len(self._candidates) >= MAX_DRAFTS
 
-    @property
-    def contested(self) -> bool:
-        """Another draft waits for its trial."""
-        return self._next() is not None
-
     def statuses(self) -> dict[int, DraftStatus]:
         return {id: self._status(id) for id in self._candidates}
 
     def draft_up(self, id: int) -> None:
-        self._candidates[id] = _Candidate(trial_from=self._rounds)
+        self._candidates[id] = _Candidate()
         if self.active is None:
             self._activate(id)
         self._begin_trial()
@@ -81,12 +152,11 @@ class Election:
     def draft_down(self, id: int) -> None:
         """A draft's process ended, or the draft was detached or revoked."""
         self._candidates.pop(id, None)
-        if id in (self.active, self.on_trial):
-            self.alone = False
-        if self.on_trial == id:
-            self.on_trial = None
-        if self.active == id:
+        if id == self.active:
             self._activate_best()
+        elif id == self.on_trial:
+            self.on_trial, self.alone = None, False
+            self._tries.restart()
         self._begin_trial()
 
     def active_failed(self) -> bool:
@@ -96,60 +166,58 @@ class Election:
         others = (candidate for candidate in self._candidates.values() if candidate is not failed)
         if not any(candidate.rank > (0, 0.0) for candidate in others):
             return False
-        failed.rating = 0.0
-        self.alone = False
-        self._postpone_trial(failed)
+        failed.rating, failed.trial = 0.0, self._number()
         self._activate_best()
         self._begin_trial()
         return True
 
-    def round_committed(self) -> None:
-        """A sequence has committed a round."""
-        self._rounds += 1
-        self._begin_trial()
+    def round_ended(
+        self, tokens: float, seconds: float, kind: Hashable, trial: Trial | None = None, ready: bool = True
+    ) -> TrialDecided | None:
+        """A round has ended with the active draft. Returns the decision, if this round led to one.
 
-    def trial_ended(self, ratio: float) -> Decision | None:
-        """By its tree, decoding with the draft on trial would be `ratio` times as fast as with the active one.
-
-        Returns the decision, or None if both are measured alone from now on, first the one that was on trial.
+        `tokens`: expected of the round. `kind`: as `Tries` has it. `trial`: of the draft on trial, which is `ready` if
+        it has read what it serves.
         """
-        if ratio < _PLAUSIBLE:
-            return self._decide(ratio)
-        incumbent, challenger = self._pair()
-        challenger.rating = ratio * (incumbent.rating or 1.0)
-        self.alone = True
-        self.change_places()
-        return None
+        decided = None
+        if trial is None or self.alone:
+            outcome = self._tries.observe(tokens, seconds, kind)
+            if outcome is not None:
+                if not outcome.kept:
+                    self._change_places()
+                decided = self._decide(outcome.usual, outcome.tried, outcome.kept)
+            elif self.alone and ready and not self._tries.trying and self._tries.measured(kind):
+                self._tries.begin()
+                self._change_places()
+        elif trial.share is not None:
+            if trial.share < _PLAUSIBLE:
+                self._tries.failed()
+                decided = self._decide(trial.active_rate, trial.active_rate * trial.share, False)
+            else:
+                self.alone = True
+        elif trial.rounds >= _PATIENCE and self._next() is not None:
+            self._end_trial()
+        self._begin_trial()
+        return decided
 
-    def change_places(self) -> None:
+    def _change_places(self) -> None:
         """The draft on trial becomes active, and the active one is on trial."""
         self.active, self.on_trial = self.on_trial, self.active
 
-    def measured_alone(self, ratio: float) -> Decision:
-        """The incumbent, which is active again, was measured too: with the other draft decoding is `ratio` times as
-        fast."""
-        self.alone = False
-        return self._decide(ratio)
-
-    def _decide(self, ratio: float) -> Decision:
-        incumbent, challenger = self._pair()
-        challenger.rating = ratio * (incumbent.rating or 1.0)
-        change = ratio > _GAIN
-        if change:
-            self.change_places()
-        self._postpone_trial(incumbent if change else challenger)
+    def _decide(self, usual: float, tried: float, kept: bool) -> TrialDecided:
+        """The trial has ended; the better draft is active."""
         assert self.active is not None
         assert self.on_trial is not None
-        decision = Decision(self.active, self.on_trial, ratio if change else 1.0 / max(1e-9, ratio))
-        self.on_trial = None
-        self._begin_trial()
-        return decision
-
-    def _pair(self) -> tuple[_Candidate, _Candidate]:
-        """The active draft and the one on trial; both must exist."""
-        assert self.active is not None
-        assert self.on_trial is not None
-        return self._candidates[self.active], self._candidates[self.on_trial]
+        winner, loser = self.active, self.on_trial
+        ratio = tried / max(1e-9, usual)
+        one, other = self._candidates[winner], self._candidates[loser]
+        if kept:
+            one.rating = ratio * (other.rating or 1.0)
+        else:
+            other.rating = ratio * (one.rating or 1.0)
+        self._end_trial()
+        rates = (tried, usual) if kept else (usual, tried)
+        return TrialDecided(winner, loser, *rates)
 
     def _status(self, id: int) -> DraftStatus:
         if id == self.active:
@@ -164,22 +232,28 @@ class Election:
             self._activate(max(others, key=lambda id: self._candidates[id].rank))
 
     def _activate(self, id: int) -> None:
-        self.active = id
+        self.active, self.alone = id, False
         if self.on_trial == id:
             self.on_trial = None
         activated = self._candidates[id]
         activated.rating = activated.rating or 1.0
-
-    def _postpone_trial(self, candidate: _Candidate) -> None:
-        candidate.trial_from = self._rounds + candidate.pause
-        candidate.pause = min(2 * candidate.pause, _LONGEST_PAUSE)
+        self._tries.restart()
 
     def _begin_trial(self) -> None:
         if self.on_trial is None and self.active is not None:
             self.on_trial = self._next()
 
+    def _end_trial(self) -> None:
+        assert self.on_trial is not None
+        self._candidates[self.on_trial].trial = self._number()
+        self.on_trial, self.alone = None, False
+
+    def _number(self) -> int:
+        self._trials += 1
+        return self._trials
+
     def _next(self) -> int | None:
-        """The draft whose trial has been due for longest; None if none is due."""
-        standbys = [id for id in self._candidates if id not in (self.active, self.on_trial)]
-        due = [id for id in standbys if self._candidates[id].trial_from <= self._rounds]
-        return min(due, key=lambda id: self._candidates[id].trial_from, default=None)
+        """The draft that waits for its trial, a new one first; None if none is due."""
+        standbys = {id: each for id, each in self._candidates.items() if id not in (self.active, self.on_trial)}
+        due = [id for id, candidate in standbys.items() if not candidate.trial or self._tries.due]
+        return min(due, key=lambda id: standbys[id].trial, default=None)

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from orchestrator.core.commands import Command
-from orchestrator.core.drafts.comparison import Comparison, Trial, TrialSequence
 from orchestrator.core.drafts.dispatch import Draft, DraftDispatch
-from orchestrator.core.drafts.election import DraftStatus, Election
+from orchestrator.core.drafts.election import DraftStatus, Election, Trial, TrialSequence
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.options import PlacementChoice
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.decision import Strategy
-from orchestrator.core.policy.estimates import Estimates, TurnTaking
+from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.tries import TurnTaking
 from orchestrator.core.sequence import CommittedRound, Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import WorkerRegistry
@@ -39,7 +39,6 @@ class DraftPool:
         self._sequences = sequences
         self._workers = workers
         self._election = Election()
-        self._comparison = Comparison(self._election)
         self._histories = DraftHistories()
         self._placement = placement
         self._dispatch = DraftDispatch(strategy, sequences, workers, self._election, written)
@@ -60,7 +59,7 @@ class DraftPool:
     @property
     def comparing(self) -> bool:
         """A draft on trial grows beside the active one."""
-        return self._trial is not None and not self._trial.resting
+        return self._trial is not None and not self._election.alone
 
     @property
     def in_turns(self) -> bool | None:
@@ -128,10 +127,10 @@ class DraftPool:
             for command in self._dispatch.start(id, self._speculation(id, sequence, now), sequence, now)
         ]
 
-    def round_sent(self, sequence: Sequence, now: float) -> None:
+    def round_sent(self, sequence: Sequence) -> None:
         """The target was sent a tree of this sequence."""
-        if self._trial is not None and not self._single:
-            self._trial.round_sent(sequence, now)
+        if self._trial is not None and self.comparing:
+            self._trial.round_sent(sequence)
 
     def extend(self, sequence: Sequence, steps: int, now: float) -> list[Command]:
         """Ask the active draft, which rests, to grow up to `steps` steps below the root."""
@@ -145,9 +144,7 @@ class DraftPool:
         commands = self._dispatch.reroot(self._active, sequence.speculation, sequence, tokens, round.hit, now)
         if self._trial is not None:
             speculation = self._trial.sequences[sequence.id].speculation
-            estimates, waited = sequence.estimates, round.waited if self._single else 0.0
-            seconds = estimates.target(len(round.verified.tokens)) + estimates.hop.get(0.0) + waited
-            trial_hit = self._trial.follow(sequence, tokens, seconds, now, self._single)
+            trial_hit = self._trial.follow(sequence, tokens, sequence.ended_round[1], now)
             commands += self._dispatch.reroot(self._trial.incarnation, speculation, sequence, tokens, trial_hit, now)
         return [*commands, *self._reconsider(sequence, now)]
 
@@ -181,7 +178,7 @@ class DraftPool:
             sequence.stats.add_growth(growth.evaluated, growth.seconds)
             sequence.stats.add_paced(growth.paced)
         elif self._trial is not None:
-            self._trial.growth_merged(sequence, now, self._single)
+            self._trial.sequences[sequence.id].compared = True
         return True
 
     def on_fault(self, incarnation: int, fault: Fault, sequence: Sequence, now: float) -> list[Command]:
@@ -207,11 +204,6 @@ class DraftPool:
         sequence = self._sequences.get(message.sequence)
         if sequence is not None and incarnation == self._active:
             sequence.speculation.shorten_prefill(message.tokens)
-
-    @property
-    def _single(self) -> bool:
-        """There is one request. Rounds of several requests overlap, so the wait of one costs the others nothing."""
-        return len(self._sequences) == 1
 
     @property
     def _guessing(self) -> bool:
@@ -267,7 +259,7 @@ class DraftPool:
         if on_trial is None:
             self._trial = None
         elif changed or self._trial is None or self._trial.incarnation != on_trial:
-            self._trial = Trial(on_trial, self._strategy, grown.get(on_trial), resting=self._election.alone)
+            self._trial = Trial(on_trial, grown.get(on_trial))
         commands = [command for sequence in self._sequences.values() for command in self.begin(sequence, now)]
         unused = [id for id in self._drafts if id not in self._in_use()]
         started = [(id, sequence) for id in unused for sequence in self._drafts[id].started]
@@ -285,8 +277,14 @@ class DraftPool:
     def _reconsider(self, sequence: Sequence, now: float) -> list[Command]:
         """After a round: replace a silent draft, end a trial that has an outcome, begin one that is due."""
         assert self._active is not None
-        before = self._active, self._election.on_trial
-        silent = self._drafts[self._active].silent(sequence.estimates, now)
-        decided = self._comparison.round_ended(sequence, self._trial, silent)
-        after = self._election.active, self._election.on_trial
-        return decided if before == after else [*self._apply_election(now), *decided]
+        election, trial = self._election, self._trial
+        before = self._active, election.on_trial
+        decided = None
+        if self._drafts[self._active].silent(sequence.estimates, now):
+            election.active_failed()
+        else:
+            kind = sequence.request.sampling.temperature == 0, sequence.speculation.settled
+            ready = trial is None or not self._drafts[trial.incarnation].prefilling
+            decided = election.round_ended(*sequence.ended_round, kind, trial, ready)
+        changes = [] if before == (election.active, election.on_trial) else self._apply_election(now)
+        return changes if decided is None else [*changes, decided]

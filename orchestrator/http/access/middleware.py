@@ -22,6 +22,12 @@ OLLAMA = "/api/"
 """Prefix of Ollama's routes, whose errors have a third form."""
 
 
+_UNTYPED = ("", "application/x-www-form-urlencoded")
+"""Types of bodies whose sender chose none: curl's own is the second one."""
+_OF_BROWSERS = frozenset(("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode"))
+"""Headers by which browsers show themselves."""
+
+
 def refusal(error: ApiError, path: str) -> JSONResponse:
     """The response to an error, in the form of the API that `path` belongs to."""
     if path.startswith(MESSAGES):
@@ -124,14 +130,18 @@ class KeyGate:
                     code="origin_not_allowed",
                 )
         # A web page may send other types without a preflight request.
-        if (
-            scope["method"] == "POST"
-            and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
-        ):
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        known = kind == "application/json" or (kind in _UNTYPED and not self._from_page(headers))
+        if scope["method"] == "POST" and not known:
             raise ApiError(415, "Send JSON, with the header `Content-Type: application/json`.", code="not_json")
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._most_bytes:
             raise _too_long(self._most_bytes)
+
+    def _from_page(self, headers: Headers) -> bool:
+        """Whether a web page may have caused the request. None knows the key."""
+        browser = headers.get("user-agent", "").startswith("Mozilla/")
+        return self._key is None and (browser or not _OF_BROWSERS.isdisjoint(headers.keys()))
 
     def _foreign(self, headers: Headers) -> bool:
         """Whether a browser says that a page of another site, or of another port, caused the request."""
@@ -162,7 +172,9 @@ def _too_long(most: int) -> ApiError:
 
 def _without_port(host: str) -> str:
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        address, _, rest = host[1:].partition("]")
+        # Text behind the bracket that is no port makes it another name.
+        return host if rest and not rest.startswith(":") else address
     return host.partition(":")[0]
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields
+from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.request_bodies import converted
+from orchestrator.http.history import Note
 from protocol.messages.base import MAX_FUNCTIONS
 
 Block = Mapping[str, Any]
@@ -22,7 +22,7 @@ _THOUGHTS = ("thinking", "redacted_thinking")
 
 
 def messages(system: Any, turns: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages of a chat. Raises ApiError for a malformed block or one that is not text."""
+    """The messages of a chat, whose contents are texts, or blocks if not all of these are text."""
     found = [{"role": "system", "content": _content(system)}] if system else []
     for turn in turns:
         role, content = turn.get("role"), turn.get("content")
@@ -30,22 +30,9 @@ def messages(system: Any, turns: Sequence[Mapping[str, Any]]) -> list[Message]:
             found += _user_messages(_blocks(content))
         elif role == "assistant":
             found.append(_assistant_message(_blocks(content)))
-        elif role == "system":
-            found.append({"role": "system", "content": _content(content)})
         else:
-            raise _wrong(f"A message's role is {role!r} and must be user, assistant or system.")
-    if found and found[-1]["role"] == "assistant":
-        raise unsupported("messages", "The beginning of an answer can't be given: end with a user message.")
+            found.append({"role": role, "content": _content(content)})
     return found
-
-
-def function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool in the form of chat requests. Raises ApiError for a tool that Anthropic's servers would run."""
-    if tool.get("type", "custom") not in ("custom", None):
-        raise unsupported("tools", f"This server runs no tools of type {tool['type']!r}: offer tools of your own.")
-    names = {"name": "name", "description": "description", "strict": "strict", "input_schema": "parameters"}
-    function = {ours: tool[theirs] for theirs, ours in names.items() if tool.get(theirs) is not None}
-    return {"type": "function", "function": function}
 
 
 def _user_messages(blocks: Sequence[Block]) -> list[Message]:
@@ -55,61 +42,51 @@ def _user_messages(blocks: Sequence[Block]) -> list[Message]:
         if result:
             found += map(_tool_message, group)
         else:
-            found.append({"role": "user", "content": "".join(map(_block_text, group))})
-    return found
+            found.append({"role": "user", "content": _joined(list(group))})
+    return found or [{"role": "user", "content": ""}]
 
 
 def _tool_message(block: Block) -> Message:
-    failed = "Error: " if block.get("is_error") else ""
-    content = failed + _content(block.get("content") or "")
-    return {"role": "tool", "tool_call_id": _text(block, "tool_use_id"), "content": content}
+    content = _blocks(block.get("content"))
+    failed = [{"type": "text", "text": "Error: "}] if block.get("is_error") else []
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _joined([*failed, *content])}
 
 
 def _assistant_message(blocks: Sequence[Block]) -> Message:
-    texts = [_block_text(block) for block in blocks if block.get("type") not in ("tool_use", *_THOUGHTS)]
+    spoken = [block for block in blocks if block.get("type") not in ("tool_use", *_THOUGHTS)]
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
-    thoughts = [_text(block, "thinking") for block in blocks if block.get("type") == "thinking"]
-    message: Message = {"role": "assistant", "content": "".join(texts)}
-    if any(thoughts):
-        message["reasoning_content"] = "".join(thoughts)
+    thoughts = [block.get("thinking") for block in blocks if block.get("type") == "thinking"]
+    message: Message = {"role": "assistant", "content": _joined(spoken)}
+    if thought := "".join(text for text in thoughts if isinstance(text, str)):
+        message["reasoning_content"] = thought
     return {**message, "tool_calls": calls} if calls else message
 
 
 def _call(block: Block) -> dict[str, Any]:
-    arguments = msgspec.json.encode(block.get("input") or {}).decode()
-    function = {"name": _text(block, "name"), "arguments": arguments}
-    return {"id": _text(block, "id"), "type": "function", "function": function}
+    given = block.get("input") or {}
+    arguments = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+    return {"id": block.get("id"), "type": "function", "function": {"name": block.get("name"), "arguments": arguments}}
 
 
-def _content(content: Any) -> str:
-    return "".join(map(_block_text, _blocks(content)))
+def _content(content: Any) -> str | list[Block]:
+    return _joined(_blocks(content))
 
 
-def _blocks(content: Any) -> Sequence[Block]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
-        raise _wrong("The content of a message is neither a text nor a list of blocks.")
-    return content
+def _blocks(content: Any) -> list[Block]:
+    """A text is a block; what is no block is its JSON."""
+    parts = content if isinstance(content, list) else [] if content is None else [content]
+    return [part if isinstance(part, Mapping) else _text_block(part) for part in parts]
 
 
-def _block_text(block: Block) -> str:
-    if block.get("type") != "text":
-        raise unsupported(
-            "messages", f"A message has a block of type {block.get('type')!r}, which is not supported there: send text."
-        )
-    return _text(block, "text")
+def _text_block(part: Any) -> Block:
+    return {"type": "text", "text": part if isinstance(part, str) else msgspec.json.encode(part).decode()}
 
 
-def _text(block: Block, name: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise _wrong(f"A block of type {block.get('type')!r} has no string as its {name}: add it.")
-    return value
-
-
-def _wrong(message: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param="messages")
+def _joined(blocks: list[Block]) -> str | list[Block]:
+    """Their text; the blocks themselves if one has none."""
+    texts = [block.get("text") if block.get("type") == "text" else None for block in blocks]
+    known = [text for text in texts if isinstance(text, str)]
+    return "".join(known) if len(known) == len(blocks) else blocks
 
 
 _CALLED = {
@@ -120,7 +97,6 @@ _CALLED = {
 }
 """What fields of the chat are called here."""
 _SAME = ("model", "stream", *SHARED_NAMES, "seed")
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
@@ -134,33 +110,29 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
     output_config: dict[str, Any] | None = None
     model: Any = None
 
-    def chat(self) -> ChatRequest:
+    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """Raises ApiError, in the words of this API."""
         self._refuse_unsupported()
-        fields = {**self._fields(), "messages": messages(self.system, self.messages)}
+        turns = messages(self.system, self.messages)
+        fields = {**self._fields(), "messages": turns}
+        # The beginning of an answer is the last message here.
+        fields["continue_final_message"] = turns[-1]["role"] == "assistant" or None
         try:
-            chat = converted(fields, ChatRequest)
-            chat.refuse_unsupported()
+            return question(fields, ChatRequest, notes)
         except ApiError as error:
             error.param = _CALLED.get(error.param or "", error.param)
             raise
-        return chat
 
     def _fields(self) -> dict[str, Any]:
         choice = self.tool_choice or {}
         return {
             "model": self.model,
-            "tools": None if self.tools is None else [function(tool) for tool in self.tools],
-            "tool_choice": _choice(choice),
+            "tools": self.tools,
+            "tool_choice": choice or None,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "response_format": _format((self.output_config or {}).get("format")),
-            "thinking_budget": (self.thinking or {}).get("budget_tokens") if self.demands_thinking else None,
-            "enable_thinking": {"enabled": True, "disabled": False}.get(str((self.thinking or {}).get("type"))),
+            "thinking": self.thinking,
         }
-
-    @property
-    def demands_thinking(self) -> bool:
-        return (self.thinking or {}).get("type") == "enabled"
 
     def _refuse_unsupported(self) -> None:
         """Raises ApiError for what can't be done by any model."""
@@ -169,7 +141,7 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: Any = None
     stop_sequences: list[str] | None = None
     stream: Any = None
     seed: Any = None
@@ -185,13 +157,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         for name in ("mcp_servers", "container"):
             if getattr(self, name):
                 raise unsupported(name, f"{name} is not supported: nothing is run here but the model.")
-
-
-def _choice(choice: Mapping[str, Any]) -> Any:
-    if choice.get("type") == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    kind = choice.get("type")
-    return _CHOICES.get(kind, kind) if isinstance(kind, str) else kind
 
 
 def _format(form: Any) -> Any:

@@ -11,10 +11,10 @@ from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
 from orchestrator.http.chat_request import ChatRequest
-from orchestrator.http.errors import unsupported
 from orchestrator.http.model_server import ModelServer
 from orchestrator.http.prompts import RenderedChat
-from orchestrator.http.request_bodies import decoded, read_body
+from orchestrator.http.request_bodies import read_body
+from orchestrator.http.request_fields import read_fields
 
 Q = TypeVar("Q", bound=CountTokensRequest)
 
@@ -33,7 +33,6 @@ class MessagesRoutes:
     async def create(self, request: Request) -> Response:
         question, chat = await read_body(request, lambda content: _translated(content, MessagesRequest))
         model, stops = self._server.model_name(chat.model), question.stop_sequences or []
-        self._require_thinking(question)
 
         def answer(prompt: RenderedChat, tokens: int) -> MessageAnswer:
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
@@ -42,17 +41,12 @@ class MessagesRoutes:
         return await self._server.converse(request, chat, answer)
 
     async def count(self, request: Request) -> Response:
-        question, chat = await read_body(request, lambda content: _translated(content, CountTokensRequest))
+        _, chat = await read_body(request, lambda content: _translated(content, CountTokensRequest))
         self._server.model_name(chat.model)
-        self._require_thinking(question)
-        return JSONResponse({"input_tokens": await self._server.chat_tokens(request, chat)})
-
-    def _require_thinking(self, question: CountTokensRequest) -> None:
-        if question.demands_thinking and not self._server.prompts.form.thinks:
-            raise unsupported("thinking", "This model writes no thinking that can be told from its text: disable it.")
+        return JSONResponse({"input_tokens": len(await self._server.chat_tokens(request, chat))})
 
 
 def _translated(content: bytes, kind: type[Q]) -> tuple[Q, ChatRequest]:
     """The request, and the chat that it stands for."""
-    question = decoded(content, kind)
-    return question, question.chat()
+    question, notes = read_fields(content, kind)
+    return question, question.chat(notes)

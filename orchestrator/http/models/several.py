@@ -24,7 +24,9 @@ from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.ollama.answer import empty_line
 from orchestrator.http.ollama.request import keep_seconds, own_name
 from orchestrator.http.ollama.routes import CHAT, GENERATE
+from orchestrator.http.openai.routes import CHATS
 from orchestrator.http.server import OfferedModel
+from orchestrator.http.tokens import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState
@@ -151,9 +153,11 @@ class SeveralModels:
         patience = min(_FIRST_EVENT_SECONDS, self._keep_alive)
         forms: dict[str, NewForm] = {
             "/v1/completions": lambda asked: ChunkForm(chat=False) if asked.stream is True else None,
-            "/v1/chat/completions": lambda asked: ChunkForm(chat=True) if asked.stream is True else None,
+            **dict.fromkeys(CHATS, lambda asked: ChunkForm(chat=True) if asked.stream is True else None),
             "/v1/responses": lambda asked: QueuedForm() if asked.stream is True else None,
             "/v1/responses/input_tokens": lambda _: None,
+            "/v1/responses/compact": lambda _: None,
+            **dict.fromkeys((TOKENIZE, DETOKENIZE, APPLY_TEMPLATE), lambda _: None),
             "/v1/messages": lambda asked: PingForm() if asked.stream is True else None,
             "/v1/messages/count_tokens": lambda _: None,
         }

@@ -1,8 +1,10 @@
 """Metrics of the server for Prometheus. Each server has its own registry, so that one process may hold several."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter as Counts
+from collections.abc import AsyncIterator, Iterable, Sequence
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,6 +14,7 @@ from orchestrator.http.generation import OutputSource
 from orchestrator.http.monitoring.health import Condition
 from protocol.messages.client import PipelineState
 
+log = structlog.get_logger()
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _STATUSES = ("ok", "loading", "degraded", "failed")
@@ -53,6 +56,13 @@ class Metrics:
         )
         self._counted_warnings: dict[str, int] = {}
         """By the session of a pipeline."""
+        self._noted = Counter(
+            "launch_pipeline_warned_requests",
+            "Requests whose answer has warnings, by kind",
+            ["kind"],
+            registry=registry,
+        )
+        self._noted_so_far = Counts[str]()
         self._status = Gauge(
             "launch_pipeline_status", "1 for the status that /health reports", ["status"], registry=registry
         )
@@ -73,6 +83,14 @@ class Metrics:
 
     def answered(self, route: str, status: int) -> None:
         self._requests.labels(route, status).inc()
+
+    def noted(self, kinds: Iterable[str]) -> None:
+        """A request whose answer has warnings of these kinds. The log has the 1st, the 10th, the 100th of each kind."""
+        for kind in kinds:
+            self._noted.labels(kind).inc()
+            self._noted_so_far[kind] += 1
+            if str(self._noted_so_far[kind]).strip("0") == "1":
+                log.warning("answers have warnings", kind=kind, requests=self._noted_so_far[kind])
 
     async def measured(self, pieces: OutputSource) -> AsyncIterator[str]:
         """The same pieces, measured."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.api.result import Result
+from orchestrator.api.result import Chosen, Result
 from orchestrator.core.model_table import Seconds
-from orchestrator.http.answer_content import AnswerContent
+from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
@@ -32,10 +32,19 @@ class OllamaAnswer:
     """Renders the response to one request."""
 
     def __init__(
-        self, model: str, content: AnswerContent, *, chat: bool, loading: Seconds = 0.0, warnings: Sequence[str] = ()
+        self,
+        model: str,
+        content: AnswerContent,
+        *,
+        chat: bool,
+        loading: Seconds = 0.0,
+        warnings: Sequence[str] = (),
+        transcript: LogprobTranscript | None = None,
     ) -> None:
-        """`loading`: how long the request waited for its model. `warnings`: what of it the model does not read."""
+        """`loading`: how long the request waited for its model. `warnings`: what of it was changed or is not read.
+        `transcript`: of the log-probabilities, if the request asks for them."""
         self._model = model
+        self._transcript = transcript
         self._content = content
         self._joiner = ThoughtJoiner()
         self._chat = chat
@@ -51,18 +60,23 @@ class OllamaAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        parts = [part for event in (TextPiece(0, result.text), ChoiceEnd(0, result)) for part in self._parse(event)]
+        text = TextPiece(0, result.text, tuple(map(Chosen, result.tokens, result.likelihoods)))
+        parts = [part for event in (text, ChoiceEnd(0, result)) for part in self._parse(event)]
         texts = {kind: "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Spoken, Reasoning)}
         calls = [_call(part) for part in parts if isinstance(part, Call)]
-        return {**self._piece(texts[Spoken], texts[Reasoning], calls), **self._end(result)}
+        told = {} if self._transcript is None else {"logprobs": self._logprobs(text)}
+        return {**self._piece(texts[Spoken], texts[Reasoning], calls), **told, **self._end(result)}
 
     def opening(self) -> Iterator[bytes]:
         if self._warned:
             yield line(empty_line(self._model, chat=self._chat, **self._warned))
 
     def render(self, event: OutputEvent) -> Iterator[bytes]:
-        for part in self._parse(event):
-            yield line(self._of_part(part))
+        pieces = [self._of_part(part) for part in self._parse(event)]
+        if logprobs := self._logprobs(event):
+            pieces = pieces or [self._piece("")]
+            pieces[0]["logprobs"] = logprobs
+        yield from map(line, pieces)
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
         return [line(error.ollama_body())]
@@ -70,6 +84,12 @@ class OllamaAnswer:
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         (result,) = results
         return [line({**self._piece(""), **self._end(result)})]
+
+    def _logprobs(self, event: OutputEvent) -> list[dict[str, Any]]:
+        if self._transcript is None or not isinstance(event, TextPiece):
+            return []
+        ready = self._transcript.push(event.text, event.chosen, self._content.thoughts)
+        return [] if ready is None else ready["content"]
 
     def _parse(self, event: OutputEvent) -> Iterator[Part]:
         return map(self._joiner.push, self._content.parse(event))

@@ -13,13 +13,11 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.core.model_table import Seconds
-from orchestrator.http.chat_request import ChatRequest
+from orchestrator.http.chat_request import ChatRequest, question
 from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.history import Note
 from orchestrator.http.openai.request import CompletionRequest
-from orchestrator.http.request_bodies import converted
-from orchestrator.http.structured_output import response_grammar
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
-from protocol.messages.grammar import Grammar
 
 _LATEST = ":latest"
 """Clients add it to a name without a tag."""
@@ -66,17 +64,17 @@ Message = dict[str, Any]
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Raises ApiError for a message with images, and for one whose calls are malformed."""
+    """The messages of a chat. Images are parts of their content."""
     found: list[Message] = []
     open_calls = _OpenCalls()
     for message in messages:
-        if message.get("images"):
-            raise unsupported("messages", "A message has images, and these models read only text: leave them out.")
         kept: Message = {"role": message.get("role"), "content": message.get("content") or ""}
+        if images := message.get("images"):
+            kept["content"] = [kept["content"], *({"type": "image"} for _ in _listed(images))]
         if message.get("thinking"):
             kept["reasoning_content"] = message["thinking"]
         if message.get("tool_calls"):
-            kept["tool_calls"] = [open_calls.add(_function(call)) for call in _calls(message)]
+            kept["tool_calls"] = [open_calls.add(call) for call in _listed(message["tool_calls"])]
         if kept["role"] == "tool":
             kept |= open_calls.answered(message.get("tool_name") or message.get("name"))
         found.append(kept)
@@ -93,12 +91,17 @@ class _OpenCalls:
         self._ids: dict[str, deque[str]] = defaultdict(deque)
         """By name."""
 
-    def add(self, function: dict[str, Any]) -> dict[str, Any]:
-        """The call with its id. Mistral's templates read only ids of nine letters and digits."""
-        id, name = f"call{next(self._numbers):05}", function["name"]
+    def add(self, call: Any) -> Any:
+        """The call with its id, if it has a name. Mistral's templates read only ids of nine letters and digits."""
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str):
+            return call
+        id = f"call{next(self._numbers):05}"
         self._names[id] = name
         self._ids[name].append(id)
-        return {"id": id, "type": "function", "function": function}
+        called = {"name": name, "arguments": function.get("arguments") or {}}
+        return {"id": id, "type": "function", "function": called}
 
     def answered(self, name: Any) -> dict[str, Any]:
         """Name and id of the call that a result for `name` answers: the first one of that name, or for None the first
@@ -113,25 +116,8 @@ class _OpenCalls:
         return {"name": name, "tool_call_id": id}
 
 
-def _calls(message: Mapping[str, Any]) -> list[Any]:
-    calls = message["tool_calls"]
-    if not isinstance(calls, list):
-        raise _wrong("The tool_calls of a message are no list.")
-    return calls
-
-
-def _function(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _wrong("Each of a message's tool_calls must have a function with a name.")
-    return {"name": function["name"], "arguments": function.get("arguments") or {}}
-
-
-def _wrong(message: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param="messages")
-
-
-_EFFORTS = ("low", "medium", "high")
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
@@ -150,13 +136,11 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
     def fields(self) -> dict[str, Any]:
         """As OpenAI's requests call them; None is "not given"."""
-        same = ("temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "stop")
+        same = ("temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop")
         return {
             **{name: getattr(self, name) for name in same},
             "repetition_penalty": self.repeat_penalty,
-            # Ollama's way to say "random", and "no limit".
-            "seed": None if self.seed == -1 else self.seed,
-            "max_tokens": None if self.num_predict is None or self.num_predict <= 0 else self.num_predict,
+            "max_tokens": self.num_predict,
         }
 
 
@@ -170,6 +154,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     think: bool | Annotated[str, Meta(max_length=32)] | None = None
     keep_alive: Any = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     @property
     def streamed(self) -> bool:
@@ -179,20 +164,16 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
         """Raises ApiError for what would change the answer, if this server could do it."""
         if self.keep_alive is not None:
             keep_seconds(self.keep_alive)
-        if isinstance(self.think, str) and self.think not in _EFFORTS:
-            raise unsupported("think", f"think is {self.think!r}: give true, false, or one of {', '.join(_EFFORTS)}.")
-        if self.logprobs:
-            raise unsupported("logprobs", "Log-probabilities are told by /v1/chat/completions: leave logprobs out.")
 
     def common(self) -> dict[str, Any]:
         """Fields of OpenAI's requests."""
         options = self.options or OllamaOptions()
         return {"model": own_name(self.model), "stream": self.streamed, **options.fields()}
 
-    def thinking(self) -> dict[str, Any]:
-        if isinstance(self.think, str):
-            return {"reasoning_effort": self.think}
-        return {"enable_thinking": self.think}
+    def of_chat(self) -> dict[str, Any]:
+        """Those of a chat."""
+        told = {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs if self.logprobs else None}
+        return {**self.common(), **told, "think": self.think, "response_format": self.response_format()}
 
     def response_format(self) -> Mapping[str, Any] | None:
         """Raises ApiError for a format that is neither json nor a schema."""
@@ -211,11 +192,11 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_FUNCTIONS)] | None = None
 
-    def chat(self) -> ChatRequest:
+    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """Raises ApiError."""
         self.refuse_unsupported()
         asked = {"messages": chat_messages(self.messages or []), "tools": self.tools or None}
-        return _checked({**self.common(), **self.thinking(), **asked, "response_format": self.response_format()})
+        return question({**self.of_chat(), **asked}, ChatRequest, notes)
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
@@ -236,24 +217,17 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         if self.raw and self.system:
             raise unsupported("system", "A raw prompt is continued as it is: put the system message into it.")
 
-    def chat(self) -> ChatRequest:
+    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """The prompt as a user's message. Raises ApiError."""
         self.refuse_unsupported()
         turns = [("system", self.system), ("user", self.prompt)]
         messages = [{"role": role, "content": content} for role, content in turns if content]
-        asked = {"messages": messages, "response_format": self.response_format()}
-        return _checked({**self.common(), **self.thinking(), **asked})
+        return question({**self.of_chat(), "messages": messages}, ChatRequest, notes)
 
-    def completion(self) -> tuple[CompletionRequest, Grammar | None]:
-        """The prompt without a template, and what its answer is held to. Raises ApiError."""
+    def completion(self, notes: Sequence[Note] = ()) -> CompletionRequest:
+        """The prompt without a template. Raises ApiError."""
         self.refuse_unsupported()
-        fields = {**self.common(), "prompt": self.prompt}
+        told = {"logprobs": min(self.top_logprobs or 0, 5) if self.logprobs else None}
+        fields = {**self.common(), **told, "prompt": self.prompt, "response_format": self.response_format()}
         fields["max_tokens"] = fields["max_tokens"] or MAX_CONTEXT
-        form = self.response_format()
-        return converted(fields, CompletionRequest), None if form is None else response_grammar(form)
-
-
-def _checked(fields: Mapping[str, Any]) -> ChatRequest:
-    chat = converted(fields, ChatRequest)
-    chat.refuse_unsupported()
-    return chat
+        return question(fields, CompletionRequest, notes)

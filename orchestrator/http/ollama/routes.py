@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -18,11 +18,10 @@ from starlette.routing import Route
 
 from orchestrator.core.model_table import Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
-from orchestrator.http.answer_content import AnswerContent
+from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.routes import json_response, named
-from orchestrator.http.errors import unsupported
 from orchestrator.http.model_server import ModelServer
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
 from orchestrator.http.ollama.request import (
@@ -35,14 +34,13 @@ from orchestrator.http.ollama.request import (
 from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.prompts import ChatPrompts, PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
+from orchestrator.http.request_fields import read_fields
 from orchestrator.http.streaming import EventStream
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
-from protocol.messages.grammar import Grammar
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
-_RawCompletion: TypeAlias = tuple[CompletionRequest, Grammar | None]
 
 
 class OllamaRoutes:
@@ -65,27 +63,39 @@ class OllamaRoutes:
             return await self._empty(question, chat=False)
         if isinstance(asked, ChatRequest):
             return await self._converse(request, question, asked, chat=False)
-        return await self._continue(request, *asked)
+        return await self._continue(request, asked)
 
     async def _converse(self, request: Request, question: OllamaRequest, asked: ChatRequest, *, chat: bool) -> Response:
-        name = self._server.model_name(asked.model)
-        if question.think and not self._server.prompts.form.thinks:
-            raise unsupported("think", f"{name} writes no thinking that can be told from its text: leave think out.")
+        name, codec = self._server.model_name(asked.model), self._server.codec
 
         def answer(prompt: RenderedChat, _: int) -> OllamaAnswer:
-            content = AnswerContent(prompt.new_parser(), calls=bool(asked.offered))
-            return OllamaAnswer(name, content, chat=chat, loading=_loading(request), warnings=prompt.warnings)
+            told = asked.alternatives is not None
+            return OllamaAnswer(
+                name,
+                AnswerContent(prompt.new_parser(), calls=bool(asked.offered)),
+                chat=chat,
+                loading=_loading(request),
+                warnings=prompt.warnings,
+                transcript=LogprobTranscript("chat", codec, prompt.shown, prompt.marked) if told else None,
+            )
 
         return _lines(await self._server.converse(request, asked, answer))
 
-    async def _continue(self, request: Request, asked: CompletionRequest, grammar: Grammar | None) -> Response:
+    async def _continue(self, request: Request, asked: CompletionRequest) -> Response:
         name = self._server.model_name(asked.model)
 
         def renderer(_: Sequence[Sequence[int]]) -> OllamaAnswer:
-            return OllamaAnswer(name, AnswerContent(MarkedParser(), calls=False), chat=False, loading=_loading(request))
+            return OllamaAnswer(
+                name,
+                AnswerContent(MarkedParser(), calls=False),
+                chat=False,
+                loading=_loading(request),
+                warnings=[note.text for note in asked.notes],
+                transcript=None if asked.told is None else LogprobTranscript("chat", self._server.codec),
+            )
 
         def prepare() -> PreparedRequest:
-            return PreparedRequest(asked.prompts, renderer, grammar)
+            return PreparedRequest(asked.prompts, renderer, asked.grammar, notes=asked.notes)
 
         return _lines(await self._server.answer(request, asked, prepare))
 
@@ -104,16 +114,16 @@ class OllamaRoutes:
 
 def _chat(content: bytes) -> tuple[OllamaChatRequest, ChatRequest | None]:
     """The request, and the chat that it stands for, if it has messages."""
-    question = decoded(content, OllamaChatRequest)
-    return question, question.chat() if question.messages else None
+    question, notes = read_fields(content, OllamaChatRequest, within="options")
+    return question, question.chat(notes) if question.messages else None
 
 
-def _generation(content: bytes) -> tuple[OllamaGenerateRequest, ChatRequest | _RawCompletion | None]:
+def _generation(content: bytes) -> tuple[OllamaGenerateRequest, ChatRequest | CompletionRequest | None]:
     """The request, and the chat or the completion that it stands for, if it has a prompt."""
-    question = decoded(content, OllamaGenerateRequest)
+    question, notes = read_fields(content, OllamaGenerateRequest, within="options")
     if not question.prompt:
         return question, None
-    return question, question.completion() if question.raw else question.chat()
+    return question, question.completion(notes) if question.raw else question.chat(notes)
 
 
 def _loading(request: Request) -> float:
@@ -236,6 +246,7 @@ class CatalogueRoutes:
             Route("/api/ps", self.running),
             Route("/api/show", self.show, methods=["POST"]),
             Route("/api/version", self.version),
+            Route("/api/v0/models", self.of_lm_studio),
         ]
 
     async def tags(self, request: Request) -> Response:
@@ -254,6 +265,13 @@ class CatalogueRoutes:
         model = next((model for model in found if model.name == wanted), found[0])
         return JSONResponse(await asyncio.to_thread(_details, model))
 
+    async def of_lm_studio(self, request: Request) -> Response:
+        """The list of LM Studio's own API."""
+        found = await self._catalogue.catalogue()
+        return JSONResponse(
+            {"object": "list", "data": [await asyncio.to_thread(_lm_studio_card, model) for model in found]}
+        )
+
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": _VERSION, "launch_pipeline": version("launch-pipeline")})
 
@@ -271,6 +289,25 @@ def _running_card(model: CataloguedModel) -> dict[str, Any]:
     size = model.bytes or card["size"]
     more = {"size": size, "size_vram": size, "context_length": model.context}
     return {**card, **more, "expires_at": (datetime.now(UTC) + left).isoformat()}
+
+
+def _lm_studio_card(model: CataloguedModel) -> dict[str, Any]:
+    kind = _kind(model.folder)
+    longest = model.context or _settings(model.folder).get("max_position_embeddings")
+    uses_tools = not model.embeds and "tools" in _capabilities(model.folder)
+    return {
+        "id": model.name,
+        "object": "model",
+        "type": "embeddings" if model.embeds else "llm",
+        "publisher": "launch-pipeline",
+        "arch": kind["family"],
+        "compatibility_type": "mlx",
+        "quantization": kind["quantization_level"],
+        "state": "loaded" if model.loaded else "not-loaded",
+        "max_context_length": longest,
+        "loaded_context_length": model.context,
+        "capabilities": ["tool_use"] if uses_tools else [],
+    }
 
 
 def _details(model: CataloguedModel) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from orchestrator.http.chat_request import MOST_CHOICES, GenerationRequest
+from orchestrator.http.chat_request import IGNORED, MOST_CHOICES, GenerationRequest
 from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.structured_output import response_grammar
 from protocol.messages.base import Token
+from protocol.messages.grammar import Grammar
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -18,6 +20,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     suffix: Any = None
     best_of: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    response_format: Any = None
 
     @property
     def prompts(self) -> list[str | tuple[int, ...]]:
@@ -69,14 +72,16 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         chooses = self.choices > self.returned
         return 0 if self.told is None and chooses else self.told
 
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answers are held to. Raises ApiError."""
+        return None if self.response_format in IGNORED else response_grammar(self.response_format)
+
     def refuse_unsupported(self) -> None:
+        self.grammar  # noqa: B018 - raises
         if self.suffix not in (None, False, ""):
             raise unsupported(
                 "suffix", "suffix is not supported, because texts are continued at their end: leave it out."
-            )
-        if self.silent and not self.echo:
-            raise ApiError(
-                400, "A max_tokens of 0 generates nothing: set echo too.", code="invalid_value", param="max_tokens"
             )
         if self.stream and (self.silent or self.prompt_logprobs):
             raise unsupported("stream", "An echo with logprobs, or with max_tokens 0, comes whole: leave out stream.")

@@ -14,6 +14,9 @@ from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.prompts import PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import read_body
 
+CHATS = ("/v1/chat/completions", "/api/v0/chat/completions")
+"""The second one is where clients of LM Studio ask."""
+
 
 class CompletionRoutes:
     def __init__(self, server: ModelServer) -> None:
@@ -23,7 +26,7 @@ class CompletionRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/completions", self.complete, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            *(Route(path, self.chat, methods=["POST"]) for path in CHATS),
         ]
 
     async def complete(self, request: Request) -> Response:
@@ -36,13 +39,17 @@ class CompletionRoutes:
             codec=None if question.told is None else self._server.codec,
             silent=question.silent,
             returned=question.returned if question.choices > question.returned else None,
+            warnings=[note.text for note in question.notes],
         )
 
         def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
             echoed = self._echoed(question, prompts)
             return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
 
-        return await self._server.answer(request, question, lambda: PreparedRequest(question.prompts, renderer))
+        def prepare() -> PreparedRequest:
+            return PreparedRequest(question.prompts, renderer, question.grammar, notes=question.notes)
+
+        return await self._server.answer(request, question, prepare)
 
     async def chat(self, request: Request) -> Response:
         question = await read_body(request, lambda content: read(content, ChatRequest))

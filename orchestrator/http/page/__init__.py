@@ -42,8 +42,11 @@ def policy(html: str) -> str:
     return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
-async def page(_: Request) -> Response:
-    """The document. It needs no key: it holds no private data, and asks the user for the key."""
+async def page(request: Request) -> Response:
+    """The document. It needs no key: it holds no private data, and asks the user for the key. Clients of Ollama's look
+    for its server here."""
+    if request.headers.get("user-agent", "").startswith("ollama"):
+        return Response("Ollama is running", media_type="text/plain")
     html = document()
     headers = {
         "content-security-policy": policy(html),

@@ -11,17 +11,17 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields
+from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.request_bodies import converted
+from orchestrator.http.history import Note, shown
+from orchestrator.http.request_fields import left_out_tools
 from orchestrator.http.responses.answer import CallItem
+from orchestrator.http.responses.compaction import summary
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
 _INPUT = "input"
 """The only parameter of a custom tool's function."""
-_KIND_CHARACTERS = 64
-"""Of a tool's type that a warning repeats."""
 _CUSTOM_PARAMETERS = {
     "type": "object",
     "properties": {_INPUT: {"type": "string"}},
@@ -50,12 +50,9 @@ class OfferedTools:
             self._add(tool)
 
     @property
-    def warnings(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """About tools that the model is not told of."""
-        return [
-            f"Tools of the type {kind!r} are not run here: the model does not know of them."
-            for kind in dict.fromkeys(self._left_out)
-        ]
+        return left_out_tools(self._left_out)
 
     def call_item(self, place: int, call: Mapping[str, Any]) -> CallItem:
         """The item at index `place` for a call in the form of chat responses."""
@@ -75,7 +72,7 @@ class OfferedTools:
     def _add_function(self, tool: Tool, namespace: str | None) -> None:
         kind = tool.get("type") or "function"
         if kind not in ("function", "custom"):
-            self._left_out.append(str(kind)[:_KIND_CHARACTERS])
+            self._left_out.append(shown(kind))
             return
         origin = Origin(_name(tool), namespace, kind == "custom")
         name = joined_name(origin.name, namespace)
@@ -149,33 +146,40 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 
 def messages(items: Iterable[Item]) -> list[Message]:
-    """The messages of a chat. Raises ApiError for a malformed item or one that is not text."""
+    """The messages of a chat, whose contents are texts, or parts if not all of these are text. Items that a chat does
+    not have become such parts of the assistant's."""
     found: list[Message] = []
     thoughts: list[str] = []
     for item in items:
-        match item.get("type") or "message":
-            case "reasoning":
-                thoughts.append(_reasoning(item))
-                continue
-            case "message":
-                found.append({"role": _text(item, "role"), "content": _content(item.get("content"))})
-            case "function_call":
-                _add_call(found, item, _text(item, "arguments"), any(thoughts))
-            case "custom_tool_call":
-                _add_call(found, item, custom_arguments(_text(item, "input")), any(thoughts))
-            case "function_call_output" | "custom_tool_call_output":
-                output = _content(item.get("output"))
-                found.append({"role": "tool", "tool_call_id": _text(item, "call_id"), "content": output})
-            case other:
-                raise unsupported(
-                    "input",
-                    f"input has an item of type {other!r}: send messages, reasoning, calls of functions and of custom "
-                    "tools, and their outputs.",
-                )
+        kind = item.get("type") or "message"
+        if kind == "reasoning":
+            thoughts.append(_reasoning(item))
+            continue
+        if kind == "message":
+            found.append({"role": item.get("role"), "content": _content(item.get("content"))})
+        elif kind == "custom_tool_call" and isinstance(item.get("input"), str):
+            _add_call(found, item, item.get("name"), custom_arguments(item["input"]), any(thoughts))
+        elif kind in ("function_call", "custom_tool_call", "mcp_call"):
+            _add_call(found, item, item.get("name"), item.get("arguments"), any(thoughts))
+            if kind == "mcp_call":
+                found.append(_output(item))
+        elif (known := summary(item)) is not None:
+            found.append({"role": "user", "content": known})
+        elif isinstance(kind, str) and kind.endswith("_output"):
+            found.append(_output(item))
+        elif isinstance(kind, str) and kind.endswith("_call") and isinstance(item.get("call_id"), str):
+            given = next((item[name] for name in _ARGUMENTS if item.get(name) is not None), None)
+            _add_call(found, item, kind.removesuffix("_call"), given, any(thoughts))
+        else:
+            found.append({"role": "assistant", "content": [{"type": kind}]})
         if any(thoughts) and found[-1]["role"] == "assistant":
             found[-1]["reasoning_content"] = "\n".join(filter(None, thoughts))
         thoughts = []
     return found
+
+
+_ARGUMENTS = ("arguments", "action", "operation", "input")
+"""What calls of OpenAI's own tools call their arguments."""
 
 
 def _reasoning(item: Item) -> str:
@@ -183,42 +187,40 @@ def _reasoning(item: Item) -> str:
     parts = item.get("content") or item.get("summary") or ()
     if not isinstance(parts, list | tuple):
         return ""
-    kept = [part for part in parts if isinstance(part, Mapping) and part.get("type") in _THOUGHTS]
-    return "".join(_text(part, "text") for part in kept)
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") in _THOUGHTS]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
-def _add_call(found: list[Message], item: Item, arguments: str, new: bool) -> None:
+def _add_call(found: list[Message], item: Item, name: object, arguments: object, new: bool) -> None:
     """`new`: reasoning came before, which begins a message."""
-    function = {"name": joined_name(_text(item, "name"), item.get("namespace")), "arguments": arguments}
-    call = {"id": _text(item, "call_id"), "type": "function", "function": function}
+    name = joined_name(name, item.get("namespace")) if isinstance(name, str) else name
+    written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
+    call = {"id": _call_id(item), "type": "function", "function": {"name": name, "arguments": written}}
     if found and found[-1]["role"] == "assistant" and not new:
         found[-1].setdefault("tool_calls", []).append(call)
     else:
         found.append({"role": "assistant", "content": "", "tool_calls": [call]})
 
 
-def _content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
+def _output(item: Item) -> Message:
+    """The result of a call, which has it as its output or its error."""
+    output = item.get("output") if item.get("output") is not None else item.get("error")
+    known = "output" in item or output is not None
+    content = _content(output) if known else [{"type": item.get("type")}]
+    return {"role": "tool", "tool_call_id": _call_id(item), "content": content}
+
+
+def _call_id(item: Item) -> object:
+    return item.get("call_id", item.get("id"))
+
+
+def _content(content: Any) -> Any:
+    """The text of parts that are text; other content as it is."""
     if not isinstance(content, list | tuple):
-        raise ApiError(400, "An item of input has neither a text nor a list of parts.", param="input")
-    return "".join(map(_part, content))
-
-
-def _part(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(kind, str) or kind not in _TEXTS:
-        raise unsupported("input", f"input has a part of type {kind!r}, and these models read only text: leave it out.")
-    return _text(part, _TEXTS[kind])
-
-
-def _text(item: Item, name: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise ApiError(
-            400, f"An item or part of input has no text as its {name}: add it.", code="invalid_value", param="input"
-        )
-    return value
+        return content
+    texts = [part.get(_TEXTS.get(str(part.get("type")), "")) if isinstance(part, Mapping) else None for part in content]
+    known = [text for text in texts if isinstance(text, str)]
+    return "".join(known) if len(known) == len(content) else content
 
 
 Items = list[dict[str, Any]]
@@ -229,6 +231,7 @@ _CALLED = {
     "reasoning_effort": "reasoning",
 }
 """What fields of the chat are called here."""
+_PROBE_TOKENS = 16
 _LOGPROBS = "message.output_text.logprobs"
 _SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
 
@@ -236,11 +239,11 @@ _SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user"
 class Response(UncheckedSamplingFields, kw_only=True):
     """Fields that mean the same in chats are looked at there."""
 
-    input: str | Items = msgspec.field(default_factory=list)
+    input: str | list[Any] = msgspec.field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: Any = None
     tools: Annotated[Items, Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
@@ -260,10 +263,16 @@ class Response(UncheckedSamplingFields, kw_only=True):
 
     @property
     def items(self) -> Items:
-        """The input, always as items."""
-        return (
-            [{"type": "message", "role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        )
+        """The input, always as items. A probe for the server asks for next to nothing, and says nothing."""
+        given = [self.input] if isinstance(self.input, str) else self.input or ([""] if self._probes else [])
+        return [
+            item if isinstance(item, dict) else {"type": "message", "role": "user", "content": item} for item in given
+        ]
+
+    @property
+    def _probes(self) -> bool:
+        limit = self.max_output_tokens
+        return isinstance(limit, int) and 0 < limit <= _PROBE_TOKENS
 
     @property
     def offered(self) -> OfferedTools:
@@ -275,28 +284,33 @@ class Response(UncheckedSamplingFields, kw_only=True):
         """Whether the answer may be referred to later."""
         return self.store is not False
 
-    def chat(self, before: Sequence[Mapping[str, Any]]) -> ChatRequest:
+    def chat(self, before: Sequence[Mapping[str, Any]], notes: Sequence[Note] = ()) -> ChatRequest:
         """`before`: items of the conversation so far. Raises ApiError, in the words of this API."""
         self._refuse_unsupported()
         heading = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        offered = self.offered
         fields = {
             **{name: getattr(self, name) for name in _SAME},
             "messages": [*heading, *messages([*before, *self.items])],
             "max_completion_tokens": self.max_output_tokens,
-            "tools": None if self.tools is None else self.offered.functions,
+            "tools": None if self.tools is None else offered.functions,
             "tool_choice": _choice(self.tool_choice),
             "logprobs": self._likelihoods or None,
             "top_logprobs": self.top_logprobs or None,
             "response_format": _format((self.text or {}).get("format")),
-            "reasoning_effort": (self.reasoning or {}).get("effort"),
+            "reasoning": self.reasoning,
         }
         try:
-            chat = converted(fields, ChatRequest)
-            chat.refuse_unsupported()
+            return question(fields, ChatRequest, [*notes, *self._unused, *offered.notes])
         except ApiError as error:
             error.param = _CALLED.get(error.param or "", error.param)
             raise
-        return chat
+
+    @property
+    def _unused(self) -> list[Note]:
+        if self.truncation in (None, "disabled"):
+            return []
+        return [Note("field", "truncation has no effect: nothing is left out of a conversation that is too long.")]
 
     @property
     def _likelihoods(self) -> bool:
@@ -304,14 +318,12 @@ class Response(UncheckedSamplingFields, kw_only=True):
         return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
 
     def _refuse_unsupported(self) -> None:
-        if not self.input and self.previous_response_id is None:
+        if not self.input and self.previous_response_id is None and not (self.instructions or self._probes):
             raise ApiError(400, "There is no input: give a text, or a list of items.", param="input")
         if self._likelihoods and self.offered.functions:
             raise unsupported(
                 "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."
             )
-        if self.truncation not in (None, "disabled"):
-            raise unsupported("truncation", "Nothing is left out of a conversation that is too long: shorten it.")
         for name, instead in _NOT_DONE.items():
             if getattr(self, name):
                 raise unsupported(name, f"{name} is not supported: {instead}.")

@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,10 +16,13 @@ from starlette.routing import Route
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.history import Note
+from orchestrator.http.model_server import ModelServer, RendererFactory
 from orchestrator.http.prompts import RenderedChat
-from orchestrator.http.request_bodies import decoded, read_body
+from orchestrator.http.request_bodies import read_body
+from orchestrator.http.request_fields import read_fields
 from orchestrator.http.responses.answer import ResponseAnswer
+from orchestrator.http.responses.compaction import COMPACTION_TOKENS, compaction, demand
 from orchestrator.http.responses.request import Items, OfferedTools
 from orchestrator.http.responses.request import Response as Question
 
@@ -39,6 +42,7 @@ class ResponsesRoutes:
         return [
             Route(_PATH, self.create, methods=["POST"]),
             Route(_PATH + "/input_tokens", self.count, methods=["POST"]),
+            Route(_PATH + "/compact", self.compact, methods=["POST"]),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -54,30 +58,57 @@ class ResponsesRoutes:
                 items = [*before, *map(stored_item, question.items), *answer["output"]]
                 self._store.add(answer["id"], answer, items)
 
+        return await self._server.converse(request, chat, self._answers(head, chat, tools, store, sent))
+
+    async def compact(self, request: Request) -> Response:
+        question, before, chat, tools = await read_body(request, self._read_for_summary, aside=True)
+        answers = self._answers(self._head(question, chat), chat, tools, lambda _: None)
+        response = await self._server.converse(request, chat, answers)
+        return JSONResponse(compaction(msgspec.json.decode(response.body), [*before, *question.items[:-1]]))
+
+    def _answers(
+        self,
+        head: Mapping[str, Any],
+        chat: ChatRequest,
+        tools: OfferedTools,
+        store: Callable[[dict[str, Any]], None],
+        sent: int = 0,
+    ) -> RendererFactory:
+        """Arguments as of ResponseAnswer."""
+
         def answer(prompt: RenderedChat, _: int) -> ResponseAnswer:
             codec = self._server.codec
             transcript = (
                 None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown, prompt.marked)
             )
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
-            warnings = [*tools.warnings, *prompt.warnings]
-            told = {**head, "warnings": warnings} if warnings else head
+            told = {**head, "warnings": prompt.warnings} if prompt.warnings else head
             return ResponseAnswer(told, content, transcript, store, codec.count, tools.call_item, sent)
 
-        return await self._server.converse(request, chat, answer)
+        return answer
 
     async def count(self, request: Request) -> Response:
         _, _, chat, _ = await read_body(request, self._read, aside=True)
         self._server.model_name(chat.model)
         tokens = await self._server.chat_tokens(request, chat)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     def _read(self, content: bytes) -> tuple[Question, Items, ChatRequest, OfferedTools]:
         """The request, the items that it continues, the chat that it stands for, and its tools."""
-        question = decoded(content, Question)
+        return self._of(*read_fields(content, Question))
+
+    def _read_for_summary(self, content: bytes) -> tuple[Question, Items, ChatRequest, OfferedTools]:
+        """As `_read`, with the demand for a summary as the last item."""
+        question, notes = read_fields(content, Question)
+        question.input = [*question.items, demand()]
+        question.max_output_tokens = question.max_output_tokens or COMPACTION_TOKENS
+        question.stream = None
+        return self._of(question, notes)
+
+    def _of(self, question: Question, notes: list[Note]) -> tuple[Question, Items, ChatRequest, OfferedTools]:
         id = question.previous_response_id
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
-        return question, before, question.chat(before), question.offered
+        return question, before, question.chat(before, notes), question.offered
 
     def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""

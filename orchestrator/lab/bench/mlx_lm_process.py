@@ -25,14 +25,14 @@ from protocol.inference.device import spare_compiler
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
 from protocol.inference.stored_model import load_network
 from protocol.messages.worker import Paced
-from protocol.worker.pacing import DevicePace, ForwardPart, Pacer
+from protocol.worker.pacing import DevicePace, PacedPart, Pacer
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
 
 
 class _Call(NamedTuple):
     pacer: Pacer
     began: float
-    part: ForwardPart
+    part: PacedPart
     logits: Any
 
 
@@ -57,7 +57,7 @@ class PacedDevice:
 
     def call(self, network: Any, pacer: Pacer, tokens: mx.array, **keywords: Any) -> mx.array:
         self.settle()
-        began, part = time.perf_counter(), ForwardPart(tokens.size, _context(keywords.get("cache")))
+        began, part = time.perf_counter(), PacedPart(tokens.size, _context(keywords.get("cache")))
         logits = network(tokens, **keywords)
         mx.async_eval(logits)
         self._pending = _Call(pacer, began, part, logits)

@@ -58,7 +58,7 @@ class ServedRequest:
 @cache
 def drill_requests(seed: int) -> list[DrillRequest]:
     """The requests of a drill, with answers by target-only decoding."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     sampled = [
         (
             prompt,

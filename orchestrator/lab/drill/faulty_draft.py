@@ -48,7 +48,7 @@ class Guesser:
         """`follows`: the candidate that it continues. Any but the first leaves the main chain short."""
         self._guess = guess
         self._follows = follows
-        self._source = random.Random(1)  # noqa: S311 - no secret
+        self._source = random.Random(1)
         self._roots: dict[SequenceId, tuple[int, NodeId, int]] = {}
         """Round, id and token of each sequence's root."""
         self._due: list[SequenceId] = []

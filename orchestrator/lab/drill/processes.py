@@ -50,7 +50,7 @@ def mark(address: str) -> str:
 
 def members(mark: str) -> dict[str, int]:
     """Process ids of a pipeline's live processes by program, orchestrator included."""
-    listing = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,command="], capture_output=True, text=True, check=True)  # noqa: S607
+    listing = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,command="], capture_output=True, text=True, check=True)
     found: dict[str, int] = {}
     for line in listing.stdout.splitlines():
         pid, _, command = line.strip().partition(" ")
@@ -62,7 +62,7 @@ def members(mark: str) -> dict[str, int]:
 
 def state(pid: int) -> str:
     """A process's state as `ps` abbreviates it, for instance T for stopped."""
-    return subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    return subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
 
 
 def remains(mark: str) -> list[str]:
@@ -75,7 +75,7 @@ def usage(pid: int) -> Usage | None:
     """Resources of process `pid`; None if it has ended."""
     with suppress(OSError, ValueError):
         if not _PROCESSES.is_dir():
-            rss = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True)  # noqa: S607
+            rss = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True)
             return Usage(int(rss.stdout) << 10, None, None)
         folder = _PROCESSES / str(pid)
         pages = int((folder / "statm").read_text().split()[1])

@@ -17,7 +17,14 @@ import msgspec
 import numpy as np
 from mlx_lm.utils import dequantize_model
 
-from orchestrator.lab.first_light.forwards import Compared, ForwardOrder, ForwardReport, Loaded, Shape, Timed
+from orchestrator.lab.first_light.forwards import (
+    Compared,
+    ForwardOrder,
+    ForwardReport,
+    ForwardsReady,
+    ForwardTimed,
+    Shape,
+)
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
@@ -57,7 +64,7 @@ def examine(model: LanguageModel, order: ForwardOrder, clock: Callable[[], float
     sequence = model.sequence()
     first = sequence.evaluate((0,), (PREFIX,))
     device = "GPU" if mx.default_device() == mx.Device(mx.gpu) else "processor"
-    yield Loaded(device, str(first.dtype).removeprefix("mlx.core."))
+    yield ForwardsReady(device, str(first.dtype).removeprefix("mlx.core."))
     if order.compared:
         expected = _rows(model, order, 1, "chain")
         for width in order.compared:
@@ -100,7 +107,9 @@ def _rows(model: LanguageModel, order: ForwardOrder, width: int, shape: Shape) -
     return np.concatenate(rows)
 
 
-def _timed(model: LanguageModel, order: ForwardOrder, context: int, clock: Callable[[], float]) -> Iterator[Timed]:
+def _timed(
+    model: LanguageModel, order: ForwardOrder, context: int, clock: Callable[[], float]
+) -> Iterator[ForwardTimed]:
     random = np.random.default_rng(context)
     widest = max(order.timed)
     if context + widest > model.context:
@@ -109,7 +118,7 @@ def _timed(model: LanguageModel, order: ForwardOrder, context: int, clock: Calla
     for width in order.timed if model.level != "plain" else (1,):
         tokens = random.integers(model.vocabulary, size=width).tolist()
         seconds = [_forward(sequence, tokens, clock) for _ in range(_WARM_UP + order.samples)]
-        yield Timed(width, context, 1e3 * median(seconds[_WARM_UP:]))
+        yield ForwardTimed(width, context, 1e3 * median(seconds[_WARM_UP:]))
 
 
 def _forward(sequence: TreeSequence, tokens: Sequence[int], clock: Callable[[], float]) -> float:

@@ -41,7 +41,7 @@ class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Forwards of each width and context; their median counts."""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fields=True):
+class ForwardsReady(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fields=True):
     """The model is ready."""
 
     device: str
@@ -65,7 +65,7 @@ class Compared(msgspec.Struct, frozen=True, tag="compared", forbid_unknown_field
     None without flips."""
 
 
-class Timed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fields=True):
+class ForwardTimed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fields=True):
     """The median time of a forward, its result included."""
 
     width: int
@@ -73,7 +73,7 @@ class Timed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fields=True
     milliseconds: float
 
 
-ForwardReport: TypeAlias = Loaded | Compared | Timed
+ForwardReport: TypeAlias = ForwardsReady | Compared | ForwardTimed
 """One JSON object a line of the process's standard output."""
 
 

@@ -105,7 +105,7 @@ class PowerMeter(Protocol):
 
 def ask_for_rights() -> None:
     """Let sudo ask the user for the password, on the terminal. It remembers the answer for some minutes."""
-    subprocess.run(["sudo", "-v"])  # noqa: S607 - wherever this system has it
+    subprocess.run(["sudo", "-v"])
 
 
 @contextmanager

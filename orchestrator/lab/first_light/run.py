@@ -29,7 +29,7 @@ class Choice:
         return stage.name in self.skip or bool(self.only and stage.name not in self.only)
 
 
-class Screen(Protocol):
+class StageScreen(Protocol):
     """Shows what goes on."""
 
     def began(self, stage: Stage, seconds_left: float) -> None: ...
@@ -51,7 +51,7 @@ def run(
     folder: LightFolder,
     settings: LightSettings,
     choice: Choice,
-    screen: Screen,
+    screen: StageScreen,
     *,
     stages: Iterable[Stage] = STAGES,
     run_one: RunStage = run_stage,

@@ -27,7 +27,7 @@ _INTERRUPTED = 130
 _ENDING_SECONDS = 10.0
 
 
-class Notice(msgspec.Struct, frozen=True, tag="notice", forbid_unknown_fields=True):
+class StageNotice(msgspec.Struct, frozen=True, tag="notice", forbid_unknown_fields=True):
     """What the stage does now."""
 
     text: str
@@ -39,19 +39,19 @@ class SoFar(msgspec.Struct, frozen=True, tag="so far", forbid_unknown_fields=Tru
     findings: Findings
 
 
-class Found(msgspec.Struct, frozen=True, tag="found", forbid_unknown_fields=True):
+class StageFindings(msgspec.Struct, frozen=True, tag="found", forbid_unknown_fields=True):
     """The stage is done."""
 
     findings: Findings
 
 
-class Broken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=True):
+class StageBroken(msgspec.Struct, frozen=True, tag="broken", forbid_unknown_fields=True):
     """The stage has failed, for this reason."""
 
     text: str
 
 
-Answer: TypeAlias = Notice | SoFar | Found | Broken
+Answer: TypeAlias = StageNotice | SoFar | StageFindings | StageBroken
 
 
 def main() -> int:
@@ -73,17 +73,17 @@ def main() -> int:
         os.environ[VARIABLE] = "demo"
     try:
         asked = Asked(
-            order.settings, lambda text: answer(Notice(text)), lambda found: answer(SoFar(found)), order.power
+            order.settings, lambda text: answer(StageNotice(text)), lambda found: answer(SoFar(found)), order.power
         )
-        answer(Found(measurement(order.stage)(asked)))
+        answer(StageFindings(measurement(order.stage)(asked)))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except PipelineError as error:
         traceback.print_exc()
-        answer(Broken(str(error)))
+        answer(StageBroken(str(error)))
     except Exception as error:  # noqa: BLE001 - the border: a stage that fails is a finding
         traceback.print_exc()
-        answer(Broken(f"{type(error).__name__}: {error}"))
+        answer(StageBroken(f"{type(error).__name__}: {error}"))
     return 0
 
 

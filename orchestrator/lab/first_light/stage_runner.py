@@ -10,7 +10,7 @@ import msgspec
 
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.report import StageReport
-from orchestrator.lab.first_light.stage_process import Answer, Broken, Found, Notice, SoFar
+from orchestrator.lab.first_light.stage_process import Answer, SoFar, StageBroken, StageFindings, StageNotice
 from orchestrator.lab.first_light.stages import LightSettings, Stage, StageOrder
 from orchestrator.machine.child_process import ChildProcess
 from protocol.own_modules import module_command
@@ -33,7 +33,7 @@ class RanStage(NamedTuple):
 class _Heard(NamedTuple):
     """What a stage's process said."""
 
-    answer: Found | Broken | None
+    answer: StageFindings | StageBroken | None
     """Its last word; None if it had none."""
     so_far: Findings
     late: bool = False
@@ -82,9 +82,9 @@ def run_stage(
 
 
 def _report(stage: Stage, heard: _Heard, code: int, seconds: float) -> StageReport:
-    if isinstance(heard.answer, Found):
+    if isinstance(heard.answer, StageFindings):
         return StageReport(stage=stage.name, title=stage.title, status="done", findings=heard.answer.findings)
-    if isinstance(heard.answer, Broken):
+    if isinstance(heard.answer, StageBroken):
         reason = heard.answer.text
     elif heard.late:
         reason = f"it was not done within {seconds / 60:.1f} minutes and was ended"
@@ -103,11 +103,11 @@ def _read(process: ChildProcess, began: float, seconds: float, observer: Observe
             return _Heard(None, found)
         for answer in map(_answer, lines):
             match answer:
-                case Notice(text):
+                case StageNotice(text):
                     observer.notice(text)
                 case SoFar(found):
                     pass
-                case Found() | Broken():
+                case StageFindings() | StageBroken():
                     return _Heard(answer, found)
     return _Heard(None, found, late=True)
 
@@ -116,4 +116,4 @@ def _answer(line: bytes) -> Answer:
     try:
         return msgspec.json.decode(line, type=Answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Broken(f"its process said what is no answer: {line[:80]!r}")
+        return StageBroken(f"its process said what is no answer: {line[:80]!r}")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from orchestrator.lab.profile.analysis.excerpt import Bar, Excerpt
+from orchestrator.lab.profile.analysis.excerpt import Excerpt, TimelineBar
 from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile
 
 DRAFT_WORDS = {
@@ -96,7 +96,7 @@ def _rounds(axes: Axes, excerpt: Excerpt, request: RequestProfile) -> None:
     axes.set_title(f"T = {excerpt.temperature:g}, rounds {excerpt.first} to {last}{hidden}", loc="left", fontsize=10)
 
 
-def _bar(axes: Axes, bar: Bar, lane: float) -> None:
+def _bar(axes: Axes, bar: TimelineBar, lane: float) -> None:
     axes.barh(lane, bar.end - bar.begin, _HEIGHT, bar.begin, color=_COLOURS[bar.look], edgecolor="white", linewidth=0.4)
 
 

@@ -11,6 +11,7 @@ from orchestrator.core.commands import (
     Dismiss,
     Emit,
     Finish,
+    Pardon,
     Reject,
     Release,
     Replace,
@@ -250,7 +251,7 @@ class Simulation:
                 self.replace(role)
             case Dismiss(_, incarnation):
                 self.remove(incarnation)
-            case Release() | TrialDecided() | TellReading():
+            case Release() | TrialDecided() | TellReading() | Pardon():
                 pass
 
     def _end(self, sequence: SequenceId, reason: str) -> None:

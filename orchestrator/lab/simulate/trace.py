@@ -39,7 +39,7 @@ class TracedPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRequest:
     """One request of a recorded run."""
 
     prompt: tuple[int, ...]
@@ -47,7 +47,7 @@ class Recorded:
     positions: tuple[TracedPosition, ...]
 
 
-def read_trace(path: Path) -> list[Recorded]:
+def read_trace(path: Path) -> list[RecordedRequest]:
     """The requests with coupled verification of a `--record` file. Raises InputError if it holds no draft's guesses."""
     readers: dict[SequenceId, _TraceReader] = {}
     try:
@@ -70,7 +70,7 @@ def read_trace(path: Path) -> list[Recorded]:
     return recorded
 
 
-def coverage(recorded: Iterable[Recorded]) -> float:
+def coverage(recorded: Iterable[RecordedRequest]) -> float:
     """Share of generated tokens for which the draft's guesses are known."""
     known = [position.candidates is not None for one in recorded for position in one.positions]
     return sum(known) / max(1, len(known))
@@ -83,7 +83,7 @@ class ReplayedLanguage:
     by seed, with random tokens in place of those that were not the target's.
     """
 
-    def __init__(self, recorded: Sequence[Recorded], seed: int = 0) -> None:
+    def __init__(self, recorded: Sequence[RecordedRequest], seed: int = 0) -> None:
         self._recorded = recorded
         self._seed = seed
 
@@ -157,11 +157,11 @@ class _TraceReader:
             self._tokens.append(token)
             self._ids.append(node_id(self._ids[-1], token))
 
-    def recorded(self) -> Recorded:
+    def recorded(self) -> RecordedRequest:
         count = min(len(self._tokens), self._request.max_tokens)
         pairs = zip(self._tokens[:count], self._ids, strict=False)
         positions = tuple(TracedPosition(token, self._known(parent)) for token, parent in pairs)
-        return Recorded(self._request.tokens, self._request.sampling.temperature, positions)
+        return RecordedRequest(self._request.tokens, self._request.sampling.temperature, positions)
 
     def _after(self, tokens: Iterable[int]) -> NodeId:
         id = self._ids[-1]
@@ -188,7 +188,7 @@ _EXPONENTS = [0.1 * 1.08**step for step in range(61)]
 """Candidates for r: 0.1 to 10 in steps of 8%."""
 
 
-def fit(recorded: Sequence[Recorded], independent: float | None = None) -> AcceptanceModel:
+def fit(recorded: Sequence[RecordedRequest], independent: float | None = None) -> AcceptanceModel:
     """The model of the positions with known guesses. There must be at least one."""
     runs = [[position for position in one.positions if position.candidates is not None] for one in recorded]
     known = [position for run in runs for position in run]

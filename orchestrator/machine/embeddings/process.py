@@ -19,6 +19,7 @@ from orchestrator.machine.hardware import installed_version, usable_cores, worke
 from orchestrator.machine.progress import OnProgress
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError, PipelineError
+from protocol.kernels_folder import kernels_folder
 
 M = TypeVar("M")
 PACKAGES: Mapping[str, str] = MappingProxyType({"mlx-embeddings": "0.1.0", "mlx-vlm": "0.7.10"})
@@ -70,7 +71,8 @@ def embedding_command(folder: Path, on_progress: OnProgress) -> EmbeddingCommand
     program = Path(__file__).with_name("program.py")
     # Isolated: the user's PYTHONPATH must not add our packages to its own.
     arguments = (str(python), "-I", str(program), str(folder))
-    return EmbeddingCommand(arguments, {**worker_environment("target", usable_cores()), "HF_HUB_OFFLINE": "1"})
+    own = {"HF_HUB_OFFLINE": "1", "TMPDIR": str(kernels_folder())}
+    return EmbeddingCommand(arguments, worker_environment("target", usable_cores()) | own)
 
 
 class EmbeddingProcess:

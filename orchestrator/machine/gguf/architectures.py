@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.machine.gguf.container import GgufFile, Tensor
+from orchestrator.machine.gguf.container import GgufFile, GgufTensor
 from orchestrator.machine.gguf.weights import floats
 from protocol.errors import InputError
 
@@ -313,7 +313,7 @@ def tensor_name(file: GgufFile, name: str) -> str | None:
     )
 
 
-def stored_shape(tensor: Tensor) -> tuple[int, ...]:
+def stored_shape(tensor: GgufTensor) -> tuple[int, ...]:
     """The shape that mlx-lm expects: a convolution has one channel a group."""
     return (*tensor.shape, 1) if ".shortconv.conv." in tensor.name and len(tensor.shape) > 1 else tensor.shape
 

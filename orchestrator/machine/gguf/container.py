@@ -23,7 +23,7 @@ _NUMBERS = {
 _LEAST_STRING_BYTES = 8
 
 
-class Tensor(NamedTuple):
+class GgufTensor(NamedTuple):
     """`shape`: rows first. `rows`: (R, bytes of a row) uint8 as in the file; a vector has one element a row."""
 
     name: str
@@ -38,7 +38,7 @@ class GgufFile(NamedTuple):
     path: Path
     metadata: dict[str, Any]
     """By key: numbers, texts, lists of texts, numpy arrays of numbers."""
-    tensors: dict[str, Tensor]
+    tensors: dict[str, GgufTensor]
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -174,7 +174,7 @@ def _entry(cursor: _Cursor) -> _Entry:
     return _Entry(name, shape, kind, cursor.integer())
 
 
-def _tensor(data: np.ndarray[Any, np.dtype[np.uint8]], entry: _Entry) -> Tensor:
+def _tensor(data: np.ndarray[Any, np.dtype[np.uint8]], entry: _Entry) -> GgufTensor:
     block, size = GGML_QUANT_SIZES[entry.kind]
     *_, last = entry.shape
     columns = last if len(entry.shape) > 1 or block > 1 else 1
@@ -185,4 +185,4 @@ def _tensor(data: np.ndarray[Any, np.dtype[np.uint8]], entry: _Entry) -> Tensor:
     if entry.offset + length > len(data):
         raise _CutOff
     rows = data[entry.offset : entry.offset + length].reshape(elements // columns, -1)
-    return Tensor(entry.name, entry.shape, entry.kind, rows)
+    return GgufTensor(entry.name, entry.shape, entry.kind, rows)

@@ -10,7 +10,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from orchestrator.machine.gguf.container import Tensor
+from orchestrator.machine.gguf.container import GgufTensor
 from protocol.errors import InputError
 
 GROUP = 32
@@ -55,19 +55,19 @@ class Packed(NamedTuple):
     mode: str
 
 
-def packed(tensor: Tensor) -> Packed | None:
+def packed(tensor: GgufTensor) -> Packed | None:
     """The packing of a matrix that MLX can have as it is, else None."""
     packing = _PACKINGS.get(tensor.kind) if len(tensor.shape) > 1 else None
     return packing and Packed(packing.bits, "affine" if packing.biases else "mxfp4")
 
 
-def common_format(tensors: list[Tensor]) -> Format:
+def common_format(tensors: list[GgufTensor]) -> Format:
     """The format of all that is not packed, since MLX would compute in float32 beside a single float32 vector."""
     kinds = {tensor.kind for tensor in tensors if len(tensor.shape) > 1}
     return _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else "F16"
 
 
-def parts(tensor: Tensor, name: str, format: Format, order: Any = None, offset: float = 0.0) -> list[Part]:
+def parts(tensor: GgufTensor, name: str, format: Format, order: Any = None, offset: float = 0.0) -> list[Part]:
     """What is stored of the tensor: `name`, and beside packed weights their scales and biases.
 
     `order`: where each row stands in the file; `offset`: what the file adds to each number. Raises InputError for a
@@ -117,7 +117,7 @@ def floats(rows: Bytes, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[
     return np.asarray(dequantize(rows, kind), np.float32)
 
 
-def _require_readable(tensor: Tensor) -> None:
+def _require_readable(tensor: GgufTensor) -> None:
     try:
         floats(np.zeros_like(tensor.rows[:1]), tensor.kind)
     except (NotImplementedError, KeyError, ValueError) as error:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.machine.memory.kv_form import KvForm, element_bytes
+from orchestrator.machine.memory.kv_form import KvSizes, element_bytes
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.messages.base import MAX_CONTEXT
 
@@ -43,7 +43,7 @@ class ModelNeed(NamedTuple):
     name: str
     """As the user knows it: target, draft or prefill worker."""
     weights: int
-    kv: KvForm | None
+    kv: KvSizes | None
     """None if nothing is known of it, or if it has none that grows."""
     heads: int = 0
     """Of attention."""

@@ -41,7 +41,7 @@ _DOUBLE = ("iquestloopcoder", "longcat_flash", "longcat_flash_ngram", "nanbeige"
 """Models that attend twice in each layer, or go through their layers twice."""
 
 
-class KvForm(NamedTuple):
+class KvSizes(NamedTuple):
     """Keys and values of one sequence."""
 
     full: int
@@ -60,9 +60,9 @@ class KvForm(NamedTuple):
         seen = rows if windows_whole else min(rows, self.window + _BEHIND_WINDOW)
         return int((self.full * rows + self.windowed * seen) * element) + self.state
 
-    def part(self, share: float) -> "KvForm":
+    def part(self, share: float) -> "KvSizes":
         """Of a model of which a process holds this share."""
-        return KvForm(int(self.full * share), int(self.windowed * share), self.window, int(self.state * share))
+        return KvSizes(int(self.full * share), int(self.windowed * share), self.window, int(self.state * share))
 
 
 def element_bytes(bits: KvBits, on_processor: bool) -> float:
@@ -71,7 +71,7 @@ def element_bytes(bits: KvBits, on_processor: bool) -> float:
     return float(plain) if bits == UNQUANTIZED else bits / 8 + 2 * plain / _GROUP
 
 
-def kv_form(config: Mapping[str, Any]) -> KvForm | None:
+def kv_form(config: Mapping[str, Any]) -> KvSizes | None:
     """The form that a config.json states, perhaps with the text model's part; None if it states no sizes."""
     stated = _text(config)
     layers, width, heads = (_first(stated, names) for names in (_LAYERS, _WIDTHS, _HEADS))
@@ -83,7 +83,7 @@ def kv_form(config: Mapping[str, Any]) -> KvForm | None:
     window = _first(stated, _WINDOWS) or 0
     if not window:
         full, windowed = full + windowed, 0
-    return KvForm(full * token, windowed * token, window, recurrent * _state(stated) * _SNAPSHOTS)
+    return KvSizes(full * token, windowed * token, window, recurrent * _state(stated) * _SNAPSHOTS)
 
 
 def attention_heads(config: Mapping[str, Any]) -> int:

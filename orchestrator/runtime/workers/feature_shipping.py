@@ -63,10 +63,11 @@ class FeatureShipping:
     def _ship(self, worker: RemoteWorker, outlet: "FeatureOutlet") -> None:
         """Send the blocks that are due. Those for which the queue has no room are lost."""
         stamp = Stamp(self._epoch, worker.incarnation)
-        queued = sum(self._hub.ship(worker.peer, shipment, stamp) for shipment in outlet.due())
+        due = outlet.due()
+        queued = sum(self._hub.ship(worker.peer, shipment, stamp) for shipment in due.blocks)
         ping = Ping(time.perf_counter())
         if queued and self._hub.send(worker.peer, ping, stamp):
-            outlet.sent(queued, ping.sent)
+            due.sent(queued, ping.sent)
 
 
 @dataclass(slots=True)
@@ -77,6 +78,20 @@ class _Unsent:
     round: Round
     first: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueBlocks:
+    """What an outlet sends now."""
+
+    blocks: list[FeatureShipment]
+    _under_way: dict[float, int]
+    """Of the outlet."""
+
+    def sent(self, blocks: int, ping: float) -> None:
+        """So many of the blocks were sent, and behind them a Ping with this number: they are under way until its
+        answer."""
+        self._under_way[ping] = blocks
 
 
 @dataclass(slots=True)
@@ -101,14 +116,10 @@ class FeatureOutlet:
         unsent.round = message.round
         unsent.stop = max(unsent.stop, message.first + message.rows)
 
-    def due(self) -> list[FeatureShipment]:
-        """The blocks to send now. `sent` must follow."""
+    def due(self) -> DueBlocks:
+        """The blocks for which there is room now. They are returned once, whether or not they are sent."""
         room = _UNDER_WAY - sum(self._under_way.values())
-        return list(islice(self._blocks(), max(0, room)))
-
-    def sent(self, blocks: int, ping: float) -> None:
-        """So many blocks were sent, and behind them a Ping with this number."""
-        self._under_way[ping] = blocks
+        return DueBlocks(list(islice(self._blocks(), max(0, room))), self._under_way)
 
     def acknowledge(self, ping: float) -> bool:
         """The draft has answered a Ping. Returns whether it was one behind blocks."""

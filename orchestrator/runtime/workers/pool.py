@@ -192,9 +192,9 @@ class LocalWorkers:
         """Routing ids of workers by incarnation."""
         self._hellos: dict[int, Hello] = {}
         self._faults: dict[int, str] = {}
+        """The fatal fault that a worker reported before it ended, by incarnation."""
         self._died: set[Seat] = set()
         """Seats whose worker died at work and is started again."""
-        """The fatal fault that a worker reported before it ended, by incarnation."""
 
     def start(self, roles: Iterable[Role], poller: zmq.Poller) -> None:
         """Start a worker for each role, and register all sockets in `poller`."""

@@ -165,6 +165,12 @@ class Supervisor:
     def restarting(self, seat: Seat) -> bool:
         return seat in self._due
 
+    def pardon(self, seat: Seat, now: float) -> None:
+        """The deaths of this seat's workers until now don't count. If the last one was one too many, a restart follows
+        all the same."""
+        if self._policies[seat].pardon():
+            self._due[seat] = now
+
     def forget(self, seat: Seat) -> None:
         """Cancel the scheduled restart of a seat's worker."""
         self._due.pop(seat, None)

@@ -19,6 +19,7 @@ from orchestrator.text.answer.parts import AnswerParser, Part, Spoken, ThoughtSp
 from orchestrator.text.answer.tool_syntax import Tools, ToolSyntax, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
+from protocol.messages.client import ThoughtText
 from protocol.messages.grammar import Thought
 
 _CUT_AT = re.compile(
@@ -68,6 +69,12 @@ class AnswerFormat:
             return None
         starts = bounds.starts[:1] if prompt.endswith("\n") else bounds.starts
         return replace(bounds, starts=starts, opened=bounds.opened or self.opens_thought(prompt))
+
+    def thought_text(self, opened: bool) -> ThoughtText | None:
+        """The thought in the output's text; None if the model writes none. `opened`: as `opens_thought` has it."""
+        if self.harmony:
+            return ThoughtText("", "".join(HARMONY_ANSWER), opened=True)
+        return None if self.thought is None else ThoughtText(self.thought.start, self.thought.end, opened)
 
     def parser(self, opened: bool, tools: Tools, most_calls: int | None, *, marks: bool = True) -> AnswerParser:
         """`opened`: as `opens_thought` has it; `tools`: those that the request offers; `marks`: the output has them

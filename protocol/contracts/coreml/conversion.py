@@ -8,13 +8,11 @@ FOLDER_MODEL = "model.mlpackage"
 """A folder with this package is a converted model."""
 FOLDER_FACTS = "package.json"
 """Facts about the package, for processes that can't read packages."""
-FORMAT = 3
+FORMAT = 4
 """Of a converted model's folder; a folder of another format is converted again."""
 
 WeightKind: TypeAlias = Literal["fp16", "int8", "4bit"]
 """Unchanged; with one scale per output channel; with a palette of sixteen numbers per output channel."""
-CacheKind: TypeAlias = Literal["io", "state"]
-"""Where the KV is held: by the host, as inputs and outputs, or by Core ML, as the model's state."""
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +23,6 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     context: int | None = None
     """KV slots; None for 2048, or for the model's context if that is less."""
     weights: WeightKind = "fp16"
-    cache: CacheKind = "io"
 
 
 class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

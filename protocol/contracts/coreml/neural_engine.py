@@ -4,6 +4,7 @@ Knows no Core ML: one process examines, another reads the outcome.
 """
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -63,7 +64,7 @@ def package_fingerprint(folder: Path) -> str:
         files = sorted(path for path in (package / "Data").rglob("*") if path.is_file())
         for path in files:
             digest.update(f"\0{path.relative_to(package)}\0{path.stat().st_size}\0".encode())
-            _add_samples(digest, path)
+            _add_samples(digest.update, path)
     except OSError as error:
         raise InputError(f"{package} can't be read ({error.strerror}): convert the model again.") from error
     if not files:
@@ -93,7 +94,7 @@ def record(verdict: EngineVerdict) -> Path:
 def all_recorded() -> list[EngineVerdict]:
     """Every readable outcome, the latest last."""
     files = sorted((cache_folder() / "neural-engine").glob("*.json"), key=lambda file: file.stat().st_mtime)
-    found = []
+    found: list[EngineVerdict] = []
     for file in files:
         try:
             found.append(msgspec.json.decode(file.read_bytes(), type=EngineVerdict))
@@ -107,12 +108,12 @@ def _file(place: ExaminedSystem) -> Path:
     return cache_folder() / "neural-engine" / f"{name}.json"
 
 
-def _add_samples(digest: "hashlib._Hash", path: Path) -> None:
+def _add_samples(add: Callable[[bytes], object], path: Path) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
         if size <= _SAMPLES * _SAMPLE_BYTES:
-            digest.update(file.read())
+            add(file.read())
             return
         for sample in range(_SAMPLES):
             file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-            digest.update(file.read(_SAMPLE_BYTES))
+            add(file.read(_SAMPLE_BYTES))

@@ -11,6 +11,7 @@ import numpy as np
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.safetensors_headers import Tensor, tensors_in
 from protocol.errors import InputError
+from protocol.json_values import is_list, is_object
 
 _MOST = 1 << 24
 """Of any number in a config."""
@@ -44,7 +45,7 @@ class DrafterCheckpoint:
     def part(self, name: str) -> "DrafterCheckpoint":
         """The same with an object in the config as its config."""
         inner = self.config.get(name)
-        if not isinstance(inner, dict):
+        if not is_object(inner):
             raise self.wrong(f"its config.json has no {name}")
         return self.with_config(inner)
 
@@ -63,7 +64,7 @@ class DrafterCheckpoint:
         values = self.config.get(name)
         if values is None:
             return None
-        good = isinstance(values, list) and 0 < len(values) <= 32 and all(type(value) is int for value in values)
+        good = is_list(values) and 0 < len(values) <= 32 and all(type(value) is int for value in values)
         if not good or values != sorted(set(values)) or not 0 <= values[0] <= values[-1] <= 1024:
             raise self.wrong(f"its config.json states {name} {values!r:.80}, which must be layers in ascending order")
         return tuple(values)
@@ -126,7 +127,7 @@ class DrafterCheckpoint:
         if f"{name.removesuffix('weight')}scales" not in self.tensors or tensor.type != "U32":
             return tensor.shape
         quantization = self.config.get("quantization")
-        bits = quantization.get("bits") if isinstance(quantization, dict) else None
+        bits = quantization.get("bits") if is_object(quantization) else None
         if type(bits) is not int or not 1 <= bits <= 32:
             raise self.wrong(f"its tensor {name} is quantised, and its config.json does not say how")
         return (*tensor.shape[:-1], tensor.shape[-1] * 32 // bits)
@@ -143,6 +144,6 @@ def config_in(folder: Path) -> dict[str, Any]:
         raise InputError(f"{file} can't be read ({error.strerror}): check its permissions.") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is no JSON: download it again.") from error
-    if not isinstance(config, dict):
+    if not is_object(config):
         raise InputError(f"{file} is no JSON object: download it again.")
     return config

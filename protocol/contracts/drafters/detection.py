@@ -20,6 +20,7 @@ from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
 from protocol.contracts.drafters.early_exit import early_exit
 from protocol.contracts.drafters.mtp import has_mtp, mtp, stands_alone, states_mtp, unknown
 from protocol.errors import InputError
+from protocol.json_values import is_list
 
 _REDRAFTER = "recurrent_drafting_drafter"
 _MOST_LAYERS = 16
@@ -229,7 +230,7 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
 
 def _architectures(config: dict[str, Any]) -> tuple[str, ...]:
     names = config.get("architectures")
-    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+    return tuple(name for name in names if isinstance(name, str)) if is_list(names) else ()
 
 
 def _foreign(folder: Path, kind: str) -> InputError:

@@ -11,6 +11,7 @@ from typing import Any
 
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
 from protocol.contracts.drafters.description import FINAL, Drafter
+from protocol.json_values import is_object
 
 _QWEN = re.compile(r"(?:model\.|language_model\.)*mtp\.fc\.weight")
 _DEEPSEEK = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.eh_proj\.weight")
@@ -28,14 +29,14 @@ _BODY = re.compile(r"(?:model\.|language_model\.)*layers\.0\.")
 
 def states_mtp(config: dict[str, Any]) -> bool:
     """Whether a config.json says that the original checkpoint has such a head."""
-    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    parts = [part for part in (config, config.get("text_config")) if is_object(part)]
     return any(type(part.get(name)) is int and part[name] > 0 for part in parts for name in _STATED)
 
 
 def unknown(config: dict[str, Any]) -> str:
     """Why a head with this config.json can't be run, as half a sentence; empty if it can."""
     model, text = config.get("model_type"), config.get("text_config", config)
-    if not isinstance(model, str) or model not in NUMBERS or not isinstance(text, dict):
+    if not isinstance(model, str) or model not in NUMBERS or not is_object(text):
         return f"its architecture is {model!r:.60}; known ones are {', '.join(NUMBERS)}"
     number = text.get(NUMBERS[model], 1)
     if type(number) is not int or not 1 <= number <= _MOST:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protocol.errors import InputError
+from protocol.json_values import is_object
 
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -36,9 +37,9 @@ def target_shape(folder: Path) -> TargetShape:
 
 def stated_shape(config: Any) -> TargetShape | None:
     """The shape that a config.json states, perhaps with the text model's part; None if it states none."""
-    if not isinstance(config, dict):
+    if not is_object(config):
         return None
-    parts = [part for part in (config.get("text_config"), config) if isinstance(part, dict)]
+    parts = [part for part in (config.get("text_config"), config) if is_object(part)]
     found = [_first(parts, names) for names in (_LAYERS, _WIDTHS, _VOCABULARIES)]
     known = [number for number in found if number is not None]
     return TargetShape(*known) if len(known) == len(found) else None

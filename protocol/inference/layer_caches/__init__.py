@@ -22,7 +22,8 @@ Layer: TypeAlias = LayerCache | list[LayerCache]
 def replaced(stock: Any, level: Level) -> Layer:
     """Empty caches in place of mlx-lm's `stock`."""
     if isinstance(stock, CacheList):
-        return [layer_cache(part, level) for part in stock.caches]
+        parts: tuple[object, ...] = vars(stock)["caches"]
+        return [layer_cache(part, level) for part in parts]
     return layer_cache(stock, level)
 
 
@@ -40,10 +41,11 @@ def alike(layers: Sequence[Layer], flat: Sequence[Any]) -> list[Any]:
 def layer_cache(stock: Any, level: Level) -> LayerCache:
     """An empty cache in place of mlx-lm's `stock`, which may hold trees at level tree only."""
     _import_implementations()
-    if level != "tree" and type(stock) is ArraysCache:
+    kind: type[object] = stock.__class__
+    if level != "tree" and kind is ArraysCache:
         return ReplacedArrays(stock)
     try:
-        return LAYER_CACHES.get(type(stock), StockCache)(stock)
+        return LAYER_CACHES.get(kind, StockCache)(stock)
     except LookupError:
         return StockCache(stock)
 

@@ -221,7 +221,7 @@ class WindowCache(FullAttentionCache):
     """A sliding window. Attention reads the window alone. Rows behind it stay until the sequence lets them go, so that
     a rejected tree leaves nothing to repair, and a sequence can be cut back and shared at most tokens."""
 
-    def __init__(self, stock: RotatingKVCache) -> None:
+    def __init__(self, stock: Any) -> None:
         """Raises LookupError for a cache that keeps its first tokens in sight."""
         super().__init__(stock)
         if stock.keep:
@@ -244,7 +244,7 @@ class WindowCache(FullAttentionCache):
         return tokens if self.forgotten <= max(0, tokens - self.window + 1) else 0
 
     def move(self, begin: int, slots: mx.array) -> None:
-        every = np.array(slots)
+        every = np.array(slots, np.int64)
         held = mx.array(every[every >= self._base] - self._base)
         if begin < self._base:
             self._base = begin + len(every) - held.size

@@ -1,6 +1,6 @@
 """The states of a recurrence and of short convolutions, with the inputs of rows that are not committed."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Self
@@ -15,6 +15,8 @@ from protocol.inference.recurrences.ancestry import ancestry
 from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reads
 from protocol.inference.recurrences.tree_recurrences import Unrolled, state_behind
 
+initialise_arrays: Callable[[ArraysCache, int], None] = vars(ArraysCache)["__init__"]
+"""Its `__init__`, which mlx-lm does not annotate."""
 _TOKENS = 1
 """The axis of tokens in the inputs of a convolution."""
 
@@ -72,7 +74,7 @@ class _ReadArrays(ArraysCache):
     """Says whose layer is at work."""
 
     def __init__(self, owner: "RecurrentCache", size: int) -> None:
-        super().__init__(size)
+        initialise_arrays(self, size)
         self._owner = owner
 
     def __getitem__(self, index: int) -> Any:
@@ -88,7 +90,7 @@ class RecurrentCache(RememberedStates):
     """Evaluates a tree from the state of the committed tokens. A path that is committed is folded into the state from
     the recorded inputs, by mlx-lm's own recurrence."""
 
-    def __init__(self, stock: ArraysCache) -> None:
+    def __init__(self, stock: Any) -> None:
         self.entries: list[Any] = list(stock.cache)
         """States behind the committed tokens."""
         super().__init__(_ReadArrays(self, len(stock.cache)))
@@ -276,7 +278,7 @@ class RecurrentCache(RememberedStates):
 
 def _inputs(rows: Sequence[_Row], call: int, name: str) -> list[mx.array]:
     """Inputs of a call, one array for each run of rows of one forward."""
-    found = []
+    found: list[mx.array] = []
     for forward, run in groupby(rows, key=lambda row: row.forward):
         numbers, made = [row.number for row in run], forward.calls[call]
         if numbers == list(range(forward.length)):

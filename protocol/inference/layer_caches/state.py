@@ -1,15 +1,16 @@
 """Caches that fold tokens into a state: it is saved where a sequence may have to go back."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy, deepcopy
 from typing import Any, Self
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx import utils
 
 from protocol.inference.layer_cache import FoldingCache, ForwardShape
 
+_flattened: Callable[[Any], list[tuple[str, Any]]] = vars(utils)["tree_flatten"]
 _MOST_REMEMBERED = 4
 """States remembered beside the current one. A state of a large model takes tens of megabytes."""
 
@@ -19,8 +20,8 @@ class RememberedStates(FoldingCache):
 
     def __init__(self, stock: Any) -> None:
         super().__init__(stock)
-        self._stock = stock
-        self._end = 0
+        self._stock: Any = stock
+        self._end: int = 0
         """Tokens in the state."""
         self._remembered = {0: self._saved()}
 
@@ -118,11 +119,11 @@ class StockCache(RememberedStates):
         return {**self._remembered, tokens: state}
 
     def _saved(self) -> Any:
-        return deepcopy(vars(self._stock))
+        return deepcopy(self._stock.__dict__)
 
     def _restore(self, state: Any) -> None:
         # The layer's attention holds this object.
-        vars(self._stock).update(deepcopy(state))
+        self._stock.__dict__.update(deepcopy(state))
 
 
 class ReplacedArrays(StockCache):
@@ -143,4 +144,4 @@ def _densest(slots: list[int]) -> int:
 
 def _arrays(state: Any) -> list[mx.array]:
     """All arrays in a saved state."""
-    return [leaf for _, leaf in tree_flatten(state) if isinstance(leaf, mx.array)]
+    return [leaf for _, leaf in _flattened(state) if isinstance(leaf, mx.array)]

@@ -6,14 +6,15 @@ sequence.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 
+from protocol.inference.observed_modules import modules_of
 from protocol.inference.recurrences.ancestry import Ancestry
 from protocol.inference.recurrences.tree_recurrences import (
     Unrolled,
@@ -70,7 +71,7 @@ def reads(recorder: Recorder) -> None:
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def reading() -> Generator[None]:
     """Recorders are read inside."""
     try:
         yield
@@ -121,22 +122,31 @@ class ShortConvolution(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         # Some layers read the weight.
-        if name in self or "inner" not in self:
-            return super().__getattr__(name)
-        return getattr(self["inner"], name)
+        held = _held(self)
+        if name in held:
+            return held[name]
+        if "inner" not in held:
+            raise AttributeError(name)
+        return getattr(held["inner"], name)
+
+
+def _held(module: Any) -> dict[str, Any]:
+    """The parameters and submodules of a module by name: `nn.Module` is such a dictionary."""
+    return module
 
 
 def let_recurrences_record(model: nn.Module) -> None:
     """Wrap the recurrences and the short convolutions of this model's layers."""
-    modules = {sys.modules[type(layer).__module__] for layer in model.modules()}
+    layers = modules_of(model)
+    modules = {sys.modules[type(layer).__module__] for layer in layers}
     for module in modules:
         for name, kind in KINDS.items():
             inner: Any = vars(module).get(name)
             if inner is not None and not isinstance(inner, Recurrence):
                 setattr(module, name, Recurrence(inner, kind))
-    for layer in model.modules():
+    for layer in layers:
         if isinstance(layer, ShortConvolution):
             continue
-        for name, part in layer.children().items():
+        for name, part in list(_held(layer).items()):
             if isinstance(part, nn.Conv1d) and part.groups > 1:
                 setattr(layer, name, ShortConvolution(part))

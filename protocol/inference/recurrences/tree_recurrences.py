@@ -7,15 +7,18 @@ arXiv 2412.06464, section 3.3; over trees: arXiv 2608.20961). Everything is comp
 Shapes: R rows, H heads; a state is (1, H, ...) as in mlx-lm, or None before the first token.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
-from mlx_lm.models.gated_delta import compute_g, compute_lower_bound_g
-from mlx_lm.models.ssm import compute_dt
+from mlx_lm.models import gated_delta, ssm
 
 from protocol.inference.recurrences.ancestry import Ancestry
 
+_Compute: TypeAlias = Callable[..., mx.array]
+_decay: _Compute = vars(gated_delta)["compute_g"]
+_bounded_decay: _Compute = vars(gated_delta)["compute_lower_bound_g"]
+_time_steps: _Compute = vars(ssm)["compute_dt"]
 _LEAST_DECAY = 1e-30
 """Smaller factors are none at all in float32, and have no logarithm."""
 
@@ -51,7 +54,7 @@ def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
         strength = 2.0 * strength
     bound = call.get("lower_bound")
     gates = (call["A_log"], call["a"], call["dt_bias"])
-    decay = compute_g(*gates) if bound is None else compute_lower_bound_g(*gates, bound)
+    decay = _decay(*gates) if bound is None else _bounded_decay(*gates, bound)
     logs = mx.log(mx.maximum(decay[0].astype(mx.float32), _LEAST_DECAY))
     logs = mx.moveaxis(logs if logs.ndim == 3 else logs[..., None], 0, 1)
     total, between = _decays(logs, tree)
@@ -73,8 +76,8 @@ def state_space_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
     y_i = S_i C_i + D x_i, with the time step t_i."""
     heads = call["hidden_states"].shape[2]
     x, write, read = (_by_head(call[name], heads) for name in ("hidden_states", "B", "C"))
-    step = compute_dt(call["dt"], call["dt_bias"], call.get("time_step_limit", (0.001, 100.0)))
-    step = step.reshape(-1, heads).T[..., None]
+    step = _time_steps(call["dt"], call["dt_bias"], call.get("time_step_limit", (0.001, 100.0)))
+    step = mx.reshape(step, (-1, heads)).T[..., None]
     logs = -mx.exp(call["A_log"].astype(mx.float32))[:, None, None] * step
     total, between = _decays(logs, tree)
     written = step * x

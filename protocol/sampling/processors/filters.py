@@ -94,7 +94,7 @@ def _least(best: npt.NDArray[np.float32], mass: float) -> float | None:
 
 def _searched(row: mx.array, mass: float, count: int) -> float:
     """The least log-probability in the nucleus of a (V,) row, by shortlists longer than `count`."""
-    rising = -np.asarray(row)
+    rising = -np.asarray(row, np.float32)
     while count < len(rising):
         count = min(_GROWTH * count, len(rising))
         found = _least(-np.sort(np.partition(rising, count - 1)[:count]), mass)

@@ -6,6 +6,7 @@ Knows no trees and no models.
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -42,7 +43,7 @@ class FrequencyPenalty(LogitsProcessor):
             if token < vocabulary:
                 at_root[token] = self._penalty(count)
         penalised = logits - mx.array(at_root)
-        rows, tokens, penalties = [], [], []
+        rows, tokens, penalties = list[int](), list[int](), list[float]()
         for row, path in enumerate(paths):
             for token, count in Counter(path).items():
                 if token < vocabulary:
@@ -75,7 +76,11 @@ class LogitBias(LogitsProcessor):
         biases = {token: bias for token, bias in self._biases.items() if token < logits.shape[-1]}
         if not biases:
             return logits
-        return logits.at[:, mx.array(list(biases))].add(mx.array(list(biases.values()), dtype=mx.float32))
+        return _sum(logits.at[:, mx.array(list(biases))], mx.array(list(biases.values()), dtype=mx.float32))
+
+
+def _sum(places: Any, numbers: mx.array) -> mx.array:
+    return places.add(numbers)
 
 
 class RepetitionPenalty(LogitsProcessor):

@@ -11,7 +11,6 @@ from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.candidates import Candidates
-from tests.support.processing import processors
 
 COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
 
@@ -46,14 +45,6 @@ def test_coupled_candidates_are_ranked_by_the_target_s_score():
     share = np.array(mx.softmax(expected, axis=-1))
     for row, each in zip(share, found, strict=True):
         assert np.allclose(row[list(each.tokens)], each.probabilities, atol=1e-5)
-
-
-def test_filtered_tokens_are_no_candidates():
-    sampling = Sampling(temperature=1.0, top_k=2)
-    batch = asking(8)._replace(processors=processors(sampling), paths=[[]])
-    (found,) = proposed(random_logits(1, 300, seed=2), sampling, batch)
-
-    assert len(found.tokens) == len(found.probabilities) == 2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED, REJECTION])

@@ -1,7 +1,5 @@
 """Laws of the selector: the candidates of the full computation, with filters and penalties too, without its cost."""
 
-from unittest import mock
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from draft_worker.candidates.shortlist import GROUP_SIZE
 from draft_worker.engine import Batch
 from draft_worker.head_tokens import HeadTokens
 from protocol.messages.sampling import Sampling
-from tests.support.logit_rows import rows, sorted_widths
+from tests.support.logit_rows import rows
 from tests.support.processing import processors
 
 _VOCABULARY = 5_000
@@ -40,7 +38,7 @@ def padded(logits: np.ndarray) -> np.ndarray:
 def test_candidates_of_a_processed_request_are_those_of_the_full_computation(name: str, head: HeadTokens | None):
     sampling, positions = SAMPLINGS[name], (20, 21)
     logits = rows("normal", 2, _VOCABULARY if head is None else len(head), seed=4)
-    selector = CandidateSelector(_VOCABULARY, _VOCABULARY, head)
+    selector = CandidateSelector(Columns(_VOCABULARY, _VOCABULARY, head))
     selector.begin(sampling, positions)
 
     found = selector.select(padded(logits), positions, sampling, batch(sampling))
@@ -50,15 +48,3 @@ def test_candidates_of_a_processed_request_are_those_of_the_full_computation(nam
     for got, want in zip(found, expected, strict=True):
         assert got.probabilities == pytest.approx(want.probabilities, rel=0.3, abs=0.02)
         assert (got.support is None) == (want.support is None)
-
-
-def test_filters_of_a_whole_vocabulary_neither_sort_it_nor_draw_its_noise():
-    sampling = SAMPLINGS["top-p"]
-    logits = padded(rows("normal", 2, 151_936, seed=4))
-    selector = CandidateSelector(151_936, 151_936)
-
-    with sorted_widths() as widths, mock.patch("protocol.sampling.sampler.Noise.row", side_effect=AssertionError):
-        found = selector.select(logits, (20, 21), sampling, batch(sampling))
-
-    assert all(each.tokens for each in found)
-    assert max(widths) < 151_936 / 6

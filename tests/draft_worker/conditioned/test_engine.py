@@ -18,7 +18,6 @@ from draft_worker.engine import Batch
 from draft_worker.engines.eagle3 import loaded
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
-from protocol.sampling.threefry import NoiseStream
 from protocol.speculation.candidates import Candidates
 from tests.support.eagle3_reference import Reference, Row
 from tests.support.models import eagle3_folders as folders
@@ -190,36 +189,6 @@ def _grow(ours: ConditionedSequence, expected: Simulated, chance: random.Random)
     _assert_alike(ours.evaluate(batch), expected.evaluate(batch))
 
 
-def test_rewritten_rows_equal_true_features_from_the_start(engine: ConditionedEngine):
-    tokens = _tokens(20)
-    late = _opened(engine)
-    late.prefill(tokens[:8])
-    late.evaluate(_batch(tokens[8:11], (-1, 0, 1)))
-    late.keep((0, 1, 2), ())
-    late.feed(0, FEATURES[:11])
-
-    after, whole = late.evaluate(_batch([7])), _fed(engine, tokens[:11]).evaluate(_batch([7]))
-
-    assert np.allclose(_chances(after[0]), _chances(whole[0]), atol=1e-5)
-
-
-def test_nodes_stay_as_they_are_when_features_come(engine: ConditionedEngine, folder: Path):
-    tokens = _tokens(9)
-    sequence = _fed(engine, tokens)
-    sequence.evaluate(_batch([4, 5], (-1, 0)))
-    sequence.keep((0,), (1,))
-    sequence.feed(9, FEATURES[9:10])
-
-    found = sequence.evaluate(_batch([6], (1,)))
-
-    reference, rows = _reference(folder), list[Row]()
-    for token in range(1, 10):
-        rows.append(reference.row([*tokens, 4][token], reference.fuse(FEATURES[token - 1]), rows, token))
-    for place, token in ((10, 5), (11, 6)):
-        rows.append(reference.row(token, rows[-1].output, rows, place))
-    _assert_alike(found, [reference.logits(rows[-1])])
-
-
 def test_a_prompt_read_in_chunks_equals_one_forward(engine: ConditionedEngine):
     tokens, chunked = _tokens(90), _opened(engine)
     whole = _fed(engine, tokens).evaluate(_batch([7]))
@@ -342,19 +311,6 @@ def test_candidates_are_ranked_with_the_noise_of_the_head_s_tokens(engine: Condi
         found = _fed(engine, tokens, sampling).evaluate(_batch([7]))[0]
         sampled = np.argmax(np.array(scores(mx.array(whole), [21], sampling, Noise(VOCABULARY))))
         assert found.tokens[0] == sampled
-
-
-def test_rejection_proposes_from_the_head_s_distribution(engine: ConditionedEngine):
-    sampling = Sampling(temperature=1.0, seed=5, verification="rejection")
-    expected = _chances(_fed(engine, _tokens(20)).evaluate(_batch([7]))[0])
-
-    found = _fed(engine, _tokens(20), sampling).evaluate(_batch([7]))[0]
-
-    assert found.support is not None
-    proposed = dict(zip(found.support.tokens, found.support.probabilities, strict=True))
-    assert np.allclose([proposed[token] for token in HEAD], expected, atol=1e-5)
-    noise = np.array(Noise(VOCABULARY).row(5, 21, NoiseStream.DRAFT))[list(HEAD)]
-    assert found.tokens[0] == HEAD[int(np.argmax(np.log(expected) + noise))]
 
 
 def test_a_held_feature_stands_in_for_every_missing_one(tmp_path: Path):

@@ -15,8 +15,8 @@ from draft_worker.coreml.conversion.build import convert as convert_folder
 from draft_worker.coreml.conversion.weights import compress, restore
 from draft_worker.coreml.converted import Converted
 from protocol.contracts.coreml.conversion import Choices
-from tests.support.models.coreml_runs import CONTEXT, MODELS, WIDTHS, Run, convert, greedy, half, tiny
-from tests.support.models.tiny_models import VOCABULARY, stock_logits
+from tests.support.models.coreml_runs import MODELS, WIDTHS, Run, convert, half, tiny
+from tests.support.models.tiny_models import VOCABULARY
 from tests.support.paths import DEMO_DRAFT, ROOT
 
 PROMPT = [random.Random(1).randrange(VOCABULARY) for _ in range(21)]
@@ -48,15 +48,6 @@ def deviation(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(got - want).max() / want.std())
 
 
-@pytest.mark.sampled(2)
-def test_greedy_tokens_are_those_of_mlx_lm(pair: Pair):
-    tokens = list(PROMPT)
-    for _ in range(24):
-        tokens.append(int(stock_logits(pair.reference, tokens).argmax()))
-
-    assert greedy(Run(pair.converted), PROMPT, 24) == tokens[len(PROMPT) :]
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair, width: int):
@@ -66,51 +57,10 @@ def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair, width: int):
 
 
 @pytest.mark.sampled(6)
-def test_a_tree_gives_what_its_paths_give(pair: Pair):
-    parents, tokens = [20, 20, 21, 21, 22, 23, 25, 26], [random.Random(2).randrange(VOCABULARY) for _ in range(8)]
-    run = Run(pair.converted)
-    run.chain(16, PROMPT)
-    got = np.concatenate([run.evaluate(4, tokens[:4], parents[:4]), run.evaluate(16, tokens[4:], parents[4:])])
-
-    for node in range(8):
-        path, row = [], node + 21
-        while row > 20:
-            path.insert(0, tokens[row - 21])
-            row = parents[row - 21]
-        assert deviation(got[node], reference_logits(pair.reference, PROMPT + path)[-1]) < EXACT
-
-
-@pytest.mark.sampled(6)
 def test_fp16_only_rounds(pair: Pair):
     got = Run(pair.converted, "fp16").chain(4, PROMPT)
 
     assert 0 < deviation(got, reference_logits(pair.reference, PROMPT)) < ROUNDING
-
-
-def test_logits_do_not_depend_on_what_dropped_rows_left_behind(tmp_path: Path):
-    converted = convert(tiny(), tmp_path / "model")
-    run = Run(converted)
-    run.chain(16, PROMPT[:16])
-    run.evaluate(4, [1, 2, 3], [15, 16, 16])
-
-    got = run.evaluate(16, PROMPT[16:], [15, 19, 20, 21, 22])
-
-    assert deviation(got, Run(converted).chain(1, PROMPT)[16:]) < EXACT
-
-
-@pytest.mark.thorough
-def test_a_cache_held_by_core_ml_gives_the_same_logits(tmp_path: Path):
-    by_host, by_core_ml = (convert(tiny(), tmp_path / kind, cache=kind) for kind in ("io", "state"))
-
-    for width in WIDTHS:
-        assert np.array_equal(Run(by_core_ml).chain(width, PROMPT), Run(by_host).chain(width, PROMPT))
-
-
-def test_positions_reach_to_the_end_of_the_context(tmp_path: Path):
-    converted = convert(tiny(), tmp_path / "model")
-    tokens = [random.Random(3).randrange(VOCABULARY) for _ in range(CONTEXT)]
-
-    assert deviation(Run(converted).chain(16, tokens), reference_logits(tiny(), tokens)) < EXACT
 
 
 @pytest.mark.thorough
@@ -155,18 +105,3 @@ def test_the_converted_demo_draft_keeps_its_most_probable_tokens(kind: Any, shar
     got = Run(Converted.open(tmp_path / "model"), "fp16").chain(32, tokens)
 
     assert (got.argmax(-1) == reference_logits(network, tokens).argmax(-1)).mean() >= share
-
-
-@pytest.mark.slow
-def test_a_model_of_real_size_converts_and_agrees(tmp_path: Path):
-    """Qwen2.5-0.5B's shape, random: ten chunks of vocabulary, 24 layers, heads of 64 shared by seven."""
-    sizes = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "num_attention_heads": 14}
-    model = tiny("qwen2", vocab_size=151_936, tie_word_embeddings=True, **sizes)
-    model.update(
-        tree_map(lambda weights: half(weights * 0.02 / 2.5) if weights.ndim == 2 else weights, model.parameters())
-    )
-
-    converted = convert(model, tmp_path / "model", widths=(1, 8))
-
-    assert len(converted.package.outputs) == 10
-    assert deviation(Run(converted).chain(8, PROMPT), reference_logits(model, PROMPT)) < EXACT

@@ -29,9 +29,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["io", "state"])
-def pair(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    converted = convert(tiny(), home / "model", cache=request.param)
+@pytest.fixture
+def pair(home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    converted = convert(tiny(), home / "model")
     return converted, Library(monkeypatch, converted)
 
 
@@ -79,21 +79,6 @@ def test_another_conversion_is_compiled_to_another_path(home: Path, monkeypatch:
     assert compiled(first.folder) != compiled(second.folder)
 
 
-@pytest.mark.thorough
-def test_inputs_are_what_core_ml_takes_without_a_copy(pair: tuple[Converted, Library]):
-    converted, library = pair
-    seen: list[np.ndarray] = []
-    library._predict = lambda function, data, state: (
-        seen.extend(data.values()),
-        library.executor.predict(function, data, None if state is None else state.held),
-    )[1]
-    sequence = CoreMlEngine(converted, CoreMlRuntime(converted)).open(Sampling(), VOCABULARY)
-    sequence.prefill(range(20))
-
-    assert {value.dtype for value in seen} <= {np.dtype(np.float32), np.dtype(np.int32)}
-    assert all(value.flags.c_contiguous for value in seen)
-
-
 def test_the_runtime_is_core_ml_only_on_a_mac(home: Path):
     converted = convert(tiny(), home / "model")
 
@@ -106,9 +91,9 @@ def test_every_array_that_core_ml_was_given_lives_on(pair: tuple[Converted, Libr
     """Core ML releases the inputs of a call later, on a queue of its own: no array may be freed there."""
     converted, library = pair
     given: dict[int, weakref.ref[np.ndarray]] = {}
-    library._predict = lambda function, data, state: (
+    library._predict = lambda function, data: (
         given.update({id(value): weakref.ref(value) for value in data.values()}),
-        library.executor.predict(function, data, None if state is None else state.held),
+        library.executor.predict(function, data),
     )[1]
     engine, counts = CoreMlEngine(converted, CoreMlRuntime(converted)), []
     for _ in range(4):

@@ -16,16 +16,19 @@ from draft_worker.coreml.conversion.build import Checkpoint, write
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.tree_slots import FixedSlots, TreeSlots
+from draft_worker.coreml.runtime.tree_slots import TreeSlots
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
+from draft_worker.engines.mlx import MlxEngine
 from protocol.contracts.coreml.conversion import Choices
 from protocol.errors import InputError
+from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
+from protocol.speculation.candidates import Candidates
 from tests.support.models import architectures
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
-from tests.support.models.coreml_runs import CONTEXT, Run, convert, greedy, half
-from tests.support.models.tiny_models import stock_logits
+from tests.support.models.coreml_runs import CONTEXT, Run, half
+from tests.support.twin_sequences import GREEDY, Twins
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _BOTH = {"layer_types": [_SLIDING, _FULL], "sliding_window": WINDOW}
@@ -96,15 +99,6 @@ def test_every_known_architecture_is_tested():
     assert modules - {"qwen2", "qwen3"} <= {name for name, _ in MODELS.values()}
 
 
-@pytest.mark.sampled(1)
-def test_greedy_tokens_are_those_of_mlx_lm_beyond_the_window(pair: Pair):
-    tokens = list(PROMPT)
-    for _ in range(WINDOW):
-        tokens.append(int(stock_logits(pair.reference, tokens).argmax()))
-
-    assert greedy(Run(pair.converted), PROMPT, WINDOW) == tokens[len(PROMPT) :]
-
-
 @pytest.mark.sampled(4)
 def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair):
     want = np.array(pair.reference(mx.array([PROMPT]))[0])
@@ -113,83 +107,28 @@ def test_logits_are_those_of_mlx_lm_at_every_width(pair: Pair):
         assert deviation(Run(pair.converted).chain(width, PROMPT), want) < EXACT
 
 
-class Walk:
-    """Random trees on a sequence of the engine, each node compared with its path in mlx-lm's model."""
+def assert_walks_alike(pair: Pair, seed: int, width: int) -> None:
+    """Random trees of the package and of mlx-lm's model, whatever was kept, dropped and cut before."""
+    package = CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted, "fp32"))
+    stock = MlxEngine(LanguageModel(pair.reference), "")
+    ours, theirs = package.open(GREEDY, VOCABULARY), stock.open(GREEDY, VOCABULARY)
+    walk = Twins(ours, theirs, seed, vocabulary=VOCABULARY)
+    walk.prefill(WINDOW + 3)
+    for _ in range(4):
+        assert_first_guesses_alike(*walk.evaluate(width))
+        walk.keep()
+    walk.truncate(WINDOW - 2)
+    walk.prefill(WINDOW)
+    assert_first_guesses_alike(*walk.evaluate(width))
 
-    def __init__(self, pair: Pair, seed: int) -> None:
-        self.source = random.Random(seed)
-        self.reference = pair.reference
-        self.rows = CoreMlEngine(pair.converted, ExecutorRuntime(pair.converted, "fp32")).open(Sampling(), VOCABULARY)
-        self.tokens: list[int] = []
-        self.paths: dict[int, list[int]] = {}
-        """By row: the tokens behind the committed prefix."""
 
-    def prefill(self, count: int) -> None:
-        tokens = [self.source.randrange(VOCABULARY) for _ in range(count)]
-        self.rows.prefill(tokens)
-        self.tokens += tokens
-
-    def grow(self, count: int) -> list[list[int]]:
-        """New nodes below the prefix, below earlier nodes or below one another. Returns the paths behind which the
-        most probable token is not that of mlx-lm's model."""
-        begin, parents, tokens = self.rows.next_row, [], []
-        for index in range(count):
-            parent = self.source.choice([-1, *self.paths])
-            token = self.source.randrange(VOCABULARY)
-            self.paths[begin + index] = [*self.paths.get(parent, []), token]
-            parents.append(parent)
-            tokens.append(token)
-        found = self.rows.evaluate(Batch((), tokens, parents, 4))
-        paths = [self.paths[begin + index] for index in range(count)]
-        wanted = [stock_logits(self.reference, self.tokens + path).argmax().item() for path in paths]
-        return [path for path, each, want in zip(paths, found, wanted, strict=True) if each.tokens[0] != want]
-
-    def keep(self) -> None:
-        """Commit a longest path, and keep what is below one of its nodes."""
-        longest = max(self.paths.values(), key=len)
-        chosen = longest[: self.source.randrange(1, len(longest) + 1)]
-        path = [
-            next(row for row, tokens in self.paths.items() if tokens == chosen[:end])
-            for end in range(1, len(chosen) + 1)
-        ]
-        below = {
-            row: tokens[len(chosen) :]
-            for row, tokens in self.paths.items()
-            if len(tokens) > len(chosen) and tokens[: len(chosen)] == chosen and row > path[-1]
-        }
-        self.rows.keep(path, below)
-        self.tokens += chosen
-        self.paths = below
+def assert_first_guesses_alike(ours: list[Candidates], theirs: list[Candidates]) -> None:
+    assert [each.tokens[0] for each in ours] == [each.tokens[0] for each in theirs]
 
 
 @pytest.mark.sampled(4)
 def test_trees_give_the_tokens_of_their_paths_whatever_was_kept_and_dropped(pair: Pair):
-    walk = Walk(pair, seed=5)
-    walk.prefill(WINDOW + 3)
-    for _ in range(4):
-        assert walk.grow(7) == []
-        walk.keep()
-    walk.rows.truncate(WINDOW - 2)
-    walk.tokens, walk.paths = walk.tokens[: WINDOW - 2], {}
-    walk.prefill(WINDOW)
-    assert walk.grow(5) == []
-
-
-@pytest.mark.sampled(1)
-def test_a_cache_held_by_core_ml_gives_the_same_tokens_where_it_can_be_had(pair: Pair, tmp_path: Path):
-    name, changes = next(value for value in MODELS.values() if value[0] == pair.reference.model_type)
-    shape, choices = pair.converted.package.shape, Choices(widths=(4,), context=CONTEXT, cache="state")
-    if shape.convolutions:
-        with pytest.raises(InputError, match="--kv io"):
-            write(checkpoint(tiny(name, **changes)), tmp_path / "model", choices)
-        return
-    write(checkpoint(tiny(name, **changes)), tmp_path / "model", choices)
-    by_core_ml = Pair(tiny(name, **changes), Converted.open(tmp_path / "model"))
-    walk = Walk(by_core_ml, seed=6)
-    walk.prefill(WINDOW + 3)
-    for _ in range(3):
-        assert walk.grow(4) == []
-        walk.keep()
+    assert_walks_alike(pair, seed=5, width=7)
 
 
 @pytest.mark.sampled(4)
@@ -256,26 +195,10 @@ def test_a_folder_in_the_newer_form_is_converted_with_its_positions(tmp_path: Pa
     assert found[0] == found[1] != found[2]
 
 
-def test_a_window_that_the_context_fits_in_needs_no_mask_of_its_own(tmp_path: Path):
-    short = convert(tiny("gemma3_text", sliding_window_pattern=2, sliding_window=64), tmp_path / "model", context=64)
-
-    assert list(short.package.masks) == ["mask"]
-
-
-@pytest.mark.thorough
-def test_queries_are_scaled_only_where_a_position_of_the_context_asks_for_it(tmp_path: Path):
-    model = tiny("ministral3", **_BOTH)
-    contexts = {context: convert(model, tmp_path / str(context), context=context).package for context in (32, 64)}
-
-    assert not contexts[32].position_scale
-    assert contexts[64].position_scale
-
-
-@pytest.mark.parametrize("slots", [TreeSlots, FixedSlots])
-def test_a_window_of_a_tree_is_that_of_each_node_s_own_path(slots: type[TreeSlots]):
-    source, table = random.Random(3), slots(128)
-    table.keep(table.add(range(20), [-1, *range(19)], 20), ())
-    numbers = table.add(range(12), [source.randrange(19, 20 + index) for index in range(12)], 16)
+def test_a_window_of_a_tree_is_that_of_each_node_s_own_path():
+    source, table = random.Random(3), TreeSlots(128)
+    table.keep(table.add(range(20), [-1, *range(19)]), ())
+    numbers = table.add(range(12), [source.randrange(19, 20 + index) for index in range(12)])
     whole, within = (np.zeros((16, 128 + 16), np.float32) for _ in range(2))
     table.fill_mask(numbers, whole)
     table.fill_mask(numbers, within, window=5)

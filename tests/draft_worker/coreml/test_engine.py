@@ -11,29 +11,27 @@ import pytest
 
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.engine import Batch, EngineSequence
-from draft_worker.engines.coreml import CoreMlEngine, HostCachedSequence
+from draft_worker.engine import Batch
+from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.engines.mlx import MlxEngine
-from draft_worker.wrapped_engine import PacedEngine
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
-from protocol.worker.pacing import Pacer
 from tests.support.models.coreml_runs import CONTEXT, convert, tiny
 from tests.support.models.tiny_models import VOCABULARY
-from tests.support.processing import processors
+from tests.support.twin_sequences import GREEDY, Twins
 
 HEAD = np.array([0, 2, 3, 11, 12, 30, 31, 44, 50, VOCABULARY - 1], np.int32)
-GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=5)
+SAMPLED = Sampling(temperature=0.8, seed=5)
 FILTERED = Sampling(temperature=0.8, seed=5, top_p=0.9, repetition_penalty=1.2)
 PENALISED = Sampling(temperature=0.8, seed=5, frequency_penalty=1.5, presence_penalty=2.0)
 DRAWN = Sampling(temperature=1.0, seed=5, verification="rejection")
 
 
-@pytest.fixture(scope="module", params=["io", "state"])
-def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Converted:
-    return convert(tiny("qwen2"), tmp_path_factory.mktemp("model") / "converted", cache=request.param)
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    return convert(tiny("qwen2"), tmp_path_factory.mktemp("model") / "converted")
 
 
 @pytest.fixture(scope="module")
@@ -61,81 +59,11 @@ def assert_alike(got: list[Candidates], want: list[Candidates]) -> None:
             assert chances.get(token, chance) == pytest.approx(chance, abs=0.02)
 
 
-class Both:
-    """The same random operations on two sequences, whose row numbers may differ."""
-
-    def __init__(self, one: EngineSequence, other: EngineSequence, seed: int, sampling: Sampling = GREEDY) -> None:
-        self.sampling = sampling
-        self.sequences = (one, other)
-        self.source = random.Random(seed)
-        self.nodes: dict[int, tuple[int, list[int], tuple[int, int]]] = {}
-        """By a common number: parent, path from the root, the rows."""
-        self.tokens: list[int] = []
-        self.count = 0
-
-    def prefill(self, count: int) -> None:
-        tokens = [self.source.randrange(VOCABULARY) for _ in range(count)]
-        self.tokens += tokens
-        for sequence in self.sequences:
-            sequence.prefill(tokens)
-
-    def evaluate(self, count: int, committed: int = 0) -> tuple[list[Candidates], list[Candidates]]:
-        one, other = self.batches(count, committed)
-        return self.sequences[0].evaluate(one), self.sequences[1].evaluate(other)
-
-    def batches(self, count: int, committed: int = 0) -> tuple[Batch, Batch]:
-        """New nodes below earlier nodes, below new ones, or below the prefix."""
-        behind = [self.source.randrange(VOCABULARY) for _ in range(committed)]
-        self.tokens += behind
-        begins = [sequence.next_row + committed for sequence in self.sequences]
-        fresh: list[int] = []
-        tokens, parents = [], ([], [])
-        for index in range(count):
-            parent = self.source.choice([-1, *self.nodes])
-            token = self.source.randrange(VOCABULARY)
-            path = [*(self.nodes[parent][1] if parent >= 0 else []), token]
-            for side in (0, 1):
-                parents[side].append(self.nodes[parent][2][side] if parent >= 0 else -1)
-            self.nodes[self.count] = (parent, path, (begins[0] + index, begins[1] + index))
-            fresh.append(self.count)
-            self.count += 1
-            tokens.append(token)
-        wanted = processors(self.sampling, self.tokens)
-        paths = [self.nodes[number][1] for number in fresh]
-        one, other = (Batch(behind, tokens, parents[side], 4, 0.5, [2] * count, wanted, paths) for side in (0, 1))
-        return one, other
-
-    def keep(self) -> None:
-        """Commit a random path from the root and keep what is below it."""
-        path: list[int] = []
-        below = -1
-        while children := [number for number, (parent, *_) in self.nodes.items() if parent == below]:
-            below = self.source.choice(children)
-            path.append(below)
-            if self.source.random() < 0.5:
-                break
-        surviving = [number for number in self.nodes if number not in path and self._descends(number, below)]
-        for side, sequence in enumerate(self.sequences):
-            rows = [[self.nodes[number][2][side] for number in group] for group in (path, surviving)]
-            sequence.keep(rows[0], rows[1])
-        self.tokens += [self.nodes[number][1][-1] for number in path]
-        self.nodes = {number: self._cut(number, len(path), below) for number in surviving}
-
-    def _descends(self, number: int, ancestor: int) -> bool:
-        while number != ancestor and number >= 0:
-            number = self.nodes[number][0]
-        return number == ancestor
-
-    def _cut(self, number: int, length: int, root: int) -> tuple[int, list[int], tuple[int, int]]:
-        parent, path, rows = self.nodes[number]
-        return (-1 if parent == root else parent, path[length:], rows)
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
 def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, reference: MlxEngine, sampling: Sampling):
     one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
-    walk = Both(one, other, seed=3, sampling=sampling)
+    walk = Twins(one, other, seed=3, sampling=sampling)
     walk.prefill(21)
     for step in range(14):
         assert_alike(*walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3))
@@ -146,7 +74,7 @@ def test_a_random_walk_gives_the_candidates_of_mlx(converted: Converted, referen
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, FILTERED, PENALISED, DRAWN])
 def test_a_call_may_have_committed_tokens_alone(converted: Converted, reference: MlxEngine, sampling: Sampling):
     one, other = (each.open(sampling, VOCABULARY) for each in (engine(converted), reference))
-    walk = Both(one, other, seed=3, sampling=sampling)
+    walk = Twins(one, other, seed=3, sampling=sampling)
     walk.prefill(21)
 
     assert_alike(*walk.evaluate(3, committed=converted.package.widths[-1]))
@@ -160,41 +88,13 @@ def test_a_short_head_gives_the_candidates_of_mlx_with_the_same_head(
 ):
     reference = MlxEngine(LanguageModel(tiny("qwen2")), "", HEAD)
     one, other = (each.open(sampling, vocabulary) for each in (engine(short), reference))
-    walk = Both(one, other, seed=6, sampling=sampling)
+    walk = Twins(one, other, seed=6, sampling=sampling)
     walk.prefill(21)
     for step in range(6):
         got, want = walk.evaluate(walk.source.choice([1, 3, 6, 17]), committed=0 if walk.nodes else step % 3)
         assert_alike(got, want)
         assert all(set(each.tokens) <= set(HEAD.tolist()) for each in got)
         walk.keep()
-
-
-def test_truncation_forgets_rows_and_tokens(converted: Converted, reference: MlxEngine):
-    one, other = (each.open(SAMPLED, VOCABULARY) for each in (engine(converted), reference))
-    walk = Both(one, other, seed=4)
-    walk.prefill(30)
-    walk.evaluate(9)
-    walk.keep()
-    for sequence in walk.sequences:
-        sequence.truncate(17)
-    walk.nodes = {}
-    walk.prefill(5)
-
-    assert_alike(*walk.evaluate(6))
-    assert one.committed == 22
-
-
-def test_without_free_slots_only_candidates_are_missing(converted: Converted, reference: MlxEngine):
-    one, other = (each.open(GREEDY, VOCABULARY) for each in (engine(converted), reference))
-    walk = Both(one, other, seed=5)
-    walk.prefill(CONTEXT - 20)
-    found, _ = walk.evaluate(40)
-    without = [index for index, each in enumerate(found) if not each.tokens]
-
-    assert without
-    assert len(without) < 40
-    got, _ = walk.evaluate(3)
-    assert len(got) == 3
 
 
 def test_a_row_without_a_slot_can_still_be_committed(converted: Converted, reference: MlxEngine):
@@ -228,23 +128,12 @@ def test_tokens_reach_to_the_end_of_the_context(converted: Converted, reference:
             sequence.keep([row], ())
 
 
-def test_tokens_that_the_target_lacks_are_never_drafted(converted: Converted):
-    for sampling in (GREEDY, SAMPLED, FILTERED, DRAWN):
-        sequence = engine(converted).open(sampling, 20)
-        sequence.prefill([1, 2, 3])
-        for found in sequence.evaluate(Batch((), [4, 5], [-1, -1], 8)):
-            assert max(found.tokens) < 20
-
-
 def test_a_host_cache_is_the_input_itself_and_is_never_copied(tmp_path: Path):
     converted = convert(tiny(), tmp_path / "model")
     runtime = ExecutorRuntime(converted, "fp32")
     seen: list[dict[str, np.ndarray]] = []
     predict = runtime.predict
-    runtime.predict = lambda function, inputs, state=None: (
-        seen.append(dict(inputs)),
-        predict(function, inputs, state),
-    )[1]
+    runtime.predict = lambda function, inputs: (seen.append(dict(inputs)), predict(function, inputs))[1]
     sequence = CoreMlEngine(converted, runtime).open(GREEDY, VOCABULARY)
     sequence.prefill(range(30))
     for _ in range(3):
@@ -265,9 +154,9 @@ def shared(tmp_path: Path, registry: Path) -> Callable[..., CoreMlEngine]:
     return lambda epoch=9: engine(converted, epoch=epoch, owner=os.getpid())
 
 
-def opened(engine: CoreMlEngine, sampling: Sampling = GREEDY) -> HostCachedSequence:
+def opened(engine: CoreMlEngine, sampling: Sampling = GREEDY) -> CoreMlSequence:
     sequence = engine.open(sampling, VOCABULARY)
-    assert isinstance(sequence, HostCachedSequence)
+    assert isinstance(sequence, CoreMlSequence)
     return sequence
 
 
@@ -284,21 +173,6 @@ def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[...,
     assert second.committed == 40
     batch = Batch((), [3, 4, 5], [-1, -1, -1], 4)
     assert second.evaluate(batch) == first.evaluate(batch)
-
-
-def test_a_paced_engine_resumes_like_its_inner_engine(shared: Callable[..., CoreMlEngine]):
-    slow = PacedEngine(shared(), Pacer(None), lambda: 0.0)
-    first, second = (slow.open(GREEDY, VOCABULARY) for _ in range(2))
-    first.prefill(range(40))
-    saved = first.save()
-    assert saved is not None
-    assert second.adopt(saved) == ""
-    second.close()
-    third = slow.open(GREEDY, VOCABULARY)
-    third.prefill(range(33))
-
-    assert first.size == third.size > 0
-    assert third.save() == KvReference(saved.name, 33)
 
 
 def test_nothing_is_saved_for_a_few_tokens(shared: Callable[..., CoreMlEngine]):
@@ -321,25 +195,6 @@ def test_a_cache_of_another_life_of_the_pipeline_is_refused(shared: Callable[...
     assert "epoch 9, not 10" in second.adopt(saved)
     assert second.committed == 0
     second.prefill(range(40))
-
-
-def test_a_damaged_cache_is_refused(shared: Callable[..., CoreMlEngine]):
-    first = opened(shared())
-    first.prefill(range(40))
-    saved = first.save()
-    assert saved is not None
-    first._cache.array[0, 0, 3, 0] += 1
-
-    assert "torn" in opened(shared()).adopt(saved)
-
-
-def test_more_tokens_than_were_saved_are_refused(shared: Callable[..., CoreMlEngine]):
-    first = opened(shared())
-    first.prefill(range(40))
-    saved = first.save()
-    assert saved is not None
-
-    assert "are wanted" in opened(shared()).adopt(KvReference(saved.name, 41))
 
 
 def test_the_next_sequence_reuses_the_cache_of_a_closed_one(shared: Callable[..., CoreMlEngine]):
@@ -369,7 +224,7 @@ def test_a_truncated_sequence_is_saved_again(shared: Callable[..., CoreMlEngine]
     assert opened(shared()).adopt(saved) == ""
 
 
-def _name(sequence: HostCachedSequence) -> str:
+def _name(sequence: CoreMlSequence) -> str:
     assert sequence._cache.arena is not None
     return sequence._cache.arena.name
 
@@ -380,9 +235,6 @@ def test_another_request_reuses_the_kv_of_a_sequence(converted: Converted, refer
     tokens = [random.Random(7).randrange(VOCABULARY) for _ in range(30)]
     first.prefill(tokens)
     first.evaluate(Batch([], [1, 2, 3], [-1, -1, -1], 4))
-    if not (exclusive or first.copyable):
-        assert converted.package.cache == "state"
-        return
     again = first.reopen(22, SAMPLED, VOCABULARY, exclusive=exclusive)
     other.prefill(tokens[:22])
     asked = Batch([], [4, 5], [-1, -1], 4)

@@ -10,7 +10,6 @@ from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import DecoderShape, Layer, Package
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.coreml.runtime.forward import PackageForward
-from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 
@@ -41,11 +40,8 @@ class _ConstantRuntime:
     def load(self, function: str) -> None:
         """There is nothing to load."""
 
-    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self._outputs
-
-    def make_state(self) -> DeviceState:
-        raise AssertionError("the cache is on the host")
 
 
 def peak(context: int) -> int:
@@ -55,7 +51,6 @@ def peak(context: int) -> int:
         shape=_SHAPE,
         widths=(1, _WIDTH),
         context=context,
-        cache="io",
         weights="fp16",
         outputs=(_VOCABULARY,),
         model="",
@@ -69,7 +64,7 @@ def peak(context: int) -> int:
     memory.slots.adopt(context - 2 * _WIDTH)
 
     def call() -> None:
-        forward.run(memory, memory.slots.add(range(_WIDTH), [PREFIX] * _WIDTH, _WIDTH))
+        forward.run(memory, memory.slots.add(range(_WIDTH), [PREFIX] * _WIDTH))
         memory.slots.keep([], ())
 
     call()

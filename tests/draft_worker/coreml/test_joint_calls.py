@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,16 +14,17 @@ from draft_worker.coreml.runtime.joint_memory import _IDLE_STEPS, JointMemory, S
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch
-from draft_worker.engines.coreml import CoreMlEngine
+from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.worker import DraftWorker
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Start
 from protocol.speculation.candidates import Candidates
 from tests.draft_worker.coreml.test_architectures import tiny as tiny_of
-from tests.draft_worker.coreml.test_engine import DRAWN, FILTERED, GREEDY, SAMPLED, Both
+from tests.draft_worker.coreml.test_engine import DRAWN, FILTERED, SAMPLED
 from tests.support.models.coreml_runs import CONTEXT, convert, tiny
 from tests.support.models.tiny_models import VOCABULARY
+from tests.support.twin_sequences import GREEDY, Twins
 
 LONG = 2 * CONTEXT
 MODELS: dict[str, Callable[[], Any]] = {
@@ -66,7 +67,7 @@ def test_random_walks_side_by_side_are_those_of_each_sequence_alone(name: str, t
     converted = convert(MODELS[name](), tmp_path / "model", context=LONG)
     (joint, runtime), (alone, _) = engine(converted), engine(converted)
     walks = [
-        Both(joint.open(sampling, VOCABULARY), alone.open(sampling, VOCABULARY), seed, sampling)
+        Twins(joint.open(sampling, VOCABULARY), alone.open(sampling, VOCABULARY), seed, sampling)
         for seed, sampling in enumerate((GREEDY, SAMPLED, FILTERED, DRAWN))
     ]
     for walk, count in zip(walks, (3, 11, 20, 30), strict=True):
@@ -76,7 +77,7 @@ def test_random_walks_side_by_side_are_those_of_each_sequence_alone(name: str, t
         batches = [walk.batches(1 + step % 3, committed=0 if walk.nodes else step % 3) for walk in taking]
         made = runtime.calls
         found = joint.evaluate_together(
-            [(walk.sequences[0], one) for walk, (one, _) in zip(taking, batches, strict=True)]
+            [(cast(CoreMlSequence, walk.sequences[0]), one) for walk, (one, _) in zip(taking, batches, strict=True)]
         )
         assert runtime.calls == made + 1
         for walk, (_, other), got in zip(taking, batches, found, strict=True):
@@ -86,9 +87,7 @@ def test_random_walks_side_by_side_are_those_of_each_sequence_alone(name: str, t
         for walk in walks:
             if not walk.nodes and walk.source.random() < 0.5:
                 length = len(walk.tokens) - 2
-                for sequence in walk.sequences:
-                    sequence.truncate(length)
-                del walk.tokens[length:]
+                walk.truncate(length)
                 walk.prefill(walk.source.choice([1, 5]))
             elif walk.source.random() < 0.3:
                 assert_equal(*walk.evaluate(2))
@@ -110,12 +109,7 @@ def batch(count: int) -> Batch:
 
 @pytest.mark.parametrize(
     ("lengths", "rows", "calls"),
-    [
-        ((20, 30), (8, 8), 1),
-        ((20, 30), (8, 9), 2),
-        ((40, 40), (8, 8), 1),
-        ((41, 40), (8, 8), 2),
-    ],
+    [((20, 30), (8, 8), 1), ((20, 30), (8, 9), 2), ((40, 40), (8, 8), 1), ((41, 40), (8, 8), 2)],
 )
 def test_sequences_share_a_call_as_far_as_its_rows_and_slots_suffice(
     short: Converted, lengths: tuple[int, ...], rows: tuple[int, ...], calls: int
@@ -139,13 +133,6 @@ def test_numbers_that_are_none_stay_with_the_sequence_that_has_them(short: Conve
     _, found = joint.evaluate_together([(spoilt, batch(2)), (first, batch(2))])
 
     assert_equal(found, alone.evaluate(batch(2)))
-
-
-def test_a_state_of_the_runtime_belongs_to_one_sequence(tmp_path: Path):
-    joint, _ = engine(convert(tiny("qwen2"), tmp_path / "model", cache="state"))
-
-    assert not joint.joint
-    assert not joint.joins([(sequence, 2) for sequence in filled(joint, 5, 5)])
 
 
 def memory(converted: Converted, tokens: int) -> HostMemory:

@@ -9,7 +9,7 @@ import pytest
 
 from draft_worker.coreml.conversion import lint as rules
 from draft_worker.coreml.conversion.lint import lint
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, Tensor
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, TensorType
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.coreml.conversion import LintFinding
 from tests.support.models.coreml_programs import numbers, saved
@@ -42,10 +42,6 @@ def test_a_state_only_brings_a_warning_of_its_slots(tmp_path: Path):
     ]
 
 
-def test_a_state_of_odd_size_is_found(tmp_path: Path):
-    assert errors(convert(tiny(), tmp_path / "model", widths=(1,), cache="state").file) == {"state alignment"}
-
-
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -63,20 +59,28 @@ def test_an_operation_that_leaves_the_neural_engine_is_found(build: Any, words: 
     assert any(words in finding.where + finding.reason for finding in found)
 
 
-def test_fp32_is_found(tmp_path: Path):
-    assert errors(saved(tmp_path, {"x": (1, 8, 1, 32)}, lambda x: MB.tanh(x=x), kind="fp32")) == {"element type"}
+VIOLATIONS: dict[str, tuple[tuple[int, ...], Any, str]] = {
+    "axis length": ((1, 16_385, 1, 32), lambda x: MB.tanh(x=x), "fp16"),
+    "element type": ((1, 8, 1, 32), lambda x: MB.tanh(x=x), "fp32"),
+    "channels": (
+        (1, 8, 1, 32),
+        lambda x: MB.reduce_sum(
+            x=MB.conv(x=x, weight=np.zeros((16_385, 8, 1, 1), np.float16), pad_type="valid"), axes=[1]
+        ),
+        "fp16",
+    ),
+}
 
 
-def test_an_axis_that_is_too_long_is_found(tmp_path: Path):
-    assert errors(saved(tmp_path, {"x": (1, 16_385, 1, 32)}, lambda x: MB.tanh(x=x))) == {"axis length"}
+@pytest.mark.parametrize("rule", VIOLATIONS)
+def test_a_violation_is_found_by_its_rule(rule: str, tmp_path: Path):
+    shape, build, kind = VIOLATIONS[rule]
+
+    assert rule in errors(saved(tmp_path, {"x": shape}, build, kind=kind))
 
 
-def test_too_many_channels_are_found(tmp_path: Path):
-    def build(x: Any) -> Any:
-        weight = np.zeros((16_385, 8, 1, 1), np.float16)
-        return MB.reduce_sum(x=MB.conv(x=x, weight=weight, pad_type="valid"), axes=[1])
-
-    assert "channels" in errors(saved(tmp_path, {"x": (1, 8, 1, 32)}, build))
+def test_a_state_of_odd_size_is_found(tmp_path: Path):
+    assert errors(convert(tiny(), tmp_path / "model", widths=(1,), cache="state").file) == {"state alignment"}
 
 
 def test_scales_of_blocks_within_a_channel_are_found(tmp_path: Path):
@@ -112,22 +116,14 @@ def test_wasteful_padding_is_a_warning(tmp_path: Path):
 def test_shapes_that_are_not_fixed_and_too_many_axes_are_found():
     function = FunctionFile(
         name="main",
-        inputs={"x": Tensor((1, -1, 1, 32), "FLOAT16")},
-        states={},
+        inputs={"x": TensorType((1, -1, 1, 32), "FLOAT16")},
         outputs=("y",),
         operations=(Operation("tanh", {"x": ("x",)}, ("y",)),),
         constants={},
-        types={"x": Tensor((1, -1, 1, 32), "FLOAT16"), "y": Tensor((1, 1, 1, 1, 1, 32), "FLOAT16")},
+        types={"x": TensorType((1, -1, 1, 32), "FLOAT16"), "y": TensorType((1, 1, 1, 1, 1, 32), "FLOAT16")},
     )
 
     assert [found.rule for found in rules.tensors(function)] == ["static shape", "axes"]
-
-
-def test_more_than_one_state_is_a_warning():
-    states = {name: Tensor((1, 2, 32, 32), "FLOAT16") for name in ("keys", "values")}
-    function = FunctionFile("main", {}, states, (), (), {}, states)
-
-    assert [(found.severity, found.rule) for found in rules.states(function)] == [("warning", "states")]
 
 
 def test_large_weights_are_a_warning(tmp_path: Path):

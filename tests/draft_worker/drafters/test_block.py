@@ -81,45 +81,6 @@ def test_the_markov_correction_equals_the_reference(kind: str, folders: dict[str
     assert np.allclose(found, expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
-def test_blocks_in_one_forward_equal_blocks_one_by_one(kind: str, folders: dict[str, Path]):
-    together = computed(folders, kind, BLOCKS)
-
-    for block, rows in zip(BLOCKS, together, strict=True):
-        alone = computed(folders, kind, [block])[0]
-        assert mx.allclose(rows.logits, alone.logits, atol=1e-4).item()
-
-
-def test_a_context_fed_in_parts_truncated_and_copied_is_the_same(folders: dict[str, Path]):
-    context = BlockContext(BlockKv(read_block(folders["vanilla"]).network))
-    context.feed(0, FEATURES[:4])
-    context.read(3)
-    context.feed(4, random_features(40, 64, seed=1))
-    assert context.unread
-    context.read(20)
-    context.truncate(4)
-    context.feed(2, FEATURES[2:])
-    other = context.copy(6)
-    other.feed(6, FEATURES[6:])
-
-    expected = computed(folders, "vanilla", BLOCKS)
-    for found in (computed(folders, "vanilla", BLOCKS, context), computed(folders, "vanilla", BLOCKS, other)):
-        for rows, right in zip(found, expected, strict=True):
-            assert mx.allclose(rows.logits, right.logits, atol=1e-4).item()
-
-
-def test_lost_features_cost_their_tokens_alone(folders: dict[str, Path]):
-    context = BlockContext(BlockKv(read_block(folders["vanilla"]).network))
-    context.feed(2, FEATURES[2:4])
-    context.feed(7, FEATURES[7:])
-    reference = BlockReference(folders["vanilla"], folders["target"])
-
-    rows = computed(folders, "vanilla", BLOCKS[:1], context)[0]
-
-    places = [2, 3, 7, 8]
-    assert np.allclose(rows.states, reference.rows([5], 9, FEATURES[places].astype(np.float64), places), atol=1e-4)
-
-
 @pytest.mark.parametrize("element", [mx.float32, mx.float16, mx.bfloat16])
 def test_absurd_features_give_finite_rows(element: mx.Dtype, folders: dict[str, Path]):
     drafter = read_block(folders["vanilla"])

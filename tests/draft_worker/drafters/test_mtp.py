@@ -84,10 +84,6 @@ def _borrowing(folder: Path) -> MtpHead:
     return network
 
 
-def _normed(x: Any, weight: Any) -> Any:
-    return x / np.sqrt((x**2).mean() + 1e-5) * np.array(weight)
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path, name: str):
     network, layer, beside = _borrowing(_write(tmp_path, name)), _layer(name), _beside()

@@ -162,28 +162,6 @@ def test_a_paced_engine_waits_for_forwards_alone(pairs: dict[str, Pair]):
     assert slept == [pytest.approx(0.04)]
 
 
-def test_a_paced_read_takes_the_time_of_the_tokens_that_were_there(pairs: dict[str, Pair]):
-    slept: list[float] = []
-    pacer = Pacer(DevicePace(steps=((1, 0.001),), prefill_rate=1000.0), lambda: 0.0, slept.append)
-    sequence = PacedEngine(pairs["vanilla"].engine, pacer, lambda: 0.0).open(COUPLED, VOCABULARY)
-    sequence.prefill(TEXT[:12])
-    sequence.feed(0, FEATURES[:10])
-
-    assert [sequence.read(6), sequence.read(512), sequence.read(512)] == [6, 4, 0]
-    assert slept == [pytest.approx(0.006), pytest.approx(0.004)]
-
-
-def test_rows_of_dropped_nodes_are_freed(pairs: dict[str, Pair]):
-    sequence = opened(pairs["vanilla"].engine, TEXT[:12], range(12))
-    chain(sequence, [1, 2, 3, 4, 5, 6])
-    anchors = {id(node.anchor) for node in sequence._nodes.values()}
-
-    sequence.keep(range(5), [5])
-
-    assert len(anchors) == 2
-    assert len({id(node.anchor) for node in sequence._nodes.values()}) == 1
-
-
 def test_known_tokens_behind_the_context_lead_the_block(pairs: dict[str, Pair]):
     engine, drafter, target = pairs["long prefix"]
     reference = BlockReference(drafter, target)
@@ -191,27 +169,6 @@ def test_known_tokens_behind_the_context_lead_the_block(pairs: dict[str, Pair]):
         states = reference.rows(known, 12, FEATURES[:fed].astype(np.float64), range(fed))
         (found,) = chain(opened(engine, TEXT[:12], range(fed)), [5])
         assert found.tokens == np.argsort(-reference.logits(states, [5]))[:4].tolist()
-
-
-def test_a_root_without_fresh_features_goes_on_with_the_older_block(pairs: dict[str, Pair]):
-    sequence, other = (opened(pairs["vanilla"].engine, TEXT[:12], range(12)) for _ in range(2))
-    chain(sequence, [1, 2])
-    expected = chain(other, [1, 2, 7])[-1]
-
-    sequence.keep([0, 1], [])
-
-    assert same(chain(sequence, [7])[0], expected)
-
-
-def test_a_root_with_fresh_features_gets_a_block_of_its_own(pairs: dict[str, Pair]):
-    sequence = opened(pairs["vanilla"].engine, TEXT[:12], range(12))
-    chain(sequence, [1, 2])
-    sequence.keep([0, 1], [])
-    sequence.feed(12, FEATURES[12:14])
-
-    expected = chain(opened(pairs["vanilla"].engine, [*TEXT[:12], 1, 2], range(14)), [7])
-
-    assert same(chain(sequence, [7])[0], expected[0])
 
 
 @dataclass
@@ -350,17 +307,6 @@ def test_a_copy_leaves_the_first_sequence_as_it_is(pairs: dict[str, Pair]):
 
     assert same(chain(sequence, [5])[0], expected[0])
     assert sequence.memory > 0
-
-
-def test_candidates_stay_finite_whatever_was_fed(pairs: dict[str, Pair]):
-    sequence = opened(pairs["vanilla"].engine, TEXT[:12], [])
-    absurd = FEATURES[:12].copy()
-    absurd[0], absurd[1], absurd[2], absurd[3, 5] = np.nan, np.inf, -3e38, np.nan
-    sequence.feed(0, absurd)
-
-    for found in chain(sequence, [5, 9, 4, 1, 2, 3]):
-        assert len(found.tokens) == 4
-        assert np.isfinite(found.probabilities).all()
 
 
 def test_the_engine_says_what_it_reads_and_knows(pairs: dict[str, Pair]):

@@ -11,7 +11,6 @@ from draft_worker.prefill.coreml import CoreMlPrefillEngine, as_element
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.machine.models.checkpoints import demo_model
 from protocol.contracts.coreml.conversion import Choices
-from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.kv.arena_header import ElementType
 
@@ -59,13 +58,6 @@ def test_bfloat16_rows_are_stored_as_bits():
 
     assert bits.dtype == np.uint16
     assert np.array_equal(np.array(mx.array(bits).view(mx.bfloat16).astype(mx.float32)), rows)
-
-
-def test_a_conversion_that_keeps_its_cache_is_refused(tmp_path):
-    convert(TARGET, tmp_path / "state", Choices(widths=(1,), context=64, cache="state"))
-
-    with pytest.raises(InputError, match="--kv io"):
-        CoreMlPrefillEngine.load(tmp_path / "state", TARGET)
 
 
 @pytest.mark.thorough

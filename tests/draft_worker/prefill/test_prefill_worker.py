@@ -15,14 +15,16 @@ from draft_worker.prefill.worker import PrefillWorker
 from protocol.errors import InputError
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
-from protocol.kv.segments import SegmentError, open_segment
+from protocol.kv.segments import open_segment
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Fault, Prefill, Stop, ToWorker
 from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.memory_shortage import SurvivingWorker
 from tests.support.models.tiny_models import VOCABULARY
-from tests.target_worker.kv.test_checkpoint import HELLO, Talk, exchange, expected, model, start, target
+from tests.support.segments import exists
+from tests.support.target_requests import Request
+from tests.target_worker.kv.test_checkpoint import exchange, expected, model, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")
 PROMPT = start().tokens
@@ -49,23 +51,6 @@ def offered(reader: Worker, message: ToWorker) -> KvOffer:
     (offer,) = answers(reader, message)
     assert isinstance(offer, KvOffer)
     return offer
-
-
-def exists(name: str) -> bool:
-    try:
-        open_segment(name).close()
-    except SegmentError:
-        return False
-    return True
-
-
-def test_the_target_continues_from_the_offered_kv():
-    offer = offered(worker(), asked())
-
-    talk = Talk(target(), start(adopt=KvReference(offer.name, offer.tokens)))
-
-    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (89, 0)
-    assert talk.decode(40) == list(expected(40))
 
 
 def test_an_offer_states_its_tokens_size_and_seconds():
@@ -101,7 +86,7 @@ def test_a_changed_prefill_replaces_the_earlier_one():
     list(reader.work())
     offer = offered(reader, asked())
 
-    talk = Talk(target(), start(adopt=KvReference(offer.name, offer.tokens)))
+    talk = Request(target(), start(adopt=KvReference(offer.name, offer.tokens)))
 
     assert talk.decode(20) == list(expected(20))
 
@@ -179,7 +164,6 @@ def test_the_hello_of_a_prefill_worker_states_its_model():
     hello = worker().hello()
 
     assert (hello.role, hello.engine, hello.vocabulary, hello.pid) == ("prefill", "mlx", VOCABULARY, os.getpid())
-    assert hello.role != HELLO.role
 
 
 def test_a_model_without_a_layout_is_refused(monkeypatch: pytest.MonkeyPatch):

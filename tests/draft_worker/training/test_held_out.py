@@ -6,7 +6,7 @@ from draft_worker.training.columns import reach, windows
 from draft_worker.training.corpus.rows import Row
 from draft_worker.training.held_out import acceptance, first_guess, posterior_noise
 from draft_worker.training.kind import CHAIN, NO_PLACE
-from protocol.contracts.training import DEPTHS, STALENESS, Acceptance, HeldOut
+from protocol.contracts.training import DEPTHS, STALENESS, HeldOut, HeldOutAcceptance
 
 
 def test_a_rate_counts_only_places_whose_guesses_before_are_all_right():
@@ -37,7 +37,9 @@ def test_a_chain_reaches_as_far_as_the_target_wrote():
 
 def test_the_first_guess_is_a_mean_over_places():
     rates = tuple((0.5,) * DEPTHS for _ in range(STALENESS)), tuple((0.8,) * DEPTHS for _ in range(STALENESS))
-    report = HeldOut(acceptance=(Acceptance(0.0, 30, rates[0]), Acceptance(1.0, 10, rates[1])), parameters_per_guess=1)
+    report = HeldOut(
+        acceptance=(HeldOutAcceptance(0.0, 30, rates[0]), HeldOutAcceptance(1.0, 10, rates[1])), parameters_per_guess=1
+    )
 
     assert first_guess(report) == (30 * 0.5 + 10 * 0.8) / 40
 

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 from draft_worker.training.corpus.rows import Shards
 from draft_worker.training.held_out import Examiner
-from draft_worker.training.loop import Loop, Shell, Stopped
+from draft_worker.training.loop import Shell, Stopped, TrainingLoop
 from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.preparation import HELD_OUT
 from draft_worker.training.saved_state import Progressed, save
@@ -31,7 +31,7 @@ class Stage:
         shell = Shell(lambda: 0.0, self._stopping, self._report, lambda *_: None)
         asked = TrainingChoices(kind=kind, minutes=0, **choices)
         examined = examiner, Shards(work / HELD_OUT)
-        self.loop = Loop(self.training, Shards(work), examined, asked, out, target.fingerprint, shell)
+        self.loop = TrainingLoop(self.training, Shards(work), examined, asked, out, target.fingerprint, shell)
 
     def stop_after(self, rows: int) -> "Stage":
         self._last = rows

@@ -1,30 +1,32 @@
 """Laws of batches: results in the order of the prompts, all checked before one is sent, nothing left when one fails."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 import zmq
 
 from orchestrator import AsyncClient, Client, Pipeline, Result, SamplingParams
-from orchestrator.api.batch import MOST_AT_ONCE, Batch
+from orchestrator.api.batch import MOST_AT_ONCE, RequestBatch
 from orchestrator.api.submission import is_batch, submits
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import Cancel, Done, Inquire, Output, Refused, Submit
 from protocol.transport.codec import Stamp, decode, encode
 from tests.conftest import Reference
 from tests.support.fake_pipeline import READY, statistics
+from tests.support.processes import until
 
 PROMPTS = ["def quicksort(items):", "import os", "class Node:"]
 
 
-def batch(count: int) -> tuple[Batch, list[Submit]]:
+def batch(count: int) -> tuple[RequestBatch, list[Submit]]:
     sent = [SamplingParams().submit(f"r{index}", "x") for index in range(count)]
-    return Batch(sent), sent
+    return RequestBatch(sent), sent
 
 
-def finish(batch: Batch, request: str) -> None:
+def finish(batch: RequestBatch, request: str) -> None:
     batch.feed(Output(request, f"text of {request}", (1,)))
     batch.feed(Done(request, "length", statistics(1, 1)))
 
@@ -41,10 +43,6 @@ def test_results_are_in_the_order_of_the_prompts_whatever_ends_first():
     assert [result.text for result in results] == ["text of r0", "text of r1", "text of r2"]
     assert [result.seed for result in results] == [submit.sampling.seed for submit in sent]
     assert one.cancellations() == []
-
-
-def test_an_empty_batch_has_its_results_at_once():
-    assert batch(0)[0].results == []
 
 
 def test_no_more_are_open_than_a_pipeline_has_room_for():
@@ -83,34 +81,26 @@ def test_a_list_is_a_batch_if_it_is_empty_or_holds_prompts(prompt, expected: boo
     assert is_batch(prompt) == expected
 
 
-@pytest.mark.parametrize("prompts", [["a", [1]], ["a", 1], [[1], 2], [[1], "a"], [None], [b"a"], [{"prompt": "a"}]])
-def test_prompts_of_several_kinds_are_an_error(prompts: list):
-    with pytest.raises(InputError, match="give prompts of one kind"):
-        submits(prompts, None)
-
-
-@pytest.mark.parametrize("prompt", [b"a", {"prompt": "a"}, None])
-def test_bytes_and_dictionaries_are_no_token_ids(prompt: Any):
-    with pytest.raises(InputError, match="A prompt is text or a list of token ids"):
-        is_batch(prompt)
-
-
-@pytest.mark.parametrize("params", [{"max_tokens": 3}, [{"max_tokens": 3}], 3])
-def test_parameters_of_another_type_are_an_error(params: Any):
-    with pytest.raises(InputError, match=r"Parameters are SamplingParams\(\.\.\.\)"):
-        submits(["a"], params)
-
-
-def test_no_stop_string_may_be_said_as_none():
-    (submit,) = submits(["a"], SamplingParams(stop=None))
-
-    assert submit.stop == ()
+@pytest.mark.parametrize(
+    ("prompt", "params", "words"),
+    [
+        *(
+            (prompts, None, "give prompts of one kind")
+            for prompts in (["a", [1]], ["a", 1], [[1], 2], [[1], "a"], [None], [b"a"], [{"prompt": "a"}])
+        ),
+        *((prompt, None, "A prompt is text or a list of token ids") for prompt in (b"a", {"prompt": "a"}, None)),
+        *((["a"], params, r"Parameters are SamplingParams\(\.\.\.\)") for params in ({"max_tokens": 3}, [{}], 3)),
+    ],
+)
+def test_prompts_and_parameters_of_other_types_are_an_error(prompt: Any, params: Any, words: str):
+    with pytest.raises(InputError, match=words):
+        submits(prompt, params) if isinstance(prompt, list) else is_batch(prompt)
 
 
 def test_parameters_are_for_all_or_one_for_each():
-    params = [SamplingParams(max_tokens=count) for count in (3, 4)]
+    params = [SamplingParams(max_tokens=count, stop=None) for count in (3, 4)]
 
-    assert [each.max_tokens for each in submits(["a", "b"], params)] == [3, 4]
+    assert [(each.max_tokens, each.stop) for each in submits(["a", "b"], params)] == [(3, ()), (4, ())]
     assert [each.max_tokens for each in submits(["a", "b"], params[0])] == [3, 3]
     with pytest.raises(InputError, match="2 prompts and 1 SamplingParams"):
         submits(["a", "b"], params[:1])
@@ -164,35 +154,25 @@ def refusing() -> Iterator[Hub]:
 
 
 def wait_for(hub: Hub, cancelled: int) -> None:
-    for _ in range(100):
-        if len(hub.cancelled) == cancelled:
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError(f"{len(hub.cancelled)} of {cancelled} requests were cancelled")
+    until(lambda: len(hub.cancelled) == cancelled, 5.0)
 
 
-def test_one_refusal_cancels_the_rest(refusing: Hub):
+async def _asked(address: str) -> None:
+    client = AsyncClient(address)
+    try:
+        await client.generate(PROMPTS)
+    finally:
+        await asyncio.sleep(0.2)
+        client.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_one_refusal_cancels_the_rest(refusing: Hub, asynchronous: bool):
     with pytest.raises(PipelineError, match="Prompt 1: no room"):
-        Client(refusing.address).generate(PROMPTS)
+        asyncio.run(_asked(refusing.address)) if asynchronous else Client(refusing.address).generate(PROMPTS)
 
     wait_for(refusing, 2)
     assert refusing.cancelled == refusing.others()
-
-
-def test_one_refusal_cancels_the_rest_with_asyncio_too(refusing: Hub):
-    import asyncio
-
-    async def ask() -> None:
-        client = AsyncClient(refusing.address)
-        try:
-            await client.generate(PROMPTS)
-        finally:
-            await asyncio.sleep(0.2)
-            client.close()
-
-    with pytest.raises(PipelineError, match="Prompt 1: no room"):
-        asyncio.run(ask())
-    wait_for(refusing, 2)
 
 
 def test_an_interruption_cancels_all(monkeypatch: pytest.MonkeyPatch):
@@ -211,34 +191,29 @@ def test_an_interruption_cancels_all(monkeypatch: pytest.MonkeyPatch):
         hub.close()
 
 
-def test_nothing_is_sent_for_no_prompts():
-    assert Client("tcp://127.0.0.1:9").generate([]) == []
-
-
 def test_a_stream_takes_one_prompt_and_one_prompt_one_set_of_parameters():
     client, prompts, many = Client("tcp://127.0.0.1:9"), cast("Any", PROMPTS), cast("Any", [SamplingParams()])
     with pytest.raises(InputError, match="A stream continues one prompt"):
         client.stream(prompts)
     with pytest.raises(InputError, match="one prompt and a list of SamplingParams"):
         client.generate("x", many)
+    assert client.generate([]) == []
 
 
-def test_errors_of_python_speak_python():
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: submits(["x"], SamplingParams(top_p=0)), "top_p must be a number > 0.0."),
+        (lambda: Pipeline(draft_tokens=0), "draft_tokens must be a whole number >= 1."),
+        (lambda: Pipeline(strategy="tarot"), "There is no strategy called 'tarot': choose ar, sd, ssd or adaptive."),
+        (lambda: Pipeline(temprature=1), "There is no option 'temprature'."),
+    ],
+)
+def test_errors_of_python_speak_python(call: Callable[[], object], sentence: str):
     with pytest.raises(InputError) as refused:
-        Client("tcp://127.0.0.1:9").generate(["x"], SamplingParams(top_p=0))
-    assert str(refused.value) == "top_p must be a number > 0.0."
+        call()
 
-    with pytest.raises(InputError) as refused:
-        Pipeline(draft_tokens=0)
-    assert str(refused.value) == "draft_tokens must be a whole number >= 1."
-
-    with pytest.raises(InputError) as refused:
-        Pipeline(strategy="tarot")
-    assert str(refused.value) == "There is no strategy called 'tarot': choose ar, sd, ssd or adaptive."
-
-    with pytest.raises(InputError) as refused:
-        Pipeline(temprature=1)
-    assert str(refused.value) == "There is no option 'temprature'."
+    assert str(refused.value) == sentence
 
 
 @pytest.mark.thorough

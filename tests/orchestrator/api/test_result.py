@@ -20,6 +20,8 @@ def test_a_field_is_also_an_item_of_its_own_type():
 
     assert (text, tokens, RESULT["finish_reason"]) == ("def f():", (1, 2), "length")
     assert all(RESULT[cast("Any", name)] == value for name, value in vars(RESULT).items())
+    assert "text" in RESULT
+    assert "outputs" not in RESULT
 
 
 def test_an_unknown_item_is_refused_with_the_names_of_the_known_ones():
@@ -32,11 +34,6 @@ def test_a_result_that_is_taken_for_a_list_says_what_gives_one():
         RESULT[0]  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(TypeError, match="give a list of prompts"):
         list(cast("Any", RESULT))
-
-
-def test_what_is_a_field_is_in_a_result():
-    assert "text" in RESULT
-    assert "outputs" not in RESULT
 
 
 def test_a_summary_tells_speed_and_acceptance():
@@ -53,11 +50,11 @@ def test_a_summary_tells_speed_and_acceptance():
     ]
 
 
-def panel(result: Result, every: bool = False) -> list[str]:
+def panel(result: Result) -> list[str]:
     """The lines of the command line's panel."""
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(report.summary(result, sampled=True, every=every))
+        console.print(report.summary(result, sampled=True, every=False))
     return [" ".join(line.strip("│╭╰─╮╯\n ").split()) for line in captured.get().splitlines()][:-1]
 
 
@@ -69,13 +66,6 @@ def test_the_command_line_ends_with_what_speculation_gained():
         "seed 3",
         "tokens 2 after a prompt of 7 (length)",
         "speed-up about 1.2 times plain decoding (about 8.0 tokens/s, estimated)",
-    ]
-
-
-def test_the_command_line_can_show_every_figure():
-    assert panel(RESULT, every=True)[1:] == [
-        "seed 3",
-        *(" ".join(line.split()) for line in RESULT.summary().splitlines()[1:]),
     ]
 
 

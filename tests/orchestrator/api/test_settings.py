@@ -20,10 +20,9 @@ from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
 @pytest.fixture
-def faster_in_core_ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def faster_in_core_ml(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a Neural Engine that was found faster for the demo draft."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
+
     monkeypatch.setattr(draft_choice_module, "neural_engine", lambda: "coreml")
     data = conversion_of(DEMO_DRAFT) / FOLDER_MODEL / "Data"
     data.mkdir(parents=True)

@@ -35,12 +35,15 @@ def attach(*arguments: str) -> None:
     CliRunner().invoke(cli, ["attach", "draft", LINE, *arguments], catch_exceptions=False)
 
 
-def test_a_lent_exit_is_lent_with_its_target(lent: list[Lending], tmp_path: Path):
+def test_a_lent_exit_is_lent_with_its_target_and_an_ordinary_draft_without(lent: list[Lending], tmp_path: Path):
     folder = write(tmp_path / "exit", ({"model_type": "exit", "layers": 2}, {}))
     attach("--draft", str(folder), "--target", str(DEMO_TARGET))
+    attach("--draft", str(DEMO_DRAFT))
 
-    (lending,) = lent
-    assert (lending.engine, lending.model, lending.target) == ("layerskip", str(folder), str(DEMO_TARGET))
+    assert [(lending.engine, lending.model, lending.target) for lending in lent] == [
+        ("layerskip", str(folder), str(DEMO_TARGET)),
+        ("mlx", str(DEMO_DRAFT), ""),
+    ]
 
 
 def test_without_the_target_s_name_a_sentence_asks_for_it(lent: list[Lending], tmp_path: Path):
@@ -49,10 +52,3 @@ def test_without_the_target_s_name_a_sentence_asks_for_it(lent: list[Lending], t
     with pytest.raises(InputError, match="name the target's folder or Hugging Face id too"):
         attach("--draft", str(folder))
     assert lent == []
-
-
-def test_an_ordinary_draft_needs_no_target(lent: list[Lending]):
-    attach("--draft", str(DEMO_DRAFT))
-
-    (lending,) = lent
-    assert (lending.engine, lending.model, lending.target) == ("mlx", str(DEMO_DRAFT), "")

@@ -15,7 +15,7 @@ from typing import IO
 import click
 import pytest
 
-from orchestrator import SamplingParams
+from orchestrator import Pipeline, SamplingParams
 from orchestrator.cli.commands.generate import prompt_text
 from protocol.errors import InputError
 from tests.conftest import Reference
@@ -309,14 +309,6 @@ def test_standard_input_that_is_no_pipe_is_not_read(monkeypatch: pytest.MonkeyPa
     assert prompt_text("x", None) == "x"
 
 
-@pytest.mark.thorough
-def test_an_empty_prompt_is_no_request(address: str):
-    code, _, errors = run("generate", "", "--address", address)
-
-    assert code == 2
-    assert "The prompt is empty: give at least one token" in sentence(errors)
-
-
 def test_a_prompt_longer_than_the_context_is_refused(address: str):
     code, output, errors = run("generate", "--prompt-file", "-", "--address", address, stdin="x = 1\n" * 2000)
 
@@ -394,3 +386,80 @@ def test_a_worker_that_keeps_dying_ends_the_command_with_a_sentence():
     code, _, errors = command.end()
     assert (code, len(shot)) == (1, 3)
     assert "It died three times within a minute and is not started again. Run `launch-pipeline doctor`" in errors
+
+
+# A target with a chat template -------------------------------------------------------------------
+
+
+SHORT = "import os"
+TEMPLATE = "# Question\n{{ messages[0]['content'] }}\n# Answer\n"
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def instruct(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo target with a chat template."""
+    folder = tmp_path_factory.mktemp("instruct") / "model"
+    shutil.copytree(DEMO_TARGET, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return str(folder)
+
+
+def asked(instruct: str, *options: str) -> tuple[dict[str, object], str]:
+    """The answer as JSON, and what stderr says without --json."""
+    arguments = ("generate", SHORT, "--target", instruct, "--max-tokens", "8", "--temperature", "0", *options)
+    code, output, _ = run(*arguments, "--json")
+    assert code == 0
+    return json.loads(output), run(*arguments)[2]
+
+
+@pytest.mark.thorough
+def test_a_bare_prompt_is_a_chat_message(instruct: str, reference: Reference):
+    answer, told = asked(instruct)
+
+    assert answer["tokens"] == list(reference(f"# Question\n{SHORT}\n# Answer", PARAMS).tokens)
+    assert answer["chat"] is True
+    assert "The prompt is a chat message" in told
+
+
+@pytest.mark.thorough
+def test_raw_continues_the_prompt(instruct: str, reference: Reference):
+    answer, told = asked(instruct, "--raw")
+
+    assert answer["tokens"] == list(reference(SHORT, PARAMS).tokens)
+    assert answer["chat"] is False
+    assert "continued as text (--raw)" in told
+
+
+@pytest.mark.thorough
+def test_python_continues_unless_a_chat_is_asked_for(instruct: str, reference: Reference):
+    with Pipeline(target=instruct, strategy="ar") as pipeline:
+        continued = pipeline.generate(SHORT, PARAMS)
+        answered = pipeline.generate(pipeline.chat_prompt(SHORT), PARAMS)
+
+    assert continued.tokens == reference(SHORT, PARAMS).tokens
+    assert answered.tokens == reference(f"# Question\n{SHORT}\n# Answer", PARAMS).tokens
+
+
+def test_a_target_without_a_template_has_no_chat_prompt():
+    with Pipeline(strategy="ar") as pipeline, pytest.raises(InputError, match="has no chat template"):
+        pipeline.chat_prompt(SHORT)
+
+
+@pytest.mark.thorough
+def test_the_demo_pair_is_a_pair():
+    code, output, errors = run("generate", SHORT, "--pair", "demo", "--max-tokens", "4", "--quiet")
+
+    assert (code, errors) == (0, "")
+    assert output
+
+
+@pytest.mark.thorough
+def test_json_that_the_limit_cuts_off_is_an_error_behind_its_text(tmp_path: Path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"type": "integer"}, "minItems": 50}')
+
+    code, said, told = run("generate", PROMPT, "--json-schema", str(schema), "--max-tokens", "8", "--temperature", "0")
+
+    assert (code, said.startswith("[")) == (1, True)
+    assert "The JSON is incomplete, cut off after 8 tokens" in told

@@ -13,6 +13,7 @@ from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.configuration import default_map
 from orchestrator.cli.options import TokensOrAuto
+from tests.orchestrator.cli.test_cli import run, sentence
 
 
 def _offered() -> dict[str, click.Option]:
@@ -104,3 +105,24 @@ def test_where_the_server_listens_is_no_option_of_launch():
     told = CliRunner().invoke(cli, ["launch", "codex", "--port", "1"], standalone_mode=False)
 
     assert isinstance(told.exception, click.NoSuchOption)
+
+
+# Options of a pipeline ---------------------------------------------------------------------------
+
+
+def options(command: str) -> set[str]:
+    return {flag for option in cli.commands[command].params for flag in option.opts}
+
+
+def test_serve_has_every_option_of_a_pipeline():
+    assert options("start") == options("serve-workers")
+    assert options("start") - options("serve") == set()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("command", ["start", "serve"])
+def test_nothing_is_announced_where_nobody_can_come(command: str):
+    code, _, errors = run(command, "--announce", "studio")
+
+    assert code == 2
+    assert "add --listen HOST:PORT" in sentence(errors)

@@ -1,11 +1,19 @@
-"""Laws of `launch-pipeline service`: options are checked before, keys stay private, and status tells how to use it."""
+"""Laws of `service`: options are checked before, keys stay private, and each system's manager runs what was asked."""
 
 import json
 import os
 import plistlib
+import shlex
+import signal
 import stat
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,8 +21,10 @@ from click.testing import CliRunner, Result
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.commands.service import command as module
-from orchestrator.cli.commands.service.command import kept_environment, protected_folder, start_command
-from orchestrator.cli.commands.service.launchd import LaunchAgent
+from orchestrator.cli.commands.service.command import kept_environment, protected_folder, run_logged, start_command
+from orchestrator.cli.commands.service.definition import ServiceDefinition, ServiceManager
+from orchestrator.cli.commands.service.launchd import LABEL, LaunchAgent
+from orchestrator.cli.commands.service.systemd import NAME, SystemdUnit, unit
 from orchestrator.cli.serving.server_key import server_key
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
@@ -112,63 +122,57 @@ def _key_at_start(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> tupl
     return found[0]
 
 
+@pytest.fixture
+def configured(systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
+    """Gives the user a variable, and a configuration with this line for `serve`, beside a file `key`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("key-in-a-file\n")
+
+    def give(variable: str, value: str, line: str) -> None:
+        _configured(tmp_path, monkeypatch, line)
+        monkeypatch.setenv(f"LAUNCH_PIPELINE_{variable}", value)
+
+    return give
+
+
 @pytest.mark.parametrize(
-    ("variable", "value", "line", "key"),
+    ("given", "key"),
     [
-        ("NO_API_KEY", "1", "", None),
-        ("SERVE_NO_API_KEY", "1", "", None),
-        ("SERVE_API_KEY", "key-of-mine", "", "key-of-mine"),
-        ("API_KEY_FILE", "key", "", "key-in-a-file"),
-        ("API_KEY_FILE", "key", 'api-key-file = "another"', "key-in-a-file"),
-        ("DRAFT", "d", 'api-key-file = "key"', "key-in-a-file"),
-        ("DRAFT", "d", "no-api-key = true", None),
+        (("NO_API_KEY", "1", ""), None),
+        (("SERVE_NO_API_KEY", "1", ""), None),
+        (("SERVE_API_KEY", "key-of-mine", ""), "key-of-mine"),
+        (("API_KEY_FILE", "key", ""), "key-in-a-file"),
+        (("API_KEY_FILE", "key", 'api-key-file = "another"'), "key-in-a-file"),
+        (("DRAFT", "d", 'api-key-file = "key"'), "key-in-a-file"),
+        (("DRAFT", "d", "no-api-key = true"), None),
     ],
 )
 def test_the_service_has_the_key_that_serve_would_have_in_the_terminal(
-    systemctl: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    line: str,
-    key: str | None,
+    configured: Callable[[str, str, str], None], monkeypatch: pytest.MonkeyPatch, given: Any, key: str | None
 ):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "key").write_text("key-in-a-file\n")
-    _configured(tmp_path, monkeypatch, line)
-    monkeypatch.setenv(f"LAUNCH_PIPELINE_{variable}", value)
+    configured(*given)
 
     assert _key_at_start(_said("install")["arguments"], monkeypatch) == (key, False)
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "line", "words"),
+    ("given", "words"),
     [
-        ("API_KEY", "key-of-mine", 'api-key = "of-the-configuration"', "LAUNCH_PIPELINE_API_KEY is set, and the conf"),
-        ("SERVE_API_KEY", "key-of-mine", 'api-key = "of-the-configuration"', "LAUNCH_PIPELINE_SERVE_API_KEY is set"),
-        ("NO_API_KEY", "false", "no-api-key = true", "the configuration has no-api-key"),
-        ("API_KEY", "key-of-mine", 'api-key-file = "key"', "exclude each other: leave one out"),
-        ("API_KEY", "key-of-mine", "no-api-key = true", "exclude each other: leave one out"),
-        ("API_KEY", "short", "", "at least 8 printable"),
-        ("DRAFT", "d", 'api-key = "short"', "at least 8 printable"),
-        ("API_KEY_FILE", "absent", "", "can't be read"),
-        ("NO_API_KEY", "1", 'host = "0.0.0.0"', "can be reached from other machines"),
+        (("API_KEY", "key-of-mine", 'api-key = "of-the-configuration"'), "LAUNCH_PIPELINE_API_KEY is set, and the con"),
+        (("SERVE_API_KEY", "key-of-mine", 'api-key = "of-the-configuration"'), "LAUNCH_PIPELINE_SERVE_API_KEY is set"),
+        (("NO_API_KEY", "false", "no-api-key = true"), "the configuration has no-api-key"),
+        (("API_KEY", "key-of-mine", 'api-key-file = "key"'), "exclude each other: leave one out"),
+        (("API_KEY", "key-of-mine", "no-api-key = true"), "exclude each other: leave one out"),
+        (("API_KEY", "short", ""), "at least 8 printable"),
+        (("DRAFT", "d", 'api-key = "short"'), "at least 8 printable"),
+        (("API_KEY_FILE", "absent", ""), "can't be read"),
+        (("NO_API_KEY", "1", 'host = "0.0.0.0"'), "can be reached from other machines"),
     ],
 )
 def test_a_key_with_which_the_service_would_not_start_installs_nothing(
-    systemctl: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    line: str,
-    words: str,
+    configured: Callable[[str, str, str], None], tmp_path: Path, given: Any, words: str
 ):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "key").write_text("key-in-a-file\n")
-    _configured(tmp_path, monkeypatch, line)
-    monkeypatch.setenv(f"LAUNCH_PIPELINE_{variable}", value)
-
+    configured(*given)
     result = _run("install")
 
     assert isinstance(result.exception, InputError)
@@ -194,13 +198,6 @@ def test_options_that_a_service_can_not_have_install_nothing(
     assert _files(tmp_path / "home") == []
 
 
-def test_without_a_session_nothing_is_written(systemctl: Path, tmp_path: Path):
-    (systemctl.parent / "no-bus").touch()
-
-    assert isinstance(_run("install").exception, PipelineError)
-    assert _files(tmp_path / "home") == []
-
-
 def test_on_a_mac_a_launch_agent_is_loaded(systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = fake_launchctl(tmp_path / "mac")
     agent = LaunchAgent(tmp_path / "home", str(program), user=501)
@@ -213,11 +210,6 @@ def test_on_a_mac_a_launch_agent_is_loaded(systemctl: Path, tmp_path: Path, monk
     assert state["log"].endswith("Library/Logs/launch-pipeline/serve.log")
     assert _said("remove") == {"removed": True}
     assert _files(tmp_path / "home") == []
-
-
-def test_other_systems_have_no_services():
-    with pytest.raises(PipelineError, match="no services on sunos5"):
-        module.service_manager("sunos5")
 
 
 def test_the_start_command_is_what_the_user_started(tmp_path: Path):
@@ -253,3 +245,191 @@ def test_a_key_file_that_can_not_be_read_is_named(tmp_path: Path, content: bytes
 
     assert isinstance(result.exception, InputError)
     assert "put the key alone into it" in str(result.exception)
+
+
+# Each system's manager ---------------------------------------------------------------------------
+
+
+DEFINITION = ServiceDefinition(
+    program=("/opt/a b/launch-pipeline",),
+    arguments=("serve", "--host", "127.0.0.1", "--port", "8080", "--draft", 'a "b" $HOME 100% \\'),
+    folder="/home/me/100% mine",
+    environment={"PATH": "/bin:/usr/bin", "HF_HOME": "/models $1"},
+)
+
+
+def _agent(folder: Path) -> tuple[ServiceManager, Path]:
+    program = fake_launchctl(folder / "fake")
+    return LaunchAgent(folder / "home", str(program), user=501, pause=lambda _: None), program
+
+
+def _unit(folder: Path) -> tuple[ServiceManager, Path]:
+    program = fake_systemctl(folder / "fake")
+    return SystemdUnit(folder / "home" / ".config", str(program)), program
+
+
+BOTH = pytest.mark.parametrize("make", [_agent, _unit])
+
+
+@BOTH
+def test_a_service_that_was_installed_runs_with_its_arguments_until_it_is_replaced(make, tmp_path: Path):
+    manager, _ = make(tmp_path)
+    assert (manager.remove(), manager.state().installed) == (False, False)
+
+    manager.install(DEFINITION)
+    state = manager.state()
+    manager.install(replace(DEFINITION, arguments=("serve", "--host", "::1", "--port", "1")))
+
+    assert (state.installed, state.process, state.arguments) == (True, 4242, DEFINITION.arguments)
+    assert Path(state.definition).is_file()
+    assert manager.state().arguments == ("serve", "--host", "::1", "--port", "1")
+
+
+@BOTH
+def test_nothing_is_left_of_a_service_that_was_removed(make, tmp_path: Path):
+    manager, _ = make(tmp_path)
+    manager.install(DEFINITION)
+    log = Path(manager.state().log)
+    if log.is_absolute():
+        log.write_text("words")
+        log.with_name("serve.log.1").write_text("old words")
+
+    assert manager.remove()
+    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert not log.exists()
+    assert not (tmp_path / "fake" / "loaded").exists()
+    assert manager.state().installed is False
+
+
+@pytest.mark.parametrize(("make", "sign"), [(_agent, "no-domain"), (_unit, "no-bus")])
+def test_without_a_session_the_next_step_is_said_and_nothing_written(make, sign: str, tmp_path: Path):
+    manager, program = make(tmp_path)
+    (program.parent / sign).touch()
+
+    with pytest.raises(PipelineError, match=r"failed .*: a (LaunchAgent|user's service) needs"):
+        manager.require_available()
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("make", [LaunchAgent, SystemdUnit])
+def test_a_system_without_the_program_says_so_and_others_have_no_services(make, tmp_path: Path):
+    with pytest.raises(PipelineError, match=r"can't be started \(No such file"):
+        make(tmp_path, str(tmp_path / "absent")).require_available()
+    with pytest.raises(PipelineError, match="no services on sunos5"):
+        module.service_manager("sunos5")
+
+
+def test_an_agent_is_loaded_once_the_old_one_has_gone(tmp_path: Path):
+    manager, program = _agent(tmp_path)
+    (program.parent / "busy").write_text("1\n2\n")
+
+    manager.install(DEFINITION)
+
+    assert manager.state().process == 4242
+    assert [line.split()[0] for line in told(program)] == ["bootout", *["bootstrap"] * 3, "print"]
+
+
+@pytest.mark.parametrize("seconds", [29, 31])
+def test_an_old_agent_has_half_a_minute_to_end(tmp_path: Path, seconds: int):
+    program = fake_launchctl(tmp_path / "fake")
+    paused: list[float] = []
+    manager = LaunchAgent(tmp_path / "home", str(program), user=501, pause=paused.append)
+    (program.parent / "busy").write_text("busy\n" * seconds)
+
+    with nullcontext() if seconds < 30 else pytest.raises(PipelineError, match=r"may still be ending.* install` again"):
+        manager.install(DEFINITION)
+    assert sum(paused) == min(seconds, 30)
+
+
+def test_the_agent_is_interactive_starts_at_login_and_after_a_crash_and_keeps_its_log_small(tmp_path: Path):
+    manager, _ = _agent(tmp_path)
+    manager.install(DEFINITION)
+
+    found = plistlib.loads(Path(manager.state().definition).read_bytes())
+
+    assert Path(manager.state().definition).name == f"{LABEL}.plist"
+    assert (found["ProcessType"], found["RunAtLoad"], found["KeepAlive"]) == (
+        "Interactive",
+        True,
+        {"SuccessfulExit": False},
+    )
+    words = [*DEFINITION.program, "service", "run", "--log", manager.state().log, "--", *DEFINITION.arguments]
+    assert found["ProgramArguments"] == words
+    assert (found["EnvironmentVariables"], found["WorkingDirectory"]) == (DEFINITION.environment, DEFINITION.folder)
+    assert not {"StandardOutPath", "StandardErrorPath"} & found.keys()
+
+
+def test_the_unit_gives_systemd_the_very_words_and_a_line_break_can_not_add_lines():
+    lines = unit(DEFINITION).splitlines()
+    command = next(line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart="))
+
+    # shlex reads double quotes and backslashes as systemd does; $ and % are doubled for systemd.
+    read = [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(command)]
+    assert read == [*DEFINITION.program, *DEFINITION.arguments]
+    expected = ['Environment="HF_HOME=/models $1"', "WorkingDirectory=/home/me/100%% mine", "Restart=on-failure"]
+    assert {*expected, "WantedBy=default.target"} <= {*lines}
+    with pytest.raises(InputError, match="line breaks"):
+        unit(replace(DEFINITION, folder="/tmp\nExecStart=/bin/evil"))
+
+
+def test_systemd_is_told_to_start_now_and_at_login(tmp_path: Path):
+    manager, program = _unit(tmp_path)
+    manager.install(DEFINITION)
+
+    assert told(program) == ["daemon-reload", f"enable {NAME}", f"restart {NAME}"]
+
+
+# The log -----------------------------------------------------------------------------------------
+
+
+def _program(text: str) -> list[str]:
+    return [sys.executable, "-u", "-c", text]
+
+
+def test_both_streams_are_in_the_log_with_the_time(tmp_path: Path):
+    file = tmp_path / "logs" / "serve.log"
+
+    code = run_logged(_program("import sys; print('Ready.'); print('Oh.', file=sys.stderr); sys.exit(3)"), file)
+
+    lines = file.read_text().splitlines()
+    assert code == 3
+    assert [line.split(" ", 2)[2] for line in lines] == ["Ready.", "Oh.", "The service ended with exit code 3."]
+
+
+def test_the_log_stays_small(tmp_path: Path):
+    file = tmp_path / "serve.log"
+
+    run_logged(_program("for i in range(1000): print(f'line {i}')"), file, size=2000, kept=2)
+
+    files = sorted(tmp_path.iterdir())
+    assert [each.name for each in files] == ["serve.log", "serve.log.1", "serve.log.2"]
+    assert all(each.stat().st_size <= 2000 for each in files)
+    assert "exit code 0" in file.read_text()
+
+
+@pytest.mark.parametrize(("code", "told"), [(2, 0), (1, 1), (0, 0)])
+def test_a_mistake_in_the_input_is_not_tried_again(code: int, told: int, tmp_path: Path):
+    assert run_logged(_program(f"raise SystemExit({code})"), tmp_path / "log") == told
+
+
+def test_the_service_ends_with_its_starter(tmp_path: Path):
+    """launchd ends only the process that it started, and waits for it."""
+    file = tmp_path / "log"
+    service = "import signal, time; signal.signal(signal.SIGTERM, signal.default_int_handler); print('up')\n"
+    service += "try: time.sleep(60)\nexcept KeyboardInterrupt: print('tidy'); raise SystemExit(130)"
+    starter = f"""
+import signal, sys
+from pathlib import Path
+from orchestrator.cli.commands.service.command import run_logged
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+sys.exit(run_logged([sys.executable, "-u", "-c", {service!r}], Path({str(file)!r})))
+"""
+    process = subprocess.Popen([sys.executable, "-c", starter])
+    end = time.monotonic() + 20
+    while not (file.exists() and "up" in file.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(20) == 130
+    assert "tidy" in file.read_text()

@@ -1,5 +1,7 @@
 """Laws of the target's features in the state machine: what is recorded, who gets it, and that no round notices."""
 
+import pytest
+
 from orchestrator.core.commands import Dismiss, SendMessage
 from orchestrator.core.events import Arrived
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, WorkerHost
@@ -48,6 +50,14 @@ def decoded(simulation: ScriptedSimulation, tokens: int = 40) -> None:
     assert client.tokens == client.reference
 
 
+def relaying(tokens: int = 40, count: int = 1) -> ScriptedSimulation:
+    """In the middle of a request of which so many features were relayed."""
+    simulation = pipeline()
+    simulation.submit(1, max_tokens=tokens)
+    simulation.run_while(lambda: len(relayed(simulation)) < count)
+    return simulation
+
+
 def attach(simulation: ScriptedSimulation, form: FeatureForm | None) -> WorkerHost:
     return simulation.attach(reader(form))
 
@@ -57,29 +67,28 @@ def test_the_target_records_what_the_draft_reads_whichever_comes_first():
     assert taps(pipeline(order=("draft", "target"))) == [(1, 4)]
 
 
-def test_a_target_is_not_told_to_record_for_drafts_that_read_tokens_alone():
-    simulation = pipeline(form=None)
+@pytest.mark.parametrize(("form", "level"), [(None, "tree"), (LOW, "plain")])
+def test_nothing_is_recorded_for_drafts_that_read_tokens_alone_or_by_a_target_that_verifies_no_guesses(
+    form: FeatureForm | None, level: Level
+):
+    simulation = pipeline(form=form, level=level)
     decoded(simulation)
-    attach(simulation, None)
+    attach(simulation, form)
 
     assert taps(simulation) == []
+    assert relayed(simulation) == []
 
 
 def test_the_target_records_the_ascending_union_of_what_the_attached_drafts_read():
     simulation = pipeline()
-    one = attach(simulation, HIGH)
-    attach(simulation, LOW)
+    one, two = attach(simulation, HIGH), attach(simulation, LOW)
     simulation.remove(one.incarnation)
     simulation.kill("draft")
+    earlier = taps(simulation)
+    simulation.remove(two.incarnation)
 
-    assert taps(simulation) == [(1, 4), (-1, 1, 4), (1, 4)]
-
-
-def test_the_last_draft_that_leaves_ends_the_recording():
-    simulation = pipeline()
-    simulation.kill("draft")
-
-    assert taps(simulation) == [(1, 4), ()]
+    assert earlier == [(1, 4), (-1, 1, 4), (1, 4)]
+    assert taps(simulation) == [*earlier, ()]
 
 
 def test_a_draft_that_dies_in_mid_request_ends_no_ring():
@@ -102,14 +111,6 @@ def test_drafts_together_read_no_more_than_a_target_records():
     assert taps(simulation) == [(1,), tuple(range(1, 1 + MAX_OUTPUTS))]
 
 
-def test_a_target_that_verifies_no_guesses_records_nothing():
-    simulation = pipeline(level="plain")
-    decoded(simulation)
-
-    assert taps(simulation) == []
-    assert relayed(simulation) == []
-
-
 def test_a_new_target_records_before_it_is_sent_the_prompt():
     simulation = pipeline()
     simulation.submit(1, max_tokens=40)
@@ -122,29 +123,24 @@ def test_a_new_target_records_before_it_is_sent_the_prompt():
     assert [type(message) for message in sent] == [Tap, Start]
 
 
-def test_a_draft_of_another_width_is_dismissed_with_a_sentence():
-    simulation = pipeline(form=FeatureForm((1,), 32))
+@pytest.mark.parametrize(
+    ("form", "offered", "words"),
+    [
+        (FeatureForm((1,), 32), TAPS, "reads states of 32 numbers, and the target's have 64"),
+        (FeatureForm((12,), 64), TAPS, "layer 12"),
+        (LOW, None, "offers none"),
+    ],
+)
+@pytest.mark.parametrize("order", [("target", "draft"), ("draft", "target")])
+def test_a_draft_that_reads_what_the_target_does_not_record_is_dismissed_with_a_sentence(
+    form: FeatureForm, offered: Taps | None, words: str, order: tuple[Role, ...]
+):
+    simulation = pipeline(form, order, taps=offered)
     (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
 
-    assert "reads states of 32 numbers, and the target's have 64" in dismissed.text
-    assert "trained for this target" in dismissed.text
-    assert taps(simulation) == []
-
-
-def test_a_draft_that_reads_a_layer_too_many_is_dismissed_by_a_target_that_comes_later():
-    simulation = pipeline(form=FeatureForm((12,), 64), order=("draft", "target"))
-    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
-
-    assert "layer 12" in dismissed.text
+    assert words in dismissed.text
     assert taps(simulation) == []
     decoded(simulation)
-
-
-def test_a_draft_that_reads_states_does_not_serve_a_target_that_records_none():
-    simulation = pipeline(taps=None)
-    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
-
-    assert "offers none" in dismissed.text
 
 
 def test_features_go_unchanged_to_the_drafts_in_use_that_read_them_and_to_no_other():
@@ -208,9 +204,7 @@ def test_no_round_waits_for_features_or_changes_by_them():
 
 
 def test_features_that_fit_no_committed_tokens_are_dropped():
-    simulation = pipeline()
-    simulation.submit(1, max_tokens=40)
-    simulation.run_while(lambda: not relayed(simulation))
+    simulation = relaying()
     sequence = simulation.machine.sequences[ONE]
     sent, stale = len(relayed(simulation)), simulation.machine.stale
     for sequence_id, round, first, rows in (
@@ -225,9 +219,7 @@ def test_features_that_fit_no_committed_tokens_are_dropped():
 
 
 def test_features_of_a_dead_target_or_for_a_dead_draft_go_nowhere():
-    simulation = pipeline()
-    simulation.submit(1, max_tokens=40)
-    simulation.run_while(lambda: not relayed(simulation))
+    simulation = relaying()
     sent, dead = len(relayed(simulation)), simulation.own["target"]
     simulation.kill("target")
     simulation.start("target")
@@ -241,9 +233,7 @@ def test_features_of_a_dead_target_or_for_a_dead_draft_go_nowhere():
 
 
 def test_a_draft_that_starts_later_gets_what_comes():
-    simulation = pipeline()
-    simulation.submit(1, max_tokens=80)
-    simulation.run_while(lambda: len(relayed(simulation)) < 3)
+    simulation = relaying(tokens=80, count=3)
     simulation.kill("draft")
     draft = simulation.start("draft")
     simulation.run()
@@ -253,9 +243,7 @@ def test_a_draft_that_starts_later_gets_what_comes():
 
 
 def test_a_draft_that_sends_features_changes_nothing():
-    simulation = pipeline()
-    simulation.submit(1, max_tokens=40)
-    simulation.run_while(lambda: not relayed(simulation))
+    simulation = relaying()
     commands = simulation.machine.step(
         Arrived("draft", simulation.own["draft"], Features(ONE, 0, RING, 0, 1)), simulation.now
     )

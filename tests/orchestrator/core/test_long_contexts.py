@@ -15,12 +15,10 @@ from orchestrator.core.events import Arrived, Event
 from orchestrator.core.telemetry import TelemetryRecorder
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
-from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import Role
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import FromWorker, Prefilled, Verdict
 from protocol.worker.pacing import DevicePace
-from tests.support.paths import DEMO_TARGET
 from tests.support.scripted_simulation import DRAFT, LANGUAGE, TARGET, ScriptedSimulation, ready
 
 CONTEXT = 1 << 16
@@ -121,22 +119,3 @@ def test_a_round_costs_as_much_at_32k_tokens_as_at_1k(strategy: str):
     for kind, cost in short.items():
         assert long[kind].calls <= 1.25 * cost.calls + 20, kind
         assert long[kind].bytes <= 1.25 * cost.bytes + 4096, kind
-
-
-def test_the_text_of_a_token_costs_as_much_behind_32k_tokens_as_behind_1k():
-    codec = TextCodec(DEMO_TARGET)
-    tokens = codec.encode("def add(a, b):\n    return a + b\n\n")
-    costs = {length: _text_cost(codec, tokens, length) for length in (SHORT, LONG)}
-
-    assert costs[LONG] <= 1.25 * costs[SHORT] + 1024
-
-
-def _text_cost(codec: TextCodec, tokens: list[int], length: int) -> float:
-    stream, peaks = codec.stream(), []
-    for index in range(length + 32):
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        stream.push([tokens[index % len(tokens)]])
-        if index >= length:
-            peaks.append(tracemalloc.get_traced_memory()[1] - before)
-    return median(peaks)

@@ -1,21 +1,33 @@
 """Laws of the state machine, in virtual time."""
 
-import pytest
-from msgspec.structs import replace
+from dataclasses import replace
 
-from orchestrator.core.commands import Dismiss, Emit, Reject, Replace, SendMessage
-from orchestrator.core.events import Arrived, Ended
+import pytest
+
+from orchestrator.core.commands import Dismiss, Emit, Pardon, Reject, Replace, SendMessage
+from orchestrator.core.events import Arrived, Ended, Event, Submitted
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.phases import Phase
+from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.devices import Wire
 from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
-from protocol.messages.base import NodeId, Role
-from protocol.messages.worker import Fault, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
-from tests.support.scripted_simulation import CONTEXT, DRAFT, LANGUAGE, ONE, TARGET, ScriptedSimulation, ready
+from protocol.messages.base import NodeId, Role, SequenceId
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Fault, Forest, Grow, Reroot, Start, Stop, ToWorker, Verdict, Verify
+from tests.support.scripted_simulation import (
+    CONTEXT,
+    DRAFT,
+    LANGUAGE,
+    ONE,
+    TARGET,
+    THREE,
+    TWO,
+    ScriptedSimulation,
+    ready,
+)
 
 
 def served(simulation: ScriptedSimulation) -> SimulatedClient:
@@ -34,13 +46,16 @@ def building(target: type[ModelledTarget] = ModelledTarget, draft: type[Modelled
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_tokens_are_the_targets_own(strategy):
+def test_tokens_are_the_targets_own_and_hits_are_told_as_they_come(strategy):
     simulation = ready(strategy)
     simulation.submit(1, max_tokens=40)
     client = served(simulation)
 
-    assert len(client.tokens) == 40
-    assert client.reason == "length"
+    assert (len(client.tokens), client.reason) == (40, "length")
+    assert simulation.machine.deadline() is None
+    told = [command.hit for command in simulation.commands if isinstance(command, Emit)]
+    hits = [hit for hit in told if hit is not None]
+    assert (sum(hits) / len(hits) if hits else None) == simulation.statistics().hit_rate
 
 
 @pytest.mark.parametrize("strategy", ["sd", "ssd", "adaptive"])
@@ -50,17 +65,6 @@ def test_a_good_draft_saves_rounds(strategy):
     served(simulation)
 
     assert simulation.statistics().tokens_per_round > 1.4
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_hits_are_told_as_they_come(strategy):
-    simulation = ready(strategy)
-    simulation.submit(1, max_tokens=40)
-    served(simulation)
-
-    told = [command.hit for command in simulation.commands if isinstance(command, Emit)]
-    hits = [hit for hit in told if hit is not None]
-    assert (sum(hits) / len(hits) if hits else None) == simulation.statistics().hit_rate
 
 
 def test_the_target_hears_first_then_the_draft_then_the_client():
@@ -114,33 +118,17 @@ def test_end_of_sequence_is_the_last_token():
     assert client.reason == "stop"
 
 
-def test_a_request_ends_where_the_context_ends():
-    simulation = ready()
-    simulation.submit(1, max_tokens=500, prompt=(5,) * 360)
+@pytest.mark.parametrize(("options", "context"), [({}, CONTEXT), ({"context": 100}, 100)])
+def test_a_request_ends_where_the_context_ends_and_a_longer_prompt_is_refused(options: dict, context: int):
+    simulation = ready(**options)
+    simulation.submit(1, max_tokens=500, prompt=(5,) * (context - 40))
+    simulation.submit(2, max_tokens=5, prompt=(5,) * context)
     simulation.run()
+    (refusal,) = [command for command in simulation.commands if isinstance(command, Reject)]
     client = simulation.clients[ONE]
 
-    assert client.tokens == client.reference[: CONTEXT - 360]
-    assert client.reason == "length"
-
-
-def test_a_prompt_beyond_the_context_is_refused_with_a_sentence():
-    simulation = ready()
-    simulation.submit(1, max_tokens=5, prompt=(1,) * CONTEXT)
-
-    (refusal,) = [command for command in simulation.commands if isinstance(command, Reject)]
-    assert "context of 400" in refusal.text
-
-
-def test_a_context_that_the_user_chose_ends_requests_before_the_target_s_own():
-    simulation = ready(context=100)
-    simulation.submit(1, max_tokens=500, prompt=(5,) * 60)
-    simulation.submit(2, max_tokens=5, prompt=(5,) * 100)
-    simulation.run()
-    (refusal,) = [command for command in simulation.commands if isinstance(command, Reject)]
-
-    assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference[:40]
-    assert "context of 100" in refusal.text
+    assert (client.tokens, client.reason) == (client.reference[:40], "length")
+    assert f"context of {context}" in refusal.text
 
 
 def test_requests_wait_for_a_target_that_still_loads():
@@ -174,29 +162,61 @@ def test_a_worker_may_die_at_any_moment(strategy, role, events):
     simulation.kill(role)
     simulation.run_events(3)
     simulation.start(role)
+
+    assert served(simulation).reason == "length"
+
+
+def run_with_deaths(simulation, poison, deaths=10):
+    """Until all requests have ended; a target that has to verify or to prefill the request `poison` ends."""
+    target = None
+    while simulation.live and deaths:
+        if simulation.own.get("target") not in simulation.hosts:
+            target = simulation.start("target")
+        at_work = simulation.machine.sequences.get(poison)
+        if at_work is not None and at_work.phase in AWAITING_TARGET and target is not None:
+            deaths -= 1
+            simulation.kill("target")
+        else:
+            assert simulation.advance()
+    return 10 - deaths
+
+
+def test_a_request_over_which_two_targets_end_is_rejected_and_the_others_go_on():
+    simulation = ScriptedSimulation(Options())
+    for number in (1, 2, 3):
+        simulation.submit(number, max_tokens=30)
+
+    assert run_with_deaths(simulation, TWO) == 2
+    rejected = [command for command in simulation.commands if isinstance(command, Reject | Pardon)]
+    assert [type(command) for command in rejected] == [Reject, Pardon]
+    assert "Two targets ended while they computed this request" in simulation.clients[TWO].reason
+    for other in (ONE, THREE):
+        assert simulation.clients[other].tokens == simulation.clients[other].reference
+
+
+def test_requests_beside_the_one_that_ends_targets_are_tried_one_by_one():
+    simulation = ScriptedSimulation(Options())
+    for number in range(1, 9):
+        simulation.submit(number, max_tokens=10)
+    simulation.start("target")
+    # All eight are at work.
+    simulation.run_while(lambda: len(simulation.sent(Verify)) + len(simulation.sent(Forest)) < 3)
+    simulation.kill("target")
+
+    assert run_with_deaths(simulation, SequenceId(5)) == 1
+    refused = [command.sequence for command in simulation.commands if isinstance(command, Reject)]
+    assert refused == [5]
+    assert all(client.tokens == client.reference for id, client in simulation.clients.items() if id != 5)
+
+
+def test_targets_that_end_between_two_rounds_blame_nobody():
+    simulation = ready("ar")
+    simulation.submit(1, max_tokens=30)
+    for verifications in (3, 6, 9, 12):
+        simulation.run_while(lambda count=verifications: len(simulation.sent(Verify)) < count)
+        simulation.kill("target")
+        simulation.start("target")
     served(simulation)
-
-
-def test_messages_of_a_former_life_change_nothing():
-    simulation = ready("ar")
-    simulation.submit(1, max_tokens=30)
-    simulation.run_while(lambda: not simulation.sent(Verify))
-    (verify,) = simulation.sent(Verify)
-    before = simulation.machine.stale
-    commands = simulation.step(Arrived("target", 99, Verdict(ONE, verify.round, (), 5, 0.1)))
-
-    assert commands == []
-    assert simulation.machine.stale == before + 1
-
-
-def test_a_path_that_was_not_sent_is_not_believed():
-    simulation = ready("ar")
-    simulation.submit(1, max_tokens=30)
-    simulation.run_while(lambda: not simulation.sent(Verify))
-    (verify,) = simulation.sent(Verify)
-    target = simulation.own["target"]
-
-    assert simulation.step(Arrived("target", target, Verdict(ONE, verify.round, (verify.root,), 5, 0.1))) == []
 
 
 def test_an_unanswered_verification_is_sent_again():
@@ -239,18 +259,6 @@ def test_a_draft_that_lost_its_place_is_started_again():
     assert len(simulation.sent(Start, draft)) == 2
 
 
-def test_a_draft_with_another_tokenizer_is_dismissed_with_a_sentence():
-    simulation = ScriptedSimulation()
-    simulation.start("target")
-    draft = simulation.build("draft")
-    draft.hello = replace(draft.hello, tokenizer_fingerprint="other")
-    simulation.attach(draft)
-
-    (dismissed,) = simulation.commands
-    assert isinstance(dismissed, Dismiss)
-    assert "another tokenizer" in dismissed.text
-
-
 @pytest.mark.parametrize("reason", ["cancelled", "stop"])
 def test_an_ended_request_leaves_nothing_and_the_others_go_on(reason):
     simulation = ready()
@@ -265,14 +273,6 @@ def test_an_ended_request_leaves_nothing_and_the_others_go_on(reason):
     assert {stop.sequence for stop in simulation.sent(Stop, simulation.own["target"])} == {first, second}
 
 
-def test_nothing_is_due_when_nothing_is_asked():
-    simulation = ready()
-    simulation.submit(1, max_tokens=5)
-    simulation.run()
-
-    assert simulation.machine.deadline() is None
-
-
 class RefusingTarget(ModelledTarget):
     """Takes no tree but a root."""
 
@@ -283,8 +283,12 @@ class RefusingTarget(ModelledTarget):
 
 
 def test_a_tree_that_the_target_refuses_costs_the_draft_and_not_the_request():
+    """The target was asked again and again, and its answers come when only the root is asked about."""
     simulation = ready(build=building(target=RefusingTarget))
     simulation.submit(1, max_tokens=20)
+    simulation.run_while(lambda: not simulation.sent(Stop))
+    for _ in range(9):
+        simulation.step(Arrived("target", simulation.own["target"], Fault("refused", "nonsense", ONE, 3)))
     served(simulation)
 
     assert sum(len(verify.tokens) > 1 for verify in simulation.sent(Verify)) == 1
@@ -346,16 +350,6 @@ def test_a_fault_of_a_target_that_owes_nothing_is_stale(kind):
     assert commands == []
 
 
-def test_a_tree_that_is_refused_twice_does_not_end_the_request():
-    """The target was asked again and again, and its answers come when only the root is asked about."""
-    simulation = ready(build=building(target=RefusingTarget))
-    simulation.submit(1, max_tokens=20)
-    simulation.run_while(lambda: not simulation.sent(Stop))
-    for _ in range(9):
-        simulation.step(Arrived("target", simulation.own["target"], Fault("refused", "nonsense", ONE, 3)))
-    served(simulation)
-
-
 class WrongAnswerTarget(ModelledTarget):
     """Answers what it was never asked, again and again, until it is told to start anew."""
 
@@ -374,3 +368,60 @@ def test_a_target_that_holds_an_answer_to_no_question_is_told_to_start_anew():
     served(simulation)
 
     assert len(simulation.sent(Start, simulation.own["target"])) == 2
+
+
+# A sampling of the draft's own -------------------------------------------------------------------
+
+
+OWN = Sampling(temperature=0.5, seed=1)
+
+
+@pytest.mark.parametrize("own", [OWN, None])
+def test_only_the_draft_draws_with_it(own: Sampling | None, monkeypatch: pytest.MonkeyPatch):
+    simulation = ready("sd")
+    step = simulation.step
+    monkeypatch.setattr(simulation, "step", lambda event: step(with_own_sampling(event, own)))
+
+    simulation.submit(1, max_tokens=60, temperature=1.0)
+    simulation.run_events(20)
+    lost = simulation.own["draft"]
+    assert simulation.kill("draft")
+    simulation.run()
+
+    shared = Sampling(temperature=1.0, seed=1)
+    assert heard(simulation, simulation.own["target"]) == {shared}
+    assert heard(simulation, lost) == heard(simulation, simulation.own["draft"]) == {own or shared}
+
+
+def with_own_sampling(event: Event, own: Sampling | None) -> Event:
+    if not isinstance(event, Submitted):
+        return event
+    return replace(event, request=replace(event.request, draft_sampling=own))
+
+
+def heard(simulation: ScriptedSimulation, incarnation: int) -> set[Sampling]:
+    return {start.sampling for start in simulation.sent(Start, incarnation)}
+
+
+def test_a_target_whose_files_were_exchanged_continues_nothing():
+    simulation = ScriptedSimulation(Options())
+    fingerprints = iter(["a", "a", "b"])
+
+    def build(role):
+        worker = ModelledTarget(LANGUAGE, TARGET, CONTEXT)
+        worker.hello = replace(worker.hello, model_fingerprint=next(fingerprints))
+        return worker
+
+    simulation.build = build
+    simulation.start("target")
+    simulation.submit(1, max_tokens=30)
+    simulation.run_events(6)
+    simulation.kill("target")
+    simulation.start("target")
+    simulation.run_events(6)
+    assert not [command for command in simulation.commands if isinstance(command, Dismiss)]
+    simulation.kill("target")
+    simulation.start("target")
+
+    (dismissed,) = [command for command in simulation.commands if isinstance(command, Dismiss)]
+    assert "were exchanged while the pipeline ran" in dismissed.text

@@ -173,21 +173,14 @@ def test_an_arena_that_two_targets_did_not_survive_adopting_is_not_adopted_again
     assert exact(simulation)
 
 
-def test_a_later_request_adopts_the_longest_common_prefix():
+def test_a_later_request_adopts_the_longest_common_prefix_that_is_worth_it():
     simulation = KvSimulation()
     simulation.serve(1, 20)
     simulation.serve(2, 20, (*PROMPT[:35], 1, 2, 3))
     simulation.serve(3, 20)
+    simulation.serve(4, 5, (*PROMPT[:31], 1, 2, 3))
 
-    assert prefilled(simulation) == [(39, 0), (37, 35), (39, 39)]
-
-
-def test_little_in_common_is_not_worth_an_adoption():
-    simulation = KvSimulation()
-    simulation.serve(1, 5)
-    simulation.serve(2, 5, (*PROMPT[:31], 1, 2, 3))
-
-    assert prefilled(simulation) == [(39, 0), (33, 0)]
+    assert prefilled(simulation) == [(39, 0), (37, 35), (39, 39), (33, 0)]
 
 
 def test_what_the_target_can_not_rely_on_is_released_and_costs_a_prefill_only():
@@ -214,23 +207,18 @@ def test_memory_is_bounded_and_the_writer_lets_go_first():
     assert commands[last - 1] == SendMessage("target", KvRelease(simulation.released[-1]))
 
 
-def test_without_memory_nothing_is_kept():
-    simulation = KvSimulation(arena_memory=0)
-    simulation.serve(1, 40)
-
-    assert simulation.arenas.tokens == {}
-
-
-def test_an_arena_that_comes_after_its_sequence_ended_is_released():
-    simulation = KvSimulation()
+@pytest.mark.parametrize("memory", [{"arena_memory": 0}, {}])
+def test_without_memory_and_of_a_sequence_that_has_ended_nothing_is_kept(memory: dict[str, int]):
+    simulation = KvSimulation(**memory)
     simulation.submit(1, 40, prompt=PROMPT)
-    simulation.run_while(lambda: not simulation.arenas.tokens)
-    simulation.cancel(ONE)
+    if not memory:
+        simulation.run_while(lambda: not simulation.arenas.tokens)
+        simulation.cancel(ONE)
     simulation.settle()
 
     assert simulation.arenas.tokens == {}
-    assert len(simulation.released) == 1
     assert [message.name for message in simulation.sent(KvRelease)] == simulation.released
+    assert memory or len(simulation.released) == 1
 
 
 def test_of_a_conversation_only_the_last_turn_keeps_an_arena():

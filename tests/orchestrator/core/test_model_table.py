@@ -123,28 +123,6 @@ def entry(name: ModelName, size: int = 6, *, pinned: bool = False) -> ModelEntry
     return ModelEntry(name, size, pinned)
 
 
-def test_a_request_loads_its_model_and_is_admitted_when_it_is_there():
-    shell = Shell(entry(A))
-
-    first, second = shell.ask(A), shell.ask(A)
-    assert (shell.loading, shell.admitted) == ([A], [])
-    shell.finish_load(A)
-
-    assert shell.admitted == [first, second]
-    assert shell.ask(A) == shell.admitted[-1]
-
-
-def test_two_models_that_fit_together_stay():
-    shell = Shell(entry(A, 4), entry(B, 6))
-
-    shell.ask(A)
-    shell.ask(B)
-    shell.finish_load(B)
-    shell.finish_load(A)
-
-    assert (sorted(shell.loaded), shell.unloading) == ([A, B], [])
-
-
 def test_the_least_recently_used_idle_model_goes_for_another():
     shell = Shell(entry(A, 5), entry(B, 5), entry(C, 5))
     for model in (A, B):
@@ -234,17 +212,6 @@ def test_an_idle_model_is_unloaded_after_its_time_and_a_pinned_one_is_not():
     assert shell.unloading == []
     shell.wait(1)
     assert (shell.loaded, shell.unloading) == ([A], [B])
-
-
-def test_a_model_is_kept_as_long_as_a_request_says():
-    shell = Shell(entry(A), keep=None)
-    shell.release(shell.ask(A))
-    shell.finish_load(A)
-    assert shell.table.deadline is None
-
-    shell.step(KeepChosen(A, 0.0))
-
-    assert shell.unloading == [A]
 
 
 def test_what_a_request_said_holds_until_the_model_is_unloaded():

@@ -1,17 +1,17 @@
-"""Laws of a prompt's log-probabilities: the client gets each once and in order, whatever target tells them."""
+"""Laws of what a client is told of its prompt: log-probabilities once and in order, and how far it was read."""
 
 from typing import Any
 
 import pytest
 
-from orchestrator.core.commands import Command, Emit, SendMessage
+from orchestrator.core.commands import Command, Emit, SendMessage, TellReading
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
-from protocol.messages.worker import Prefilled, PromptLikelihoods, Start, Verify
+from protocol.messages.worker import Prefilled, Prefilling, PromptLikelihoods, Start, Verify
 
 ONE = SequenceId(1)
 PROMPT = (1, 2, 3, 4, 5)
@@ -88,20 +88,15 @@ def test_a_message_that_leaves_tokens_out_is_dropped_and_counted(first: int):
     assert (request.told, request.machine.stale) == ([], 1)
 
 
-def test_no_more_is_told_than_the_prompt_has():
-    request = Told()
-    request.step(Arrived("target", 1, PromptLikelihoods(ONE, 0, 0, LIKELIHOODS * 2)))
-
-    assert tuple(request.told) == LIKELIHOODS
-
-
-def test_a_target_that_is_ready_too_early_is_not_believed():
+def test_no_more_is_told_than_the_prompt_has_and_a_target_that_is_ready_too_early_is_not_believed():
     request = Told()
     request.tells(0, 3)
     request.step(Arrived("target", 1, READY))
-
     assert request.machine.stale == 1
     assert [type(message) for message in request.sent["target"]] == [Start]
+    request.step(Arrived("target", 1, PromptLikelihoods(ONE, 0, 0, LIKELIHOODS * 2)))
+
+    assert tuple(request.told) == LIKELIHOODS
 
 
 def test_what_nobody_asked_for_is_dropped():
@@ -111,3 +106,39 @@ def test_what_nobody_asked_for_is_dropped():
     request.tells(0, 4)
 
     assert (request.told, request.machine.stale) == ([], 2)
+
+
+# How far the prompt was read ---------------------------------------------------------------------
+
+
+LONG = tuple(range(1, 102))
+
+
+def reading() -> Machine:
+    machine = Machine(Options())
+    machine.step(WorkerUp(1, modelled_hello("target")), 0.0)
+    machine.step(Submitted(ONE, Request(LONG, Sampling(), 9)), 0.0)
+    return machine
+
+
+def progress(machine: Machine, message: Prefilling, now: float) -> list[Command]:
+    return machine.step(Arrived("target", 1, message), now)
+
+
+def test_a_client_learns_how_far_its_prompt_was_read_four_times_a_second():
+    machine = reading()
+
+    found = [progress(machine, Prefilling(ONE, 0, tokens), tokens / 100) for tokens in range(10, 100, 10)]
+
+    assert found == [[TellReading(ONE, tokens, 100)] if tokens in (10, 40, 70) else [] for tokens in range(10, 100, 10)]
+    assert machine.stale == 0
+
+
+def test_a_report_that_does_not_fit_is_dropped():
+    machine = reading()
+
+    for message in (Prefilling(SequenceId(2), 0, 5), Prefilling(ONE, 1, 5), Prefilling(ONE, 0, 101)):
+        assert progress(machine, message, 1.0) == []
+    machine.step(Arrived("target", 1, Prefilled(ONE, 0, 100, 0.1)), 1.0)
+    assert progress(machine, Prefilling(ONE, 0, 50), 2.0) == []
+    assert machine.stale == 4

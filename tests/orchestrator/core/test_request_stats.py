@@ -24,28 +24,22 @@ def forwards(
     return sums
 
 
-def test_forwards_of_one_token_without_a_draft_are_plain_decoding():
-    rate = plain_tokens_per_second(forwards(0.05, 0.0, (0.0,) * 8, (1,)), cost, 0.0, overhead=0.01)
+@pytest.mark.parametrize(
+    ("slowdown", "shares", "widths", "measured"),
+    [
+        (0.0, (0.0,) * 8, (1,), 0.0),
+        (0.0, (0.0,) * 8, (1, 4, 9), 0.0),
+        (0.6, (0.0, 0.5, 1.0) * 20, (1, 4), 0.0),
+        (0.6, (1.0,) * 20, (1, 4), 0.6),
+    ],
+    ids=["one token", "wider forwards", "beside a draft", "slowed down as was measured before"],
+)
+def test_plain_decoding_is_what_one_token_takes_without_a_draft(slowdown, shares, widths, measured):
+    sums = forwards(0.05, slowdown, shares, widths)
 
-    assert rate == pytest.approx(1 / 0.06)
-
-
-def test_wider_forwards_are_scaled_by_their_cost():
-    rate = plain_tokens_per_second(forwards(0.05, 0.0, (0.0,) * 8, (1, 4, 9)), cost, 0.0, overhead=0.0)
-
-    assert rate == pytest.approx(20.0)
-
-
-def test_plain_decoding_is_not_slowed_down_by_a_draft():
-    sums = forwards(0.05, 0.6, (0.0, 0.5, 1.0) * 20, (1, 4))
-
-    assert plain_tokens_per_second(sums, cost, 0.0, overhead=0.0) == pytest.approx(20.0, rel=0.02)
-
-
-def test_a_slowdown_that_was_measured_before_holds_where_the_draft_never_rested():
-    sums = forwards(0.05, 0.6, (1.0,) * 20, (1, 4))
-
-    assert plain_tokens_per_second(sums, cost, 0.6, overhead=0.0) == pytest.approx(20.0)
+    assert plain_tokens_per_second(sums, cost, measured, overhead=0.01) == pytest.approx(1 / 0.06, rel=0.02)
+    # Before the first forward the measured cost of one token stands for it.
+    assert plain_tokens_per_second({}, lambda _: 0.06, 0.5, overhead=0.01) == pytest.approx(1 / 0.05)
 
 
 def test_forwards_that_were_faster_beside_the_draft_are_no_slowdown():
@@ -56,7 +50,3 @@ def test_forwards_that_were_faster_beside_the_draft_are_no_slowdown():
         sums[1].add(0.04, share=1.0)
 
     assert plain_tokens_per_second(sums, cost, 0.0, overhead=0.0) == pytest.approx(1 / 0.045, rel=0.01)
-
-
-def test_before_the_first_forward_the_cost_of_one_token_stands_for_it():
-    assert plain_tokens_per_second({}, lambda _: 0.06, 0.5, overhead=0.01) == pytest.approx(1 / 0.05)

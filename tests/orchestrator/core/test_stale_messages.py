@@ -72,6 +72,9 @@ def test_stale_messages_change_nothing_and_are_counted():
 
     assert state(simulation) == before
     assert simulation.machine.stale == counted + MANY
+    simulation.run()
+    assert len(simulation.clients[LIVE].tokens) == 300
+    assert simulation.machine.sequences == {}
 
 
 def test_growth_that_comes_again_in_any_order_adds_no_node_and_asks_for_nothing():
@@ -87,16 +90,6 @@ def test_growth_that_comes_again_in_any_order_adds_no_node_and_asks_for_nothing(
         assert simulation.machine.step(Arrived("draft", simulation.own["draft"], growth), simulation.now) == []
 
     assert sorted(node.id for node in tree) == nodes
-
-
-def test_after_all_of_them_the_request_goes_on():
-    simulation, source = in_the_middle(), random.Random(7)
-    for _ in range(1000):
-        simulation.machine.step(stale_event(simulation, source), simulation.now)
-    simulation.run()
-
-    assert len(simulation.clients[LIVE].tokens) == 300
-    assert simulation.machine.sequences == {}
 
 
 def test_the_state_that_is_compared_notices_a_change():

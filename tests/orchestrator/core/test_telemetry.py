@@ -148,36 +148,25 @@ def test_an_ended_request_is_reported_once_with_its_statistics():
     assert simulation.frame(after=simulation.recorder.serial).ended == ()
 
 
-def test_plain_decoding_is_estimated_by_what_the_target_measured_while_it_loaded():
+def test_plain_decoding_is_estimated_unless_it_is_plain_or_forwards_are_shared():
+    """By what the target measured while it loaded, until its forwards tell more."""
     simulation = WatchedSimulation()
     simulation.submit(1, max_tokens=5)
     selected = simulation.frame().selected
     assert selected is not None
 
     assert selected.plain_tokens_per_second == pytest.approx(1 / 0.011)
-
-
-def test_plain_decoding_has_no_estimate_beside_itself():
     assert watched(strategy="ar").statistics().plain_tokens_per_second is None
+    shared = watched(2000, 1, 2).frame().ended
+    assert [ended.statistics.plain_tokens_per_second for ended in shared] == [None, None]
 
 
-def test_requests_that_share_their_forwards_have_no_estimate():
-    simulation = watched(2000, 1, 2)
-
-    assert {ended.statistics.plain_tokens_per_second for ended in simulation.frame().ended} == {None}
-
-
-def test_the_latest_request_is_selected_unless_another_one_is_wanted():
-    simulation = watched(12, 1, 2, 3)
+def test_the_latest_request_is_selected_unless_another_one_is_wanted_and_rounds_of_all_are_reported():
+    simulation = watched(60, 1, 2, 3)
     selected = [simulation.frame(wanted=wanted).selected for wanted in (None, 1, 2, 99)]
 
     assert [one.sequence for one in selected if one] == [3, 1, 2, 3]
     assert [one.sequence for one in simulation.frame().requests] == [1, 2, 3]
-
-
-def test_rounds_of_all_requests_are_reported():
-    simulation = watched(60, 1, 2, 3)
-
     assert {verified.sequence for verified in simulation.frame().verified} == {1, 2, 3}
 
 

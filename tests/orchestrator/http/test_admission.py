@@ -1,6 +1,7 @@
 """Laws of places: whatever tokenizes a prompt takes one, and frees it when its client has gone or the server stops."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from orchestrator.http.access.disconnects import OpenWork
+from orchestrator.http.access.disconnects import OpenWork, in_thread
 from orchestrator.http.app import application
 from orchestrator.http.models.one import server_of_one
 from orchestrator.http.settings import ServerSettings
@@ -109,13 +110,11 @@ def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: An
         assert "The server was stopped" in response.text
 
 
-def test_work_that_is_done_is_returned_and_its_failure_raised():
+def test_work_goes_on_until_its_client_goes():
     async def check() -> None:
         work, gone = OpenWork(), asyncio.Event()
         request = Request(SCOPE, receiving({}, gone))
         assert await work.unless_ended(request, asyncio.sleep(0, "done")) == "done"
-        with pytest.raises(ZeroDivisionError):
-            await work.unless_ended(request, _failing())
         gone.set()
         with pytest.raises(ClientDisconnect):
             await work.unless_ended(request, asyncio.Event().wait())
@@ -123,5 +122,37 @@ def test_work_that_is_done_is_returned_and_its_failure_raised():
     asyncio.run(check())
 
 
-async def _failing() -> None:
-    raise ZeroDivisionError
+# Threads whose client disconnects ----------------------------------------------------------------
+
+
+def test_a_cancelled_thread_holds_its_callers_lock_until_it_has_ended_and_its_failure_is_no_error_of_the_server():
+    begun, end, told = threading.Event(), threading.Event(), list[Any]()
+
+    def work() -> None:
+        begun.set()
+        end.wait()
+        raise ZeroDivisionError
+
+    async def cancelled() -> tuple[bool, bool]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        lock = asyncio.Lock()
+
+        async def held() -> None:
+            async with lock:
+                await in_thread(work)
+
+        task = asyncio.ensure_future(held())
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.05)
+        still = lock.locked()
+        end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        del task
+        gc.collect()
+        return still, lock.locked()
+
+    assert asyncio.run(cancelled()) == (True, False)
+    gc.collect()
+    assert told == []

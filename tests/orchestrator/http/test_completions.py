@@ -29,12 +29,6 @@ def test_an_echo_puts_each_prompt_before_its_answers(prompt: Any, texts: list[st
     assert found == [f"{text}Hello" for text in texts for _ in range(2)]
 
 
-def test_without_an_echo_the_answer_is_the_new_text():
-    (choice,) = post(COMPLETIONS, {"prompt": "Say", "echo": False}).json()["choices"]
-
-    assert choice["text"] == "Hello"
-
-
 def result(text: str, *logs: float) -> Result:
     likelihoods = tuple(map(Likelihood, logs))
     return Result(text, (1,) * len(logs), "stop", statistics(1, len(logs)), 0, likelihoods=likelihoods)
@@ -58,26 +52,16 @@ def test_no_answer_that_is_left_out_is_better(logs: list[list[float]], count: in
 
 
 def test_best_of_generates_more_than_it_returns_and_counts_all():
-    pipeline = FakePipeline()
+    pipeline, plain = FakePipeline(), FakePipeline()
 
     answer = post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "best_of": 3, "seed": 4, "echo": True}, pipeline).json()
+    post(COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 2, "stream": True}, plain)
 
     assert [(params.seed, params.logprobs) for _, params in pipeline.asked] == [(4, 0), (5, 0), (6, 0)] * 2
-    assert [(choice["index"], choice["text"], choice["logprobs"]) for choice in answer["choices"]] == [
-        (0, "aHello", None),
-        (1, "aHello", None),
-        (2, "bHello", None),
-        (3, "bHello", None),
-    ]
+    found = [(choice["index"], choice["text"], choice["logprobs"]) for choice in answer["choices"]]
+    assert found == [(index, f"{'aabb'[index]}Hello", None) for index in range(4)]
     assert answer["usage"]["completion_tokens"] == 6 * 5
-
-
-def test_a_best_of_that_equals_n_changes_nothing():
-    pipeline = FakePipeline()
-
-    post(COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 2, "stream": True}, pipeline)
-
-    assert [params.logprobs for _, params in pipeline.asked] == [None, None]
+    assert [params.logprobs for _, params in plain.asked] == [None, None]
 
 
 # Log-probabilities of prompts ---------------------------------------------------------------------
@@ -98,7 +82,7 @@ def echoed(**asked: Any) -> Any:
     return answer.json()
 
 
-def test_an_echo_with_logprobs_tells_of_every_token_the_end_token_included():
+def test_an_echo_with_logprobs_tells_of_every_token_and_where_it_begins_the_end_token_included():
     (choice,) = echoed()["choices"]
 
     told = choice["logprobs"]
@@ -109,12 +93,6 @@ def test_an_echo_with_logprobs_tells_of_every_token_the_end_token_included():
     for token, spelt, likely in zip(TOKENS[1:], told["tokens"][1:-1], told["top_logprobs"][1:-1], strict=True):
         assert spelt == CODEC.spelt(token).decode("utf-8", "backslashreplace")
         assert spelt in likely
-
-
-def test_offsets_say_where_a_token_begins_in_the_text():
-    (choice,) = echoed()["choices"]
-
-    told = choice["logprobs"]
     ends = [*told["text_offset"][1:], len(choice["text"])]
     for token, begin, end in zip(told["tokens"][:-1], told["text_offset"], ends, strict=False):
         assert choice["text"][begin:end] == token or "\\x" in token

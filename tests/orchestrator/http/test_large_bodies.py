@@ -1,4 +1,4 @@
-"""Laws of large bodies: they are read beside the event loop, one at a time, and what they hold is bounded."""
+"""Laws of large bodies and long prompts: they are read beside the event loop, one at a time, and refused early."""
 
 import asyncio
 import json
@@ -22,8 +22,10 @@ from orchestrator.http.ollama.routes import EmbedRoutes
 from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
 from orchestrator.http.settings import ServerSettings
-from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, HELLO, post, talk
+from orchestrator.text.tokenizer import TextCodec
+from tests.orchestrator.http.test_rules import CHAT, CODEC, COMPLETIONS, HELLO, post, talk
 from tests.support.fake_models import FakeModels
+from tests.support.fake_pipeline import READY
 
 LONG = "word " * (1 << 14)
 """Longer than the bodies that need not wait."""
@@ -184,3 +186,84 @@ def test_exactly_the_bodies_beyond_the_bound_are_refused(value: Any, most: int, 
         beyond = containers(value) + 3 > most
         with pytest.raises(ApiError, match="lists and objects") if beyond else nullcontext():
             decoded(body, ChatRequest)
+
+
+# Long prompts ------------------------------------------------------------------------------------
+
+
+"""Longer than the texts that need not wait."""
+
+
+class Holding:
+    """Replaces a codec's `encode`: long texts wait until `release` is set."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.entered: list[str] = []
+        self._encode = CODEC.encode
+
+    def __call__(self, text: str, special: bool = True) -> list[int]:
+        self.entered.append(text)
+        if len(text) >= len(LONG):
+            self.release.wait()
+        return self._encode(text, special)
+
+
+@pytest.fixture
+def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
+    held = Holding()
+    monkeypatch.setattr(CODEC, "encode", held)
+    return held
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": LONG}),
+        (COMPLETIONS, {"prompt": ["short", LONG]}),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/responses", {"input": LONG}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": LONG}]}),
+    ],
+)
+def test_a_text_that_can_not_fit_is_refused_untokenized(holding: Holding, path: str, body: dict[str, Any]):
+    holding.release.set()
+
+    response = post(path, body)
+
+    assert (response.status_code, holding.entered) == (400, [])
+    message = response.json()["error"]["message"]
+    told = f"maximum context length is {READY.context} tokens, and the prompt has at least"
+    assert ("prompt is too long: " if path == "/v1/messages" else told) in message
+
+
+def test_a_text_at_the_bound_is_tokenized_and_fits():
+    text = " " * (READY.context * 4)
+
+    assert READY.context > len(CODEC.encode(text)) >= CODEC.least_tokens(text) > 1
+    assert post(COMPLETIONS, {"prompt": text}).status_code == 200
+
+
+def test_long_texts_take_turns_and_short_ones_pass(holding: Holding, monkeypatch: pytest.MonkeyPatch):
+    # Without a bound, as for tokenizers of other kinds.
+    monkeypatch.setattr(TextCodec, "least_tokens", lambda *_: 0)
+
+    async def ask(client: httpx.AsyncClient) -> list[int]:
+        long = [asyncio.create_task(client.post(COMPLETIONS, json={"prompt": LONG})) for _ in range(3)]
+        try:
+            while not holding.entered:
+                await asyncio.sleep(0)
+            short = await client.post(CHAT, json=HELLO)
+            assert len(holding.entered) == 2
+        finally:
+            holding.release.set()
+        return [each.status_code for each in (short, *await asyncio.gather(*long))]
+
+    assert talk(ask) == [200, 400, 400, 400]
+    assert len(holding.entered) == 4
+
+
+def test_tokens_of_a_long_conversation_are_counted_all_the_same():
+    body = {"messages": [{"role": "user", "content": LONG}]}
+
+    assert post("/v1/messages/count_tokens", body).json()["input_tokens"] > READY.context

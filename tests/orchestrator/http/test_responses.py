@@ -1,7 +1,9 @@
 """Laws of /v1/responses: items are a chat's messages, events add up to the answer, and answers can be referred to."""
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -16,11 +18,12 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
-from orchestrator.http.responses.request import Response, messages
+from orchestrator.http.responses.request import Response, custom_arguments, custom_input, messages
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
+from protocol.messages.grammar import Json
 from tests.orchestrator.http import test_logprobs as likely
 from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post, talk
 from tests.orchestrator.http.test_tool_calls import BOTH, SAID, functions, hermes
@@ -146,12 +149,8 @@ def test_a_request_is_translated_to_a_chat():
     assert (list(prompt), params) == (list(expected), chat)
 
 
-def test_tools_are_those_of_a_chat():
-    chat = Response(input="a", tools=TOOLS, tool_choice="auto", parallel_tool_calls=False).chat([])
-
-    assert chat.most_calls == 1
-    (tool,) = chat.offered
-    assert tool["function"] == {"name": "add", "parameters": {"type": "object"}, "strict": False}
+def test_a_request_may_allow_one_call_at_most():
+    assert Response(input="a", tools=TOOLS, tool_choice="auto", parallel_tool_calls=False).chat([]).most_calls == 1
 
 
 def became(path: str, body: Any, template: ChatTemplate) -> Any:
@@ -161,23 +160,28 @@ def became(path: str, body: Any, template: ChatTemplate) -> Any:
     return (answer.json()["error"]["code"] if answer.status_code == 400 else ""), pipeline.asked
 
 
-@pytest.mark.parametrize("choice", ["none", "required", "nonsense", {"type": "function", "name": "add"}])
-def test_a_choice_of_tools_is_what_it_is_in_a_chat(hermes: ChatTemplate, choice: Any):
-    named = {"type": "function", "function": {"name": "add"}}
-    chosen = {"tools": CHAT_TOOLS, "tool_choice": named if isinstance(choice, dict) else choice}
+NAMED = {"type": "function", "function": {"name": "add"}}
+IN_CHATS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *(
+        ({"tools": TOOLS, "tool_choice": choice}, {"tools": CHAT_TOOLS, "tool_choice": in_chat})
+        for choice, in_chat in (
+            *((word, word) for word in ("none", "auto", "required", "nonsense")),
+            ({"type": "function", "name": "add"}, NAMED),
+        )
+    ),
+    *(({"text": {"format": form}}, {"response_format": form}) for form in ({"type": "text"}, {"type": "json_object"})),
+    (
+        {"text": {"format": {"type": "json_schema", **SCHEMA}}},
+        {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    ),
+]
 
-    found = became(RESPONSES, {"input": "a", "seed": 1, "tools": TOOLS, "tool_choice": choice}, hermes)
 
-    assert found == became(CHAT, {**SAME_CHAT, **chosen}, hermes)
+@pytest.mark.parametrize(("fields", "in_chats"), IN_CHATS)
+def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, fields: Any, in_chats: Any):
+    found = became(RESPONSES, {"input": "a", "seed": 1, **fields}, hermes)
 
-
-@pytest.mark.parametrize("form", [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", **SCHEMA}])
-def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, Any]):
-    schema = {"type": "json_schema", "json_schema": SCHEMA} if form["type"] == "json_schema" else form
-
-    found = became(RESPONSES, {"input": "a", "seed": 1, "text": {"format": form}}, hermes)
-
-    assert found == became(CHAT, {**SAME_CHAT, "response_format": schema}, hermes)
+    assert found == became(CHAT, {**SAME_CHAT, **in_chats}, hermes)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +191,9 @@ def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, 
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
-        ({"input": [{"role": "user"}]}, "input"),
         ({"input": [{"content": "a"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input"),
-        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "a", "temperature": "hot"}, "temperature"),
         ({"input": "a", "stream": 1}, "stream"),
         ({"input": "a", "tools": [{"type": "custom"}]}, "tools"),
@@ -207,7 +207,6 @@ def test_a_format_is_what_it_is_in_a_chat(hermes: ChatTemplate, form: dict[str, 
         ({"input": "a", "background": True}, "background"),
         ({"input": "a", "conversation": "conv_1"}, "conversation"),
         ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
-        ({"input": "a", "truncation": "auto"}, "truncation"),
         ({"input": "a", "top_logprobs": 200}, "top_logprobs"),
         ({"input": "a", "top_logprobs": 2, "tools": TOOLS}, "top_logprobs"),
         ({"input": "a", "previous_response_id": "resp_none"}, "previous_response_id"),
@@ -492,8 +491,214 @@ def test_a_used_response_stays_longer():
     assert store.get("a").answer == {}
 
 
-def test_the_key_is_required():
-    async def ask(client: httpx.AsyncClient) -> httpx.Response:
-        return await client.post(RESPONSES, json={"input": "a"})
+# The store, used by threads ----------------------------------------------------------------------
 
-    assert talk(ask, headers={}).status_code == 401
+
+_ANSWER = {"output": [], "text": "x" * 80}
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_threads_that_add_read_and_delete_do_not_disturb_each_other():
+    store = ResponseStore(1_000)
+
+    def use(thread: int) -> None:
+        for turn in range(1_500):
+            store.add(f"{thread}-{turn}", _ANSWER, [])
+            for id in (f"{(thread + 1) % 4}-{turn}", f"{thread}-{turn - 3}"):
+                # It may have been dropped.
+                with suppress(ApiError):
+                    assert store.get(id).answer == _ANSWER
+                if turn % 3 == 0:
+                    with suppress(ApiError):
+                        store.delete(id)
+
+    with ThreadPoolExecutor(4) as threads:
+        for ended in [threads.submit(use, thread) for thread in range(4)]:
+            ended.result()
+
+    # The bytes were counted right: as many responses fit as in a new store.
+    fresh = ResponseStore(1_000)
+    for turn in range(20):
+        store.add(f"last-{turn}", _ANSWER, [])
+        fresh.add(f"last-{turn}", _ANSWER, [])
+    assert _held(store) == _held(fresh)
+
+
+def _held(store: ResponseStore) -> list[int]:
+    found: list[int] = []
+    for turn in range(20):
+        with suppress(ApiError):
+            store.get(f"last-{turn}")
+            found.append(turn)
+    return found
+
+
+# Namespaces and custom tools ---------------------------------------------------------------------
+
+
+ADD = TOOLS[0]
+NAMESPACE = {"type": "namespace", "name": "mcp__sums", "description": "Sums.", "tools": [ADD, {**ADD, "name": "sub"}]}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Patches files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+SEARCH = {"type": "web_search", "external_web_access": False}
+CODEX = [ADD, NAMESPACE, PATCH, SEARCH, {"type": "image_generation"}, SEARCH]
+"""The kinds of tools that Codex sends."""
+
+
+def called(name: str, arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def offered(*tools: Any) -> dict[str, Any]:
+    """What the model is told of each tool, by its name."""
+    offered = [tool["function"] for tool in Response(input="a", tools=[*tools]).chat([]).offered]
+    return {function.pop("name"): function for function in ({**each} for each in offered)}
+
+
+def test_functions_of_namespaces_get_joined_names_and_the_description_of_a_namespace_is_read_once():
+    about_add = {**ADD, "description": "Adds."}
+    found = offered(NAMESPACE, {**NAMESPACE, "name": "crm_", "tools": [{**ADD, "name": "_add"}]})
+    described = offered({**NAMESPACE, "tools": [about_add, {**about_add, "name": "more"}]})
+
+    assert list(found) == ["mcp__sums__add", "mcp__sums__sub", "crm__add"]
+    assert found["mcp__sums__sub"] == {"parameters": {"type": "object"}, "strict": False}
+    assert [function["description"] for function in described.values()] == ["Sums.\n\nAdds.", "Adds."]
+
+
+def test_a_custom_tool_is_a_function_of_one_text_which_its_grammar_describes():
+    (function,) = offered(PATCH).values()
+
+    assert function["parameters"]["properties"] == {"input": {"type": "string"}}
+    assert function["description"] == "Patches files.\n\nThe input follows this lark grammar:\nstart: /.+/"
+
+
+def test_the_same_tool_may_come_twice_but_not_two_of_one_name():
+    assert list(offered(ADD, ADD)) == ["add"]
+    response = post(RESPONSES, {"input": "a", "tools": [ADD, {**PATCH, "name": "add"}]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream: bool):
+    said = [
+        called("add", {"a": 1}),
+        called("mcp__sums__add", {"a": 2}),
+        called("apply_patch", {"input": "*** Begin\nü"}),
+        called("apply_patch", {"patch": 1}),
+    ]
+    question = {"input": "Hi", "tools": CODEX, "stream": stream}
+
+    answer = post(RESPONSES, question, saying(["\n".join(said)]), template=hermes)
+
+    output = events(answer)[-1]["response"]["output"] if stream else answer.json()["output"]
+    kept = ("type", "namespace", "name", "arguments", "input", "status")
+    assert [{name: item[name] for name in kept if name in item} for item in output] == [
+        {"type": "function_call", "name": "add", "arguments": '{"a":1}', "status": "completed"},
+        {
+            "type": "function_call",
+            "namespace": "mcp__sums",
+            "name": "add",
+            "arguments": '{"a":2}',
+            "status": "completed",
+        },
+        {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin\nü", "status": "completed"},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": '{"patch":1}', "status": "completed"},
+    ]
+
+
+def test_the_events_of_a_custom_call_add_up_to_its_item(hermes: ChatTemplate):
+    said = called("apply_patch", {"input": "abc"})
+    question = {"input": "Hi", "tools": [PATCH]}
+    whole = post(RESPONSES, question, saying([said]), template=hermes).json()
+
+    sent = events(post(RESPONSES, {**question, "stream": True}, saying([said]), template=hermes))
+
+    kinds = [event["type"].removeprefix("response.") for event in sent[2:-1]]
+    assert kinds == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    assert unnamed(rebuilt(sent)) == unnamed(whole["output"])
+
+
+def test_tools_that_are_not_run_here_are_left_out_and_told(hermes: ChatTemplate):
+    answer = post(RESPONSES, {"input": "Hi", "tools": CODEX, "stream": True}, template=hermes)
+
+    for event in (events(answer)[0], events(answer)[-1]):
+        assert [warning.split("'")[1] for warning in event["response"]["warnings"]] == [
+            "web_search",
+            "image_generation",
+        ]
+        assert event["response"]["tools"] == CODEX
+    # A model without tools answers if none is left.
+    assert post(RESPONSES, {"input": "Hi", "tools": [SEARCH], "top_logprobs": 1}).status_code == 200
+
+
+def test_earlier_calls_have_the_names_that_the_model_knows():
+    call = {"call_id": "1", "name": "add", "namespace": "mcp__sums"}
+
+    assistant, added, patched = messages(
+        [
+            {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+            {**call, "type": "function_call", "arguments": "{}"},
+            {**call, "type": "custom_tool_call", "name": "apply_patch", "namespace": None, "input": "abc"},
+            {"type": "function_call_output", "call_id": "1", "output": "4"},
+            {"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "5"}]},
+        ]
+    )
+
+    assert [each["function"] for each in assistant["tool_calls"]] == [
+        {"name": "mcp__sums__add", "arguments": "{}"},
+        {"name": "apply_patch", "arguments": '{"input":"abc"}'},
+    ]
+    assert (added["content"], patched["content"]) == ("4", "5")
+
+
+@pytest.mark.parametrize("text", ["", "*** Begin", '{"input": 1}', '\n\\"ü'])
+def test_the_input_of_a_custom_tool_survives_being_arguments(text: str):
+    assert custom_input(custom_arguments(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ({"type": "custom", "name": "apply_patch"}, "apply_patch"),
+        ({"type": "function", "name": "add", "namespace": "mcp__sums"}, "mcp__sums__add"),
+    ],
+)
+def test_a_named_tool_is_forced_by_the_name_that_the_model_knows(
+    hermes: ChatTemplate, choice: dict[str, str], name: str
+):
+    pipeline = FakePipeline()
+
+    post(RESPONSES, {"input": "Hi", "tools": CODEX, "tool_choice": choice}, pipeline, template=hermes)
+
+    ((_, params),) = pipeline.asked
+    assert params.grammar is not None
+    assert params.grammar.calls is not None
+    (form,) = params.grammar.calls.forms
+    assert any(isinstance(part, Json) and f'"const": "{name}"' in part.schema for part in form)
+
+
+def test_a_choice_may_leave_some_of_the_tools():
+    listed = [{"type": "function", "name": "sub", "namespace": "mcp__sums"}, {"type": "custom", "name": "apply_patch"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [*listed, {"type": "image_generation"}]}
+
+    chat = Response(input="a", tools=[*CODEX], tool_choice=choice).chat([])
+
+    assert [tool["function"]["name"] for tool in chat.offered] == ["mcp__sums__sub", "apply_patch"]

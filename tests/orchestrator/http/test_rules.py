@@ -2,28 +2,38 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 from starlette.applications import Starlette
+from starlette.requests import Request
 from structlog.testing import capture_logs
 
+from orchestrator.api.client import NoPipeline
+from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.app import application
+from orchestrator.http.backend import PipelineThread, RunningPipeline
+from orchestrator.http.errors import ApiError
+from orchestrator.http.generation import ChoiceEnd, ChoiceStream, OutputEvent, TextPiece
 from orchestrator.http.models.one import server_of_one
 from orchestrator.http.monitoring.health import Condition
 from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.request_bodies import MOST_LEVELS
+from orchestrator.http.server import Invitations
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.streaming import frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState
-from tests.support.fake_pipeline import READY, FakePipeline
+from protocol.messages.remote import Invitation
+from tests.support.fake_pipeline import READY, FakePipeline, statistics
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -146,6 +156,8 @@ def test_the_key_opens_either_way(headers: dict[str, str]):
         ("MAC.local", 200),
         ("mac.local.:80", 200),
         ("evil.example", 403),
+        ("[::1].evil.example", 403),
+        ("[::1]evil.example:8080", 403),
         ("127.0.0.1.evil.example", 403),
         ("localhost.evil.example", 403),
         ("", 403),
@@ -158,29 +170,18 @@ def test_only_names_of_this_server_and_addresses_are_answered(host: str, status:
 
 
 def test_a_web_page_may_ask_only_where_it_was_allowed_to():
+    """Also a page of the internet that asks a server of the local network."""
     page = "https://chat.example"
-    asking = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "x"}
+    request = {"method": "POST", "headers": "x", "private-network": "true"}
+    asking = {"origin": page, **{f"access-control-request-{name}": value for name, value in request.items()}}
 
-    def preflight(**settings: Any) -> httpx.Response:
-        return talk(lambda client: client.options(CHAT, headers=asking), headers={}, **settings)
+    def allowed(**settings: Any) -> dict[str, str]:
+        answer = talk(lambda client: client.options(CHAT, headers=asking), headers={}, **settings)
+        return {name: answer.headers.get(f"access-control-allow-{name}") for name in ("origin", "private-network")}
 
-    assert "access-control-allow-origin" not in preflight().headers
-    assert "access-control-allow-origin" not in preflight(origins=("https://other.example",)).headers
-    assert preflight(origins=(page,)).headers["access-control-allow-origin"] == page
-
-
-def test_a_page_of_the_internet_may_ask_a_server_of_the_local_network_if_it_was_allowed_to():
-    page = "https://chat.example"
-    asking = {
-        "origin": page,
-        "access-control-request-method": "POST",
-        "access-control-request-private-network": "true",
-    }
-
-    response = talk(lambda client: client.options(CHAT, headers=asking), headers={}, origins=(page,))
-
-    assert response.status_code == 200
-    assert response.headers["access-control-allow-private-network"] == "true"
+    assert allowed()["origin"] is None
+    assert allowed(origins=("https://other.example",))["origin"] is None
+    assert allowed(origins=(page,)) == {"origin": page, "private-network": "true"}
 
 
 @pytest.mark.parametrize(
@@ -206,10 +207,47 @@ def test_without_a_key_no_foreign_page_is_answered(headers: dict[str, str], orig
     assert ask("/", key=None) == 200
 
 
-def test_a_body_that_a_form_could_have_sent_is_refused():
-    response = talk(lambda client: client.post(CHAT, content=json.dumps(HELLO), headers={"content-type": "text/plain"}))
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("text/plain", 415),
+        ("Application/JSON; charset=utf-8", 200),
+        ("application/json;charset=UTF-8", 200),
+    ],
+)
+def test_a_body_that_a_form_could_have_sent_is_refused_and_the_case_of_its_type_means_nothing(kind: str, status: int):
+    sent = {"content": json.dumps(HELLO), "headers": {"content-type": kind}}
 
-    assert response.status_code == 415
+    assert talk(lambda client: client.post(CHAT, **sent)).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "answer"),
+    [
+        (KEY, {}, 200),
+        (KEY, {"content-type": "application/x-www-form-urlencoded"}, 200),
+        (KEY, {"content-type": "application/x-www-form-urlencoded", "origin": "https://evil.example"}, 200),
+        (None, {"content-type": "application/x-www-form-urlencoded", "user-agent": "curl/8.5.0"}, 200),
+        (None, {}, 200),
+        (None, {"origin": "null"}, 415),
+        (None, {"sec-fetch-site": "same-origin"}, 415),
+        (None, {"referer": "http://localhost/"}, 415),
+        (None, {"user-agent": "Mozilla/5.0"}, 415),
+        (None, {"content-type": "text/plain"}, 415),
+        (None, {"content-type": "multipart/form-data"}, 415),
+    ],
+)
+def test_a_body_without_a_type_is_read_where_no_page_can_be_its_sender(key: Any, headers: dict[str, str], answer: int):
+    response = talk(lambda client: client.post(CHAT, content=json.dumps(HELLO), headers=headers), key=key)
+
+    assert response.status_code == answer
+
+
+@pytest.mark.parametrize("agent", ["ollama/0.6 (arm64 darwin) Go/go1.24", "ollama-python/0.6.3 (x86_64 linux)"])
+def test_a_client_of_ollama_s_finds_its_server_at_the_root(agent: str):
+    found = talk(lambda client: client.get("/", headers={"user-agent": agent}), headers={})
+
+    assert (found.status_code, found.text) == (200, "Ollama is running")
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -238,10 +276,10 @@ def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
         (COMPLETIONS, {"prompt": [1 << 20]}, "prompt"),
         (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature"),
         (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "temperature"),
-        (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p"),
-        (COMPLETIONS, {"prompt": "a", "n": 0}, "n"),
+        (COMPLETIONS, {"prompt": "a", "top_p": 2}, "top_p"),
+        (COMPLETIONS, {"prompt": "a", "n": -1}, "n"),
         (COMPLETIONS, {"prompt": "a", "n": 17}, "n"),
-        (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
         (COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
         (COMPLETIONS, {"prompt": "a", "best_of": 17}, "best_of"),
         (COMPLETIONS, {"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
@@ -250,9 +288,9 @@ def test_a_long_body_is_refused_whether_its_length_is_told_or_not(told: bool):
         (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "hi"}, "messages"),
-        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, None),
+        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
     ],
 )
 def test_wrong_input_is_named(path: str, body: Any, param: str | None):
@@ -267,6 +305,27 @@ def test_a_body_that_is_not_json_is_refused(body: bytes):
     response = talk(lambda client: client.post(CHAT, content=body, headers={"content-type": "application/json"}))
 
     assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"Hi \ud83d", "Hi \ufffd"),
+        (rb"\ude00 \uD83D\uDE00 \\ud83d", "\ufffd \N{GRINNING FACE} \\ud83d"),
+        (b"Hi \xf0\x9f", "Hi \ufffd"),
+    ],
+)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_half_a_character_is_a_replacement_and_a_byte_order_mark_is_skipped(sent: bytes, read: str, mark: bytes):
+    pipeline = FakePipeline()
+    body = mark + b'{"prompt": "' + sent + b'", "user": "\\\\"}'
+
+    answer = talk(
+        lambda client: client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"}), pipeline
+    )
+
+    assert answer.status_code == 200
+    assert list(pipeline.asked[0][0]) == CODEC.encode(read)
 
 
 def deep_body(body: Any, field: str, levels: int) -> str:
@@ -304,12 +363,8 @@ def test_the_deepest_body_is_answered(stream: bool):
     last = answer.text.strip().rsplit("\n", 1)[-1].removeprefix("data: ")
     found = json.loads(last)["response"] if stream else answer.json()
     assert found["metadata"] == json.loads(body)["metadata"]
-
-
-def test_a_long_flat_body_is_not_deep():
-    turns = [{"role": "user", "content": "a"}] * (2 * MOST_LEVELS)
-
-    assert post(CHAT, {"messages": turns}, FakePipeline(condition=replace(READY, context=1 << 14))).status_code == 200
+    flat, roomy = [{"role": "user", "content": "a"}] * (2 * MOST_LEVELS), replace(READY, context=1 << 14)
+    assert post(CHAT, {"messages": flat}, FakePipeline(condition=roomy)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -320,13 +375,6 @@ def test_a_wrong_method_is_told_the_right_ones(path: str, allowed: set[str]):
     response = talk(lambda client: client.put(path, json={}))
 
     assert (response.status_code, {*response.headers["allow"].split(", ")}) == (405, allowed)
-
-
-@pytest.mark.parametrize("kind", ["Application/JSON; charset=utf-8", "application/json;charset=UTF-8"])
-def test_the_case_of_a_content_type_means_nothing(kind: str):
-    sent = {"content": json.dumps(HELLO), "headers": {"content-type": kind}}
-
-    assert talk(lambda client: client.post(CHAT, **sent)).status_code == 200
 
 
 def test_a_refusal_of_an_earlier_turn_is_its_text():
@@ -386,13 +434,10 @@ def test_only_models_named_at_the_start_can_be_asked_for(name: str):
         assert response.status_code == 404
     assert post(CHAT, {**HELLO, "model": "b/c"}, names=("a", "b/c")).json()["model"] == "b/c"
     assert get("/v1/models/b/c", names=("a", "b/c")).json()["id"] == "b/c"
-
-
-def test_a_name_of_an_earlier_version_is_answered_and_not_listed():
-    names: dict[str, Any] = {"names": ("SmolLM2",), "old_names": ("smollm2",)}
-
-    assert post(CHAT, {**HELLO, "model": "smollm2"}, **names).status_code == 200
-    assert [model["id"] for model in get("/v1/models", **names).json()["data"]] == ["SmolLM2"]
+    # A name of an earlier version is answered, and not listed.
+    renamed: dict[str, Any] = {"names": ("SmolLM2",), "old_names": ("smollm2",)}
+    assert post(CHAT, {**HELLO, "model": "smollm2"}, **renamed).status_code == 200
+    assert [model["id"] for model in get("/v1/models", **renamed).json()["data"]] == ["SmolLM2"]
 
 
 @pytest.mark.parametrize("condition", [replace(READY, level="chain"), replace(READY, level="plain"), None])
@@ -417,8 +462,10 @@ def test_parameters_reach_the_pipeline():
     }
 
     post(COMPLETIONS, {"prompt": [1, 2, 3], **asked}, pipeline)
+    post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": (1 << 32) - 1}, pipeline)
 
-    ((prompt, params),) = pipeline.asked
+    (prompt, params), *choices = pipeline.asked
+    assert [params.seed for _, params in choices] == [(1 << 32) - 1, 0] * 2
     assert tuple(prompt) == (1, 2, 3)
     assert {name: getattr(params, name) for name in asked} == {**asked, "stop": ("x",), "logit_bias": {50: -100.0}}
 
@@ -434,14 +481,6 @@ def test_an_omitted_limit_is_that_of_the_api():
     room = READY.context - len(chat[0])
     assert (completion[1].max_tokens, chat[1].max_tokens) == (16, room)
     assert (limited[1].max_tokens, whole[1].max_tokens) == (4, room)
-
-
-def test_choices_differ_by_their_seeds_and_the_first_has_the_one_that_was_asked_for():
-    pipeline = FakePipeline()
-
-    post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": (1 << 32) - 1}, pipeline)
-
-    assert [params.seed for _, params in pipeline.asked] == [(1 << 32) - 1, 0] * 2
 
 
 def test_a_prompt_beyond_the_context_is_refused_in_the_words_that_clients_know():
@@ -491,13 +530,6 @@ def test_a_streamed_chat_is_the_whole_one_in_chunks_with_usage_only_if_asked_for
     assert len({chunk["id"] for chunk in asked}) == 1
 
 
-def test_a_streamed_completion_is_the_whole_one_in_chunks():
-    plain = chunks(post(COMPLETIONS, {"prompt": "a", "stream": True}))
-
-    assert "".join(chunk["choices"][0]["text"] for chunk in plain) == "Hello"
-    assert {chunk["object"] for chunk in plain} == {"text_completion"}
-
-
 def test_a_place_is_free_when_the_end_of_a_stream_was_read():
     async def twice() -> int:
         app = served(FakePipeline(), ServerSettings(names=("demo",), most_open=1))
@@ -540,6 +572,7 @@ def test_a_stream_tells_how_far_the_prompt_was_read():
         assert all(len(chunk["choices"]) == 1 and chunk["choices"][0]["finish_reason"] is None for chunk in told[:2])
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chat) == "Hello"
     assert "".join(chunk["choices"][0]["text"] for chunk in text) == "Hello"
+    assert {chunk["object"] for chunk in text} == {"text_completion"}
     assert post(CHAT, HELLO, pipeline).json()["choices"][0]["message"]["content"] == "Hello"
 
 
@@ -684,6 +717,30 @@ def test_a_stopped_server_sends_waiting_clients_an_error(stream: bool):
     assert pipeline.running == 0
 
 
+def test_a_stop_reaches_requests_that_wait_for_a_pipeline_that_has_ended():
+    pipeline, asked = FakePipeline(), asyncio.Event()
+
+    async def state() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    pipeline.state = state
+
+    async def stopped() -> httpx.Response:
+        server = server_of_one(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
+        transport = httpx.ASGITransport(app=application(server))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            waiting = asyncio.create_task(client.post(CHAT, json=HELLO))
+            await asked.wait()
+            server.stop()
+            return await asyncio.wait_for(waiting, 10)
+
+    response = asyncio.run(stopped())
+
+    assert response.status_code == 503
+    assert "The server was stopped" in response.json()["error"]["message"]
+
+
 def test_figures_of_what_was_generated_can_be_read():
     async def ask(client: httpx.AsyncClient) -> str:
         await client.post(CHAT, json=HELLO)
@@ -706,3 +763,161 @@ def test_figures_of_what_was_generated_can_be_read():
         'launch_pipeline_status{status="ok"} 1.0',
     ):
         assert line in text.splitlines()
+
+
+# Signs of life in streams ------------------------------------------------------------------------
+
+
+PATIENCE = 0.05
+
+
+class SlowCall:
+    """The text of a call, piece by piece."""
+
+    result: Result | None = None
+    chosen: Sequence[Chosen] = ()
+
+    def watch_reading(self, on_reading: OnReading) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        for _ in range(20):
+            await asyncio.sleep(PATIENCE / 5)
+            yield "{"
+        self.result = Result("{" * 20, (), "stop", statistics(1, 20), 0)
+
+
+class HoldingRenderer:
+    """Renders a call when it is complete."""
+
+    def idle(self) -> bytes:
+        return b"idle"
+
+    def reading(self, event: object) -> bytes:
+        return b"reading"
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        return {}
+
+    def opening(self) -> Iterable[bytes]:
+        return [b"opening"]
+
+    def render(self, event: OutputEvent) -> Iterable[bytes]:
+        return [b"call"] if isinstance(event, ChoiceEnd) else []
+
+    def failed(self, error: object) -> Iterable[bytes]:
+        return [b"failed"]
+
+    def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
+        return [b"ending"]
+
+
+def test_a_stream_shows_life_while_a_call_is_generated():
+    async def sent() -> list[bytes]:
+        generation = ChoiceStream([SlowCall()], lambda: None)
+        first = TextPiece(0, "{")
+        return [frame async for frame in frames(generation, HoldingRenderer(), first, PATIENCE, lambda: None)]
+
+    opening, *between, call, ending = asyncio.run(sent())
+
+    assert (opening, call, ending) == (b"opening", b"call", b"ending")
+    assert len(between) >= 2
+    assert {*between} == {b"idle"}
+
+
+# Join lines --------------------------------------------------------------------------------------
+
+
+OWNER = "a-key-of-tests"
+ALONE = msgspec.structs.replace(READY, context=0)
+
+
+def invite() -> Invitation:
+    return Invitation("lp1:LINE", 600.0)
+
+
+def create(invitations: Invitations) -> Any:
+    return json.loads(bytes(asyncio.run(invitations.create(Request({"type": "http"}))).body))
+
+
+@pytest.mark.parametrize(("state", "role"), [(READY, "draft"), (ALONE, "target")])
+def test_a_machine_is_asked_for_what_is_missing(state: PipelineState, role: str):
+    told = create(Invitations(invite, FakePipeline(condition=state), OWNER))
+
+    assert told["command"] == f"launch-pipeline attach {role} lp1:LINE"
+
+
+def refuse() -> Invitation:
+    raise PipelineError("The pipeline does not answer.")
+
+
+@pytest.mark.parametrize(
+    ("invitations", "status", "word"),
+    [
+        (Invitations(None, FakePipeline(), OWNER), 404, "--listen"),
+        (Invitations(invite, FakePipeline(), None), 403, "workers invite"),
+        (Invitations(invite, FakePipeline(condition=None), OWNER), 503, "still being loaded"),
+        (Invitations(refuse, FakePipeline(), OWNER), 503, "does not answer"),
+    ],
+)
+def test_who_gets_no_line_is_told_why(invitations: Invitations, status: int, word: str):
+    with pytest.raises(ApiError, match=word) as refused:
+        create(invitations)
+
+    assert refused.value.status == status
+
+
+# Before another program's pipeline ---------------------------------------------------------------
+
+
+class LoadingClient:
+    address = "ipc:///nowhere"
+
+    def state(self, _: float) -> PipelineState:
+        return msgspec.structs.replace(READY, ready=False)
+
+
+def test_a_pipeline_that_is_left_while_it_loads_is_not_called_ready():
+    told: list[Any] = []
+    pipeline = RunningPipeline(cast(Any, LoadingClient()))
+    thread = PipelineThread(pipeline, told.append, lambda: told.append("end"))
+
+    pipeline.close()
+    thread.start()
+    thread.join()
+
+    assert (told, thread.failure) == (["end"], None)
+
+
+class FullDisk:
+    address = "ipc:///nowhere"
+
+    def start(self) -> PipelineState:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_pipeline_that_fails_in_a_way_nobody_foresaw_has_failed():
+    thread = PipelineThread(cast(Any, FullDisk()), lambda _: None, lambda: None)
+
+    thread.run()
+
+    assert "No space left on device" in str(thread.failure)
+
+
+class PausedClient:
+    """Of a pipeline that answers after five seconds, and then says that it has failed."""
+
+    address = "ipc:///nowhere"
+
+    def state(self, wait: float = 3.0) -> PipelineState:
+        if wait < 5.0:
+            raise NoPipeline(self.address)
+        return msgspec.structs.replace(READY, failure="The target is gone.")
+
+
+def test_a_pipeline_that_answers_late_is_not_gone_and_may_say_why_it_failed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.http.backend._CHECK_SECONDS", 0.0)
+
+    for waiting in ("start", "wait"):
+        with pytest.raises(PipelineError, match="The target is gone"):
+            getattr(RunningPipeline(cast(Any, PausedClient())), waiting)()

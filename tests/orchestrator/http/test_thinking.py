@@ -9,12 +9,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from orchestrator.http.structured_output import response_grammar
 from orchestrator.runtime.request_state import RequestState
-from orchestrator.text.answer.answer_format import infer_answer_format
-from orchestrator.text.answer.parsers import MARKERS
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.messages.base import SequenceId
-from protocol.messages.client import Submit
+from protocol.messages.client import Submit, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import GrammarError, Grammars
@@ -26,6 +24,10 @@ from tests.orchestrator.http.test_tool_calls import TOOLS, functions
 from tests.support.fake_pipeline import FakePipeline
 
 HI = anthropic.HI
+ASKED: dict[Any, tuple[str, dict[str, Any]]] = {
+    responses: (responses.RESPONSES, {"input": "Hi", "tools": responses.TOOLS, "seed": 1}),
+    anthropic: (anthropic.MESSAGES, {**HI, "tools": anthropic.TOOLS}),
+}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 SAID = f"<think>\nLet me\nadd.\n</think>\n\nI add. {CALL}"
 QWEN = (
@@ -90,6 +92,12 @@ def cut(said: str, size: int) -> list[str]:
     return [said[start : start + size] for start in range(0, len(said), size)]
 
 
+def streamed(api: Any, asked: dict[str, Any], said: str, size: int, template: ChatTemplate) -> list[Any]:
+    """The events of an answer that comes in pieces of this size, by `responses` or `anthropic`."""
+    path, pipeline = ASKED[api][0], responses.saying(cut(said, size))
+    return api.events(post(path, {**ASKED[api][1], **asked, "stream": True}, pipeline, template=template))
+
+
 SAYINGS = [("qwen", SAID), ("always", SAID.removeprefix("<think>\n")), ("harmony", CHANNELS)]
 
 
@@ -136,12 +144,10 @@ def test_a_streamed_chat_has_the_same_parts(thinker: tuple[ChatTemplate, str], s
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_a_response_has_a_reasoning_item(thinker: tuple[ChatTemplate, str], size: int):
     template, said = thinker
-    asked = {"input": "Hi", "tools": responses.TOOLS, "seed": 1}
-    whole = post(responses.RESPONSES, asked, responses.saying([said]), template=template).json()
+    path, asked = ASKED[responses]
+    whole = post(path, asked, responses.saying([said]), template=template).json()
 
-    sent = responses.events(
-        post(responses.RESPONSES, {**asked, "stream": True}, responses.saying(cut(said, size)), template=template)
-    )
+    sent = streamed(responses, {}, said, size, template)
 
     assert responses.unnamed(sent[-1]["response"]) == responses.unnamed(whole)
     assert responses.rebuilt(sent) == sent[-1]["response"]["output"]
@@ -154,12 +160,11 @@ def test_a_response_has_a_reasoning_item(thinker: tuple[ChatTemplate, str], size
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_a_message_has_a_thinking_block(thinker: tuple[ChatTemplate, str], size: int):
     template, said = thinker
-    asked = {**HI, "tools": anthropic.TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    whole = post(anthropic.MESSAGES, asked, responses.saying([said]), template=template).json()
+    path, asked = ASKED[anthropic]
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    whole = post(path, {**asked, **thinking}, responses.saying([said]), template=template).json()
 
-    told = anthropic.events(
-        post(anthropic.MESSAGES, {**asked, "stream": True}, responses.saying(cut(said, size)), template=template)
-    )
+    told = streamed(anthropic, thinking, said, size, template)
 
     assert responses.unnamed(anthropic.rebuilt(told)) == responses.unnamed(whole)
     thought, text, call = whole["content"]
@@ -189,20 +194,9 @@ def test_a_chat_has_all_thoughts_in_its_reasoning(may: ChatTemplate, size: int):
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_a_later_thought_is_an_item_of_its_own_and_a_block_of_its_own(may: ChatTemplate, size: int):
-    asked = {"input": "Hi", "tools": responses.TOOLS, "stream": True}
-    sent = responses.events(
-        post(responses.RESPONSES, asked, responses.saying(cut(AGAIN, size)), template=may),
-    )
+    sent = streamed(responses, {}, AGAIN, size, may)
     output = responses.rebuilt(sent)
-    told = anthropic.events(
-        post(
-            anthropic.MESSAGES,
-            {**HI, "tools": anthropic.TOOLS, "stream": True},
-            responses.saying(cut(AGAIN, size)),
-            template=may,
-        )
-    )
-    blocks = anthropic.rebuilt(told)["content"]
+    blocks = anthropic.rebuilt(streamed(anthropic, {}, AGAIN, size, may))["content"]
 
     assert output == sent[-1]["response"]["output"]
     kinds = ["reasoning", "message", "reasoning", "function_call", "reasoning", "function_call"]
@@ -251,11 +245,34 @@ def test_a_character_that_is_used_as_a_mark_passes_through_answers(may: ChatTemp
     assert answer["choices"][0]["message"]["content"] == text
 
 
-def test_an_answer_may_begin_inside_the_thought(always: ChatTemplate):
-    answer = post(CHAT, HELLO, responses.saying(["Hm.\n</think>", "\n\nHi"]), template=always).json()
+@pytest.mark.parametrize(
+    ("name", "thought"),
+    [
+        ("qwen", ThoughtText("<think>", "</think>")),
+        ("always", ThoughtText("<think>", "</think>", opened=True)),
+        ("harmony", ThoughtText("", FINAL, opened=True)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, {**HELLO, "stop": ["Q?"]}),
+        (anthropic.MESSAGES, {**HI, "stop_sequences": ["Q?"]}),
+        ("/api/chat", {**HELLO, "options": {"stop": ["Q?"]}}),
+    ],
+)
+def test_stop_strings_are_not_looked_for_in_thoughts(
+    request: pytest.FixtureRequest, name: str, thought: ThoughtText, path: str, asked: dict[str, Any]
+):
+    pipeline = FakePipeline()
 
-    message = answer["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hi")
+    post(path, asked, pipeline, template=request.getfixturevalue(name))
+
+    ((_, params),) = pipeline.asked
+    assert (params.stop, params.thought) == (("Q?",), thought)
+    submit = params.submit("r", "a")
+    state = RequestState.open(SequenceId(1), b"", Stamp(0, 0), submit, TEMPLATE.codec)
+    assert state.stops.push(f"{thought.start}Q?{thought.end}Q?") == (f"{thought.start}Q?{thought.end}", True)
 
 
 def test_a_thought_that_fills_the_answer_is_incomplete_reasoning(always: ChatTemplate):
@@ -310,6 +327,9 @@ def test_the_other_apis_turn_thinking_off_in_their_words(qwen: ChatTemplate):
     disabled = {**HI, "thinking": {"type": "disabled"}}
     assert prompt(qwen, disabled, anthropic.MESSAGES).endswith(CLOSED)
     assert prompt(qwen, {**HI, "thinking": {"type": "adaptive"}}, anthropic.MESSAGES).endswith("assistant:")
+    for think in (True, False):
+        ollama = {**HELLO, "model": "demo", "think": think}
+        assert prompt(qwen, ollama, "/api/chat").endswith("assistant:" if think else CLOSED)
 
 
 @pytest.mark.parametrize(("effort", "told"), [("high", "high"), ("minimal", "low"), (None, "medium")])
@@ -322,16 +342,13 @@ def test_a_template_that_knows_the_effort_gets_it(harmony: ChatTemplate, effort:
     assert list(pipeline.asked[0][0]) == harmony.tokens(HELLO["messages"], reasoning_effort=told)
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "self"])
+@pytest.mark.parametrize("name", ["messages", "tools", "self", "template", "text", "name", "cls", "documents"])
 def test_requests_do_not_replace_their_messages_by_template_variables(qwen: ChatTemplate, name: str):
-    response = post(CHAT, {**HELLO, "chat_template_kwargs": {name: []}}, template=qwen)
+    response = post(CHAT, {**HELLO, "chat_template_kwargs": {name: [] if name == "messages" else 1}}, template=qwen)
 
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
-
-
-@pytest.mark.parametrize("name", ["template", "text", "name", "cls", "documents"])
-def test_a_template_variable_may_have_any_other_name(qwen: ChatTemplate, name: str):
-    assert post(CHAT, {**HELLO, "chat_template_kwargs": {name: 1}}, template=qwen).status_code == 200
+    refused = name in ("messages", "tools", "self")
+    assert response.status_code == (400 if refused else 200)
+    assert not refused or response.json()["error"]["param"] == "chat_template_kwargs"
 
 
 @pytest.mark.parametrize("role", [[], {}, 3, None])
@@ -357,7 +374,9 @@ def test_earlier_reasoning_reaches_templates_that_use_it(qwen: ChatTemplate):
         {"role": "user", "content": "Why?"},
     ]
     block = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
-    turns = [EARLIER[0], {"role": "assistant", "content": [block, {"type": "text", "text": "Yes."}]}, EARLIER[2]]
+    hidden = {"type": "redacted_thinking", "data": "x"}
+    said = {"role": "assistant", "content": [hidden, block, {"type": "text", "text": "Yes."}]}
+    turns = [EARLIER[0], said, EARLIER[2]]
     expected = "user:Hi\nassistant:(Hm.)Yes.\nuser:Why?\nassistant:"
 
     assert prompt(qwen, {"messages": EARLIER}) == expected
@@ -401,16 +420,6 @@ def test_special_tokens_are_text_only_where_they_are_markers(harmony: ChatTempla
         rest = state.rest()
         assert "".join(pieces) + (rest.text if rest else "") == expected
     assert "<|" not in codec.decode(tokens)
-
-
-def test_the_format_of_a_model_is_inferred(qwen: ChatTemplate, always: ChatTemplate, harmony: ChatTemplate):
-    for template in (qwen, always):
-        form = infer_answer_format(template)
-        assert (form.thought, form.harmony, form.thinks) == (MARKERS[0], False, True)
-    form = infer_answer_format(harmony)
-    assert (form.thought, form.harmony, form.thinks) == (None, True, True)
-    plain = infer_answer_format(TEMPLATE)
-    assert (plain.thinks, plain.knows_tools, plain.shown) == (False, False, frozenset())
 
 
 # What is enforced --------------------------------------------------------------------------------
@@ -459,16 +468,6 @@ def test_a_schema_binds_the_answer_and_not_the_thought(name: str, thought: str, 
     assert message["reasoning_content"]
 
 
-def test_a_schema_leaves_it_to_the_model_whether_to_think(may: ChatTemplate):
-    grammar = bound(may, {**HELLO, "response_format": FORM})
-    closed = bound(may, {**HELLO, "response_format": FORM, "enable_thinking": False})
-
-    assert takes(may, grammar, '"yes"')
-    assert takes(may, grammar, '<think>Hm.</think>\n\n"yes"')
-    assert not takes(may, closed, '<think>Hm.</think>"yes"')
-    assert takes(may, closed, '"yes"')
-
-
 def test_a_line_break_before_the_thought_is_allowed_where_the_template_has_it(tmp_path: Path):
     glm = QWEN.replace("{{ message.role }}:", "{{ message.role }}:{{ '' if true else '\\n<think>' }}")
     template = model(tmp_path, glm, MARKS)
@@ -479,32 +478,11 @@ def test_a_line_break_before_the_thought_is_allowed_where_the_template_has_it(tm
     assert not takes(template, bound(ChatTemplate(tmp_path), asked), '\n<think>Hm.</think>\n"yes"')
 
 
-def test_a_model_whose_template_has_no_thoughts_begins_with_the_answer(tmp_path: Path):
-    template = model(tmp_path, "{{ messages[0].content }}", MARKS)
-
-    assert bound(template, {**HELLO, "response_format": FORM}) == response_grammar(FORM)
-
-
-def test_markers_that_are_no_tokens_leave_the_answer_to_the_schema(qwen: ChatTemplate):
-    asked = {**HELLO, "response_format": FORM}
-
-    assert bound(qwen, asked) == response_grammar(FORM)
-
-
-def test_a_forced_call_comes_behind_the_thought(may: ChatTemplate):
-    grammar = bound(may, {**HELLO, "tools": TOOLS, "tool_choice": "required"})
-
-    assert takes(may, grammar, f"<think>Hm.</think>\n\n{CALL}")
-    assert not takes(may, grammar, "<think>Hm.</think>\n\nNo.")
-
-
-def test_an_answer_has_the_form_or_consists_of_calls(may: ChatTemplate):
-    grammar = bound(may, {**HELLO, "tools": TOOLS, "response_format": FORM})
-
-    for said in ('"yes"', CALL, f"{CALL}\n{CALL}", f"<think>a</think>{CALL}"):
-        assert takes(may, grammar, said)
-    for said in ("yes", f'"yes"{CALL}', f"I add. {CALL}", CALL[:-3]):
-        assert not takes(may, grammar, said)
+def test_without_thoughts_in_the_template_or_tokens_for_markers_a_schema_binds_the_whole_answer(
+    tmp_path: Path, qwen: ChatTemplate
+):
+    for template in (model(tmp_path, "{{ messages[0].content }}", MARKS), qwen):
+        assert bound(template, {**HELLO, "response_format": FORM}) == response_grammar(FORM)
 
 
 @pytest.mark.parametrize(
@@ -526,42 +504,57 @@ ANALYSIS = "<|channel|>analysis<|message|>Let me add.<|end|><|start|>assistant"
 PREAMBLE = "<|channel|>commentary<|message|>I add.<|end|><|start|>assistant"
 
 
-def test_harmony_s_demanded_call_comes_behind_reasoning_and_a_text(harmony: ChatTemplate):
-    grammar = bound(harmony, {**HELLO, "tools": TOOLS, "tool_choice": "required"})
-
-    _, arguments = ADDS.split("<|message|>")
-    for said in (ADDS, f" to=functions.add<|channel|>commentary json<|message|>{arguments}"):
-        for ahead in ("", ANALYSIS, PREAMBLE, ANALYSIS + PREAMBLE):
-            assert takes(harmony, grammar, ahead + said)
-    for said in (
-        FINAL + "No.",
-        ANALYSIS + FINAL + "No.",
-        ADDS.replace("add", "other"),
-        ADDS.replace('{"a":1}', "[1]"),
-        ADDS[:-1],
-        ADDS + ".",
-        ANALYSIS,
-    ):
-        assert not takes(harmony, grammar, said)
+OTHER, ARGUMENTS = ADDS.replace("add", "other"), ADDS.replace('{"a":1}', "[1]")
+DEMANDED: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+IN_FORM: dict[str, Any] = {"response_format": FORM}
+STRICT: dict[str, Any] = {"tools": [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]}
+THOUGHT = "<think>Hm.</think>\n\n"
 
 
-def test_harmony_s_strict_calls_are_optional(harmony: ChatTemplate):
-    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
-    grammar = bound(harmony, {**HELLO, "tools": strict})
+@pytest.mark.parametrize(
+    ("name", "asked", "allowed", "refused"),
+    [
+        ("may", IN_FORM, ['"yes"', THOUGHT + '"yes"'], []),
+        ("may", {**IN_FORM, "enable_thinking": False}, ['"yes"'], [THOUGHT + '"yes"']),
+        ("may", DEMANDED, [THOUGHT + CALL], [THOUGHT + "No."]),
+        (
+            "may",
+            {"tools": TOOLS, **IN_FORM},
+            ['"yes"', CALL, f"{CALL}\n{CALL}", THOUGHT + CALL],
+            ["yes", f'"yes"{CALL}', f"I add. {CALL}", CALL[:-3]],
+        ),
+        (
+            "harmony",
+            DEMANDED,
+            [
+                ahead + said
+                for said in (ADDS, ' to=functions.add<|channel|>commentary json<|message|>{"a":1}')
+                for ahead in ("", ANALYSIS, PREAMBLE, ANALYSIS + PREAMBLE)
+            ],
+            [FINAL + "No.", ANALYSIS + FINAL + "No.", OTHER, ARGUMENTS, ADDS[:-1], ADDS + ".", ANALYSIS],
+        ),
+        (
+            "harmony",
+            STRICT,
+            [ADDS, ANALYSIS + ADDS, FINAL + "No.\nNever.", ANALYSIS + FINAL + "No."],
+            [ARGUMENTS, ANALYSIS + OTHER, "No."],
+        ),
+        (
+            "harmony",
+            {"tools": TOOLS, **IN_FORM},
+            [ADDS, ANALYSIS + ADDS, FINAL + '"yes"', ANALYSIS + FINAL + '"yes"'],
+            [FINAL + "yes", ANALYSIS + FINAL + '"yes".', '"yes"', ARGUMENTS],
+        ),
+    ],
+)
+def test_forms_and_calls_are_enforced_behind_thoughts(
+    name: str, asked: dict[str, Any], allowed: list[str], refused: list[str], request: pytest.FixtureRequest
+):
+    template = request.getfixturevalue(name)
+    grammar = bound(template, {**HELLO, **asked})
 
-    for said in (ADDS, ANALYSIS + ADDS, FINAL + "No.\nNever.", ANALYSIS + FINAL + "No."):
-        assert takes(harmony, grammar, said)
-    for said in (ADDS.replace('{"a":1}', "[1]"), ANALYSIS + ADDS.replace("add", "other"), "No."):
-        assert not takes(harmony, grammar, said)
-
-
-def test_harmony_s_answer_has_the_form_or_is_a_call(harmony: ChatTemplate):
-    grammar = bound(harmony, {**HELLO, "tools": TOOLS, "response_format": FORM})
-
-    for said in (ADDS, ANALYSIS + ADDS, FINAL + '"yes"', ANALYSIS + FINAL + '"yes"'):
-        assert takes(harmony, grammar, said)
-    for said in (FINAL + "yes", ANALYSIS + FINAL + '"yes".', '"yes"', ADDS.replace('{"a":1}', "[1]")):
-        assert not takes(harmony, grammar, said)
+    assert [said for said in allowed if not takes(template, grammar, said)] == []
+    assert [said for said in refused if takes(template, grammar, said)] == []
 
 
 def test_a_budget_ends_the_thought(always: ChatTemplate, harmony: ChatTemplate):

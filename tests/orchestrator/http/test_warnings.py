@@ -2,19 +2,16 @@
 
 from typing import Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from orchestrator.http.chat_request import ChatRequest
-from orchestrator.http.prompts import ChatPrompts
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http import test_anthropic as anthropic
 from tests.orchestrator.http import test_responses as responses
-from tests.orchestrator.http.test_rules import CHAT, chunks, post
+from tests.orchestrator.http.test_rules import CHAT, chunks, post, talk
 from tests.orchestrator.http.test_thinking import model
-from tests.support.fake_pipeline import FakePipeline
 
-DEVELOPER = {"role": "developer", "content": "Be kind."}
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"role": "tool", "tool_call_id": "1", "content": "4"}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "4"}
@@ -54,30 +51,14 @@ def test_the_beginning_of_a_stream_says_so_too(forgetful: ChatTemplate):
     assert not any("warnings" in chunk for chunk in others)
 
 
-@pytest.mark.parametrize("path", [CHAT, responses.RESPONSES])
-def test_developer_messages_are_read_as_system_messages(forgetful: ChatTemplate, path: str):
-    pipeline = FakePipeline()
-    field = "messages" if path == CHAT else "input"
-
-    answers = [
-        post(path, {field: [{**DEVELOPER, "role": role}, HI]}, pipeline, template=forgetful).json()
-        for role in ("developer", "system")
-    ]
-
-    (developer, _), (system, _) = pipeline.asked
-    assert (
-        list(developer)
-        == list(system)
-        == forgetful.codec.encode("system:Be kind.\nuser:Hi\n", special=not forgetful.own)
-    )
-    assert not any("warnings" in answer for answer in answers)
-
-
-def test_a_role_that_is_left_out_is_logged_once(forgetful: ChatTemplate):
-    prompts = ChatPrompts(forgetful)
+def test_answers_with_warnings_are_counted_in_the_log_and_in_the_metrics(forgetful: ChatTemplate):
+    async def ask(client: httpx.AsyncClient) -> str:
+        for _ in range(11):
+            await client.post(CHAT, json={"messages": [HI, TOOL]})
+        return (await client.get("/metrics")).text
 
     with capture_logs() as logged:
-        for _ in range(2):
-            prompts.render(ChatRequest(messages=(HI, TOOL)))
+        figures = talk(ask, template=forgetful)
 
-    assert [entry["role"] for entry in logged] == ["tool"]
+    assert [(entry["kind"], entry["requests"]) for entry in logged] == [("unread", 1), ("unread", 10)]
+    assert 'launch_pipeline_warned_requests_total{kind="unread"} 11.0' in figures.splitlines()

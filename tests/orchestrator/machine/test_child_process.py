@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.lab.bench.forwards import ComparisonOrder, ComparisonReport, Sampled
+from orchestrator.machine import reporting_process
 from orchestrator.machine.child_process import ChildProcess
+from orchestrator.machine.reporting_process import reports
+from protocol.errors import PipelineError
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
 
@@ -18,22 +22,15 @@ def child(script: str, *, asked: bool = False) -> ChildProcess:
     return ChildProcess([sys.executable, "-c", script], asked=asked)
 
 
-def test_what_is_sent_comes_back_line_by_line():
-    with child(ECHO, asked=True) as process:
-        for number in range(3):
-            process.send({"number": number})
-        found = [process.line(20.0) for _ in range(3)]
-
-    assert found == [b'{"number":%d}' % number for number in range(3)]
-
-
-def test_silence_is_not_the_end():
+def test_what_is_sent_comes_back_line_by_line_and_silence_is_not_the_end():
     with child(ECHO, asked=True) as process:
         assert process.read(0.05) == []
         with pytest.raises(TimeoutError):
             process.line(0.05)
-        process.send(1)
-        assert process.line(20.0) == b"1"
+        for number in range(3):
+            process.send({"number": number})
+
+        assert [process.line(20.0) for _ in range(3)] == [b'{"number":%d}' % number for number in range(3)]
 
 
 def test_the_end_is_told_and_half_a_line_is_none():
@@ -52,11 +49,13 @@ def test_only_whole_lines_of_long_words_are_kept():
         assert process.words(30) == "the last line\n"
 
 
-def test_one_that_has_ended_can_not_be_asked():
+def test_one_that_has_ended_can_not_be_asked_and_nothing_to_start_is_an_error(tmp_path: Path):
     with child("pass", asked=True) as process:
         process.wait(20.0)
         with pytest.raises(BrokenPipeError):
             process.send(1)
+    with pytest.raises(FileNotFoundError):
+        ChildProcess([str(tmp_path / "absent")])
 
 
 def test_a_stubborn_one_is_killed_with_what_it_started(tmp_path: Path):
@@ -90,13 +89,25 @@ def test_it_is_asked_to_end_once():
         assert process.line(20.0) == b"1"
 
 
-def test_nothing_to_start_is_an_error(tmp_path: Path):
-    with pytest.raises(FileNotFoundError):
-        ChildProcess([str(tmp_path / "absent")])
-
-
 def _alive(pid: int) -> bool:
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
         return not Path(f"/proc/{pid}/stat").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     return False
+
+
+# A process that reports --------------------------------------------------------------------------
+
+
+ORDER = ComparisonOrder()
+
+
+@pytest.mark.parametrize("line", ['{"type":"progr', "", "nonsense"])
+def test_a_process_killed_in_the_middle_of_a_report_is_told_in_a_sentence(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = f"import sys; sys.stdout.write({line!r}); sys.stderr.write('out of memory')"
+    monkeypatch.setattr(reporting_process, "module_command", lambda _: [sys.executable, "-c", script])
+
+    with pytest.raises(PipelineError, match=r"The job ended unexpectedly; start it again.*out of memory"):
+        list(reports("any", ORDER, ComparisonReport, (Sampled,), name="The job", grace=5.0))

@@ -17,9 +17,7 @@ MODEL, CONTENT = "0123456789abcdef" * 2, bytes(1000)
 
 
 @pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
+def root(home: Path) -> Path:
     return disk_cache_folder()
 
 
@@ -42,19 +40,13 @@ def test_files_and_folders_are_the_users_alone(root: Path):
     assert {folder.stat().st_mode & 0o777 for folder in (root, files[0].parent)} == {0o700}
 
 
-def test_a_folder_that_others_can_enter_is_refused(root: Path):
+def test_a_folder_that_others_can_enter_and_a_linked_one_are_refused(root: Path):
     root.mkdir(parents=True, mode=0o755)
-
     with pytest.raises(InputError, match="chmod 700"):
         keep(root)
-
-
-def test_a_linked_folder_of_a_model_is_not_used(root: Path):
-    elsewhere = root.parent / "elsewhere"
-    elsewhere.mkdir(mode=0o700, parents=True)
-    root.mkdir(mode=0o700, parents=True)
-    (root / MODEL).symlink_to(elsewhere)
-
+    root.chmod(0o700)
+    (root.parent / "elsewhere").mkdir(mode=0o700)
+    (root / MODEL).symlink_to(root.parent / "elsewhere")
     with pytest.raises(InputError, match="is a link"):
         keep(root)
 

@@ -1,6 +1,5 @@
 """Laws of what is said about the machine: cores are shared out whole, and what is missing has a next step."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.options import Options
+from orchestrator.machine import hardware
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import Blas
 from orchestrator.machine.blas.speed import ForwardTimes
 from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
+from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.runtime.doctor import doctor
 from tests.support.paths import ROOT
 
@@ -41,11 +43,13 @@ def test_a_single_core_is_shared():
     assert partition([3]) == {"target": (3,), "draft": (3,)}
 
 
-def test_with_a_gpu_nothing_is_pinned_or_preloaded(monkeypatch: pytest.MonkeyPatch):
+def test_with_a_gpu_nothing_is_pinned_or_preloaded_or_lacking(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: False)
+    monkeypatch.setattr(machine_facts, "fast_blas", lambda: None)
 
     assert machine_facts.partition_cores() == {}
     assert not {"LD_PRELOAD", "OPENBLAS_NUM_THREADS"} & worker_environment("target", ()).keys()
+    assert not machine_facts.lacks_fast_blas()
 
 
 @pytest.mark.usefixtures("processor")
@@ -63,13 +67,6 @@ def test_workers_on_a_processor_get_the_fast_blas(monkeypatch: pytest.MonkeyPatc
 
     assert not machine_facts.lacks_fast_blas()
     assert worker_environment("draft", (0,))["LD_PRELOAD"] == "libblas.so.3"
-
-
-def test_a_gpu_needs_no_fast_blas(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine_facts, "fast_blas", lambda: None)
-    monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: False)
-
-    assert not machine_facts.lacks_fast_blas()
 
 
 def test_mlx_is_asked_in_a_child():
@@ -141,15 +138,6 @@ def test_the_finding_says_which_library_it_is_and_how_fast():
     assert text == "OpenBLAS 0.3.31 (NumPy's wheel); a forward over 8 tokens takes 1.2 times as long as over 1"
 
 
-def test_findings_are_json():
-    findings = [doctor.Finding("a", "ok", "b"), doctor.Finding("c", "warn", "d", "e")]
-
-    assert json.loads(json.dumps(doctor.to_json(findings))) == [
-        {"name": "a", "status": "ok", "text": "b", "next_step": None},
-        {"name": "c", "status": "warn", "text": "d", "next_step": "e"},
-    ]
-
-
 @pytest.mark.parametrize(
     ("finding", "status", "step"),
     [
@@ -157,28 +145,19 @@ def test_findings_are_json():
         (doctor.openblas(None, ForwardTimes(0.01, 0.08)), "warn", "libopenblas0-pthread"),
         (doctor.memory(1 << 30), "warn", "demo pair"),
         (doctor.shared_memory(64 << 20), "warn", "--shm-size"),
+        (doctor.mlx(MlxDevice("0.32", "gpu", "Apple M4")), "ok", None),
+        (doctor.openblas(_BLAS, ForwardTimes(0.01, 0.012)), "ok", None),
+        (doctor.openblas(_BLAS, None), "ok", None),
+        (doctor.compiler(False), "ok", None),
+        (doctor.memory(16 << 30), "ok", None),
+        (doctor.shared_memory(None), "ok", None),
+        (doctor.shared_memory(1 << 30), "ok", None),
     ],
 )
-def test_what_is_missing_has_a_next_step(finding: doctor.Finding, status: str, step: str):
+def test_what_is_missing_has_a_next_step(finding: doctor.Finding, status: str, step: str | None):
     assert finding.status == status
-    assert finding.next_step is not None
-    assert step in finding.next_step
-
-
-@pytest.mark.parametrize(
-    "finding",
-    [
-        doctor.mlx(MlxDevice("0.32", "gpu", "Apple M4")),
-        doctor.openblas(_BLAS, ForwardTimes(0.01, 0.012)),
-        doctor.openblas(_BLAS, None),
-        doctor.compiler(False),
-        doctor.memory(16 << 30),
-        doctor.shared_memory(None),
-        doctor.shared_memory(1 << 30),
-    ],
-)
-def test_what_is_fine_needs_no_next_step(finding: doctor.Finding):
-    assert (finding.status, finding.next_step) == ("ok", None)
+    assert (finding.next_step is None) == (step is None)
+    assert step is None or step in (finding.next_step or "")
 
 
 @pytest.mark.parametrize(
@@ -232,15 +211,11 @@ def test_leftovers_are_counted(monkeypatch: pytest.MonkeyPatch):
     assert doctor.leftovers().text == "2 shared-memory segments and 1 session folders of dead pipelines"
 
 
-def test_the_demo_weights_are_whole():
-    assert doctor.weights_are_whole(DEMO)
-
-
-@pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])
-def test_weights_cut_short_are_not_whole(tmp_path: Path, keep: int):
+@pytest.mark.parametrize("keep", [0, 7, 8, 100, -1, None])
+def test_weights_cut_short_are_not_whole(tmp_path: Path, keep: int | None):
     (tmp_path / "cut").write_bytes(DEMO.read_bytes()[:keep])
 
-    assert not doctor.weights_are_whole(tmp_path / "cut")
+    assert doctor.weights_are_whole(tmp_path / "cut") == (keep is None)
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{}", b'{"a": 1}', b'{"a": {"data_offsets": []}}', b"\xff\xff"])
@@ -248,3 +223,56 @@ def test_a_broken_header_is_not_whole(tmp_path: Path, header: bytes):
     (tmp_path / "broken").write_bytes(len(header).to_bytes(8, "little") + header)
 
     assert not doctor.weights_are_whole(tmp_path / "broken")
+
+
+# Where draft and target begin --------------------------------------------------------------------
+
+
+@pytest.fixture
+def cores_of(monkeypatch: pytest.MonkeyPatch):
+    """A machine whose models compute on so many cores; 0 for one with a GPU."""
+
+    def has(cores: int) -> None:
+        monkeypatch.setattr(hardware, "computes_on_processor", lambda: cores > 0)
+        monkeypatch.setattr(hardware, "usable_cores", lambda: tuple(range(cores)))
+
+    return has
+
+
+@pytest.mark.parametrize(("cores", "shared"), [(1, True), (2, True), (3, True), (4, False), (16, False)])
+def test_few_cores_are_shared(cores_of, cores: int, shared: bool):
+    cores_of(cores)
+
+    assert begins_shared(Options(), own_device=False) is shared
+
+
+def test_one_gpu_is_shared_and_a_device_of_its_own_is_not(cores_of):
+    cores_of(0)
+
+    assert begins_shared(Options(), own_device=False)
+    assert not begins_shared(Options(), own_device=True)
+
+
+def test_the_user_decides(cores_of):
+    cores_of(2)
+
+    assert not begins_shared(Options(placement="apart"), own_device=False)
+    cores_of(0)
+    assert begins_shared(Options(placement="shared"), own_device=True)
+
+
+@pytest.mark.parametrize(("strategy", "shared"), [("ar", True), ("sd", True), ("ssd", False)])
+def test_a_strategy_that_never_drafts_beside_the_target_shares(cores_of, strategy: str, shared: bool):
+    for cores in (0, 2, 16):
+        cores_of(cores)
+
+        assert begins_shared(Options(strategy=strategy), own_device=False) is shared
+
+
+def test_cores_are_all_or_divided(cores_of):
+    cores_of(4)
+
+    assert worker_cores(shared=True) == {"target": (0, 1, 2, 3), "draft": (0, 1, 2, 3)}
+    assert worker_cores(shared=False) == {"target": (0, 1, 2), "draft": (3,)}
+    cores_of(0)
+    assert worker_cores(shared=True) == worker_cores(shared=False) == {}

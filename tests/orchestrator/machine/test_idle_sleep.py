@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,9 @@ from orchestrator.cli.configuration import commands
 from orchestrator.cli.idle_sleep import without_idle_sleep
 
 _LONG = (
-    *(
-        "attach",
-        "bench strategies",
-        "bench requests",
-        "bench servers",
-        "calibrate",
-        "convert",
-        "doctor",
-        "drill",
-        "first-light",
-        "profile",
-    ),
-    *("serve", "serve-workers", "start", "target-rank"),
+    "attach, bench strategies, bench requests, bench servers, calibrate, convert, doctor, drill, first-light, profile"
 )
+_LONG += ", serve, serve-workers, start, target-rank"
 
 
 @pytest.fixture
@@ -69,25 +59,20 @@ def _runs(process: int) -> bool:
     return True
 
 
-def test_idle_sleep_is_held_off_until_the_work_ends(caffeinate: Path):
-    with without_idle_sleep("darwin", str(caffeinate)) as note:
+@pytest.mark.parametrize("failing", [False, True])
+def test_idle_sleep_is_held_off_until_the_work_ends_or_fails(caffeinate: Path, failing: bool):
+    with (
+        pytest.raises(ZeroDivisionError) if failing else nullcontext(),
+        without_idle_sleep("darwin", str(caffeinate)) as note,
+    ):
         number, *options = _told(caffeinate)
         assert note == ""
         assert options == ["-i", "-w", str(os.getpid())]
         assert _runs(int(number))
-
-    assert not _runs(int(number))
-
-
-def test_a_failure_of_the_work_ends_it_too(caffeinate: Path):
-    def fail() -> None:
-        with without_idle_sleep("darwin", str(caffeinate)):
-            _told(caffeinate)
+        if failing:
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert not _runs(int(_told(caffeinate)[0]))
+    assert not _runs(int(number))
 
 
 def test_nothing_is_left_of_a_process_that_was_killed(caffeinate: Path):
@@ -103,21 +88,19 @@ with without_idle_sleep("darwin", {str(caffeinate)!r}):
     process.wait()
 
     wait_until(lambda: not _runs(number))
+    assert process.returncode == -signal.SIGKILL
 
 
-def test_work_goes_on_without_the_program(tmp_path: Path):
-    with without_idle_sleep("darwin", str(tmp_path / "absent")) as note:
-        assert "may fall asleep" in note
-        assert "No such file" in note
+@pytest.mark.parametrize(
+    ("platform", "words"), [("darwin", "may fall asleep"), ("darwin", "No such file"), ("linux", "")]
+)
+def test_work_goes_on_without_the_program_and_other_systems_start_nothing(platform: str, words: str, tmp_path: Path):
+    with without_idle_sleep(platform, str(tmp_path / "absent")) as note:
+        assert words in note
+        assert words or note == ""
 
 
-def test_other_systems_start_nothing(tmp_path: Path):
-    """They would note that the program is absent."""
-    with without_idle_sleep("linux", str(tmp_path / "absent")) as note:
-        assert note == ""
-
-
-@pytest.mark.parametrize("name", _LONG)
+@pytest.mark.parametrize("name", _LONG.split(", "))
 def test_commands_that_take_long_keep_a_mac_awake(name: str):
     command = dict(commands(cli))[tuple(name.split())]
 

@@ -84,3 +84,12 @@ def test_a_server_runs_although_it_cannot_be_listed(tmp_path: Path):
 )
 def test_a_server_at_all_addresses_is_reached_at_loopback(host: str, address: str):
     assert http_address(host, 80) == address
+
+
+def test_a_new_server_sweeps_the_keys_of_killed_ones(tmp_path: Path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = _write(tmp_path / "servers", "killed.json", ended.pid, "1")
+
+    with announced(tmp_path / "servers", "http://127.0.0.1:8080", "a-key"):
+        assert not left.exists()

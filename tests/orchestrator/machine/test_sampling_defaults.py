@@ -14,11 +14,7 @@ from protocol.messages.sampling import ModelSampling
 from tests.support.models.gguf_files import write_gguf
 from tests.support.paths import DEMO_TARGET
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def folder(place: Path, *, chat: bool = True, generation: Any = None) -> Path:

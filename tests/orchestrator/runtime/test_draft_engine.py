@@ -14,18 +14,6 @@ PRINTS = """
 print('a library says something', flush=True)
 print('{"type": "preparing", "text": "on its way"}', flush=True)
 """
-CLEANS = """
-import signal, sys, time
-def end(*_):
-    try:
-        sys.exit(1)
-    finally:
-        time.sleep(0.3)
-        print('cleaned', flush=True)
-signal.signal(signal.SIGTERM, end)
-print('ready', flush=True)
-time.sleep(60)
-"""
 
 
 def started(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> PreparingProcess:
@@ -43,15 +31,3 @@ def test_lines_that_a_library_prints_are_no_reports(tmp_path: Path, monkeypatch:
     process.close()
 
     assert [type(report) for report in reports] == [Preparing, Declined]
-
-
-def test_a_second_request_to_end_does_not_interrupt_the_cleaning_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    process = started(CLEANS, tmp_path, monkeypatch)
-    child = process._process
-    assert child.line() == b"ready"
-    process.terminate()
-    process.terminate()
-    words = [child.line(), child.line()]
-    process.close()
-
-    assert words == [b"cleaned", None]

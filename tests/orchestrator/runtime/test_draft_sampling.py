@@ -5,7 +5,7 @@ import pytest
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.runtime.request_state import draft_sampling
 from protocol.errors import InputError
-from protocol.messages.sampling import ModelSampling
+from protocol.messages.sampling import ModelSampling, RequestedSampling
 
 REJECTION = {"temperature": 1.0, "top_p": 0.9, "verification": "rejection", "seed": 1}
 
@@ -32,3 +32,10 @@ def test_a_draft_that_guesses_the_target_s_own_choice_has_the_target_s_values(ot
 def test_a_value_out_of_range_is_refused_by_its_name(wrong):
     with pytest.raises(InputError, match=f"{next(iter(wrong))} must be a number"):
         drawn(**wrong)
+
+
+@pytest.mark.parametrize(("given", "meant"), [(1e-38, 0.0), (1e-300, 0.0), (9e-7, 0.0), (1e-6, 1e-6), (0.7, 0.7)])
+def test_a_temperature_that_would_make_logits_infinite_means_the_most_probable_token(given: float, meant: float):
+    sampling = RequestedSampling(temperature=given).resolved(ModelSampling(temperature=1.0))
+
+    assert (sampling.temperature, sampling.greedy) == (meant, meant == 0)

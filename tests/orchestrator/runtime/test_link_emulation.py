@@ -41,30 +41,23 @@ def test_order_is_kept_and_all_arrive_under_loss():
     assert [due for _, due in arrived] == sorted(due for _, due in arrived)
 
 
-def test_a_lost_message_waits_for_the_timer_when_nothing_follows():
-    arrived = arrivals(wire(delay=0.01, loss=0.5, chances=[0.4, 0.6]), [1.0])
-
-    assert arrived == [(0, pytest.approx(1.0 + 0.02 + TIMEOUT + 0.01))]
+TIMER = 0.02 + TIMEOUT
 
 
-def test_the_timer_doubles():
-    arrived = arrivals(wire(delay=0.01, loss=0.5, chances=[0.4, 0.4, 0.6]), [1.0])
+@pytest.mark.parametrize(
+    ("chances", "departures", "due"),
+    [
+        ([0.4, 0.6], [1.0], 1.0 + TIMER + 0.01),
+        ([0.4, 0.4, 0.6], [1.0], 1.0 + 3 * TIMER + 0.01),
+        ([0.4, 0.6, 0.6], [1.0, 1.001], 1.23),
+        ([0.4, 0.6, 0.6, 0.6, 0.6], [1.0, 1.001, 1.002, 1.003], 1.003 + 3 * 0.01),
+    ],
+    ids=["timer", "doubled", "those behind it wait", "fast retransmit"],
+)
+def test_a_lost_message_comes_with_the_timer_or_behind_three_others(chances, departures, due):
+    arrived = arrivals(wire(delay=0.01, loss=0.5, chances=chances), departures)
 
-    assert arrived == [(0, pytest.approx(1.0 + 3 * (0.02 + TIMEOUT) + 0.01))]
-
-
-def test_the_third_message_after_a_lost_one_causes_a_fast_retransmit():
-    line = wire(delay=0.01, loss=0.5, chances=[0.4, 0.6, 0.6, 0.6, 0.6])
-    arrived = arrivals(line, [1.0, 1.001, 1.002, 1.003])
-
-    assert arrived == [(number, pytest.approx(1.003 + 3 * 0.01)) for number in range(4)]
-
-
-def test_messages_after_a_lost_one_wait_for_it():
-    line = wire(delay=0.01, loss=0.5, chances=[0.4, 0.6, 0.6])
-    arrived = arrivals(line, [1.0, 1.001])
-
-    assert arrived == [(number, pytest.approx(1.23)) for number in range(2)]
+    assert arrived == [(number, pytest.approx(due)) for number in range(len(departures))]
 
 
 def test_the_share_of_messages_that_are_late_is_the_share_of_losses():

@@ -1,19 +1,24 @@
-"""Laws of answers: reasoning, text and calls are told apart, and the borders between pieces change nothing."""
+"""Laws of answers: reasoning, text and calls are told apart, however they are cut, in the syntax a template shows."""
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.text.answer.answer_format import AnswerFormat
+from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.answer.harmony import HarmonyParser
 from orchestrator.text.answer.parsers import MARKERS, ThoughtMarkers
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
-from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, ToolSyntax
+from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, ToolSyntax, infer_tool_syntax
+from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK
+from tests.support.paths import DEMO_TARGET
 
 THINK = MARKERS[0]
 TOOLS = [
@@ -59,6 +64,10 @@ CALLS = {
 }
 MISTRAL = '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 2}'
 LISTED = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}]'
+DEEPSEEK_R1 = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    '{"city": "Oslo", "days": 2}\n```<｜tool▁call▁end｜>'
+)
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
@@ -197,23 +206,9 @@ def test_the_place_of_the_answer_is_known():
 
 PIECES = st.lists(
     st.sampled_from(
-        [
-            MARK,
-            f"{MARK}<think>",
-            "<think>",
-            "</think>",
-            "<thi",
-            "nk>",
-            "</",
-            "a",
-            "<",
-            "\n",
-            " ",
-            "<tool_call>",
-            "</tool_call>",
-        ]
+        [MARK, f"{MARK}<think>", "<think>", "</think>", "<thi", "nk>", "</", "a", "<", "\n", " ", "<tool_call>"]
     )
-    | st.sampled_from(['{"name": "f"}', '{"name": ', "<tool", "_call>", "[TOOL_CALLS]", "[ARGS]", "{}", "x"])
+    | st.sampled_from(["</tool_call>", '{"name": "f"}', '{"name": ', "<tool", "_call>", "[TOOL_CALLS]", "[ARGS]", "{}"])
 )
 
 
@@ -280,16 +275,30 @@ def test_calls_of_a_section_come_when_each_is_complete(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "rest"),
+    ("name", "said", "expected"),
     [
-        ("pythonic", CALLS["pythonic"].split(")]")[0] + '), get_weather(city="(a)', ', get_weather(city="(a)'),
-        ("pythonic", CALLS["pythonic"].split("<|tool_call_end")[0], "]"),
-        ("mistral", LISTED[:-1] + ', {"name": "get_wea', ', {"name": "get_wea'),
-        ("gemma4", CALLS["gemma4"].removesuffix("<tool_call|>"), ""),
+        (
+            "pythonic",
+            CALLS["pythonic"].split(")]")[0] + '), get_weather(city="(a)',
+            [WEATHER, Spoken(', get_weather(city="(a)')],
+        ),
+        ("pythonic", CALLS["pythonic"].split("<|tool_call_end")[0], [WEATHER, Spoken("]")]),
+        ("gemma4", CALLS["gemma4"].removesuffix("<tool_call|>"), [WEATHER]),
+        ("mistral", LISTED[:-1] + ', {"name": "get_wea', [WEATHER, Spoken(', {"name": "get_wea')]),
+        ("mistral", f"{MISTRAL} I wait.", [WEATHER, Spoken(" I wait.")]),
+        ("mistral", f"{MISTRAL}{MISTRAL.removeprefix('[TOOL_CALLS]')}", [WEATHER, WEATHER]),
+        (
+            "mistral",
+            f'{MISTRAL}get_weather[ARGS]{{"city": "O',
+            [WEATHER, Spoken('get_weather[ARGS]{"city": "O')],
+        ),
+        ("mistral", LISTED, [WEATHER]),
+        ("mistral", LISTED.replace('{"city": "Oslo", "days": 2}', r'"{\"city\": \"Oslo\", \"days\": 2}"'), [WEATHER]),
+        ("mistral", f"{LISTED}\nI wait.", [WEATHER, Spoken("\nI wait.")]),
     ],
 )
-def test_complete_calls_of_a_list_that_is_cut_are_kept(name: str, said: str, rest: str):
-    assert calling(name, [said]) == calling(name, [*said]) == [WEATHER, *([Spoken(rest)] if rest else [])]
+def test_complete_calls_are_kept_and_the_rest_is_text(name: str, said: str, expected: list[Part]):
+    assert calling(name, [said]) == calling(name, [*said]) == expected
 
 
 def test_gemma_s_values_are_read():
@@ -324,17 +333,32 @@ def test_what_a_parser_would_search_again_and_again_is_text(name: str, content: 
     assert calling(name, [said]) == [Spoken(said)]
 
 
+NUMBERS = [
+    *itertools.product(["llama3", "mistral", "qwen3_coder", "minimax_m2", "gemma4"], ["1e999", "-Infinity", "NaN"]),
+    ("pythonic", "1e999"),
+]
+"""Numbers that JSON does not have."""
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "said"),
     [
-        *itertools.product(["llama3", "mistral", "qwen3_coder", "minimax_m2", "gemma4"], ["1e999", "-Infinity", "NaN"]),
-        ("pythonic", "1e999"),
+        *((name, CALLS[name].replace("2", number)) for name, number in NUMBERS),
+        ("llama3", '{"name": "f"}'),
+        ("llama3", '{"name": "f", "parameters": {}} is a call.'),
+        ("llama3", '{"name": '),
+        ("mistral", "[TOOL_CALLS] means calls."),
+        ("mistral", "[TOOL_CALLS]f[ARGS][1]"),
+        ("glm47", "<tool_call>I would call it now.</tool_call>"),
+        ("glm47", CALLS["glm47"].replace("get_weather", "other")),
+        ("kimi_k3", CALLS["kimi_k3"].replace('tool="get_weather" ', "")),
+        ("minimax_m2", CALLS["minimax_m2"].replace("get_weather", "other")),
+        ("pythonic", f"<|tool_call_start|>{'(' * 500}<|tool_call_end|>"),
+        *(("deepseek", DEEPSEEK_R1.replace(part, "")) for part in ("get_weather", "<｜tool▁sep｜>", '"city"', "```")),
     ],
 )
-def test_a_number_that_json_does_not_have_makes_no_call(name: str, value: str):
-    said = CALLS[name].replace("2", value)
-
-    assert calling(name, [said]) == [Spoken(said)]
+def test_what_is_no_proper_call_stays_text(name: str, said: str):
+    assert calling(name, [said]) == calling(name, [*said]) == [Spoken(said)]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -347,34 +371,6 @@ def test_a_function_may_have_no_parameters_in_its_tool(name: str):
     assert (call.name, json.loads(call.arguments)["city"]) == ("get_weather", "Oslo")
 
 
-@pytest.mark.parametrize("said", ['{"name": "f"}', '{"name": "f", "parameters": {}} is a call.', '{"name": '])
-def test_json_that_is_no_call_of_llama_stays_text(said: str):
-    assert calling("llama3", [*said]) == [Spoken(said)]
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        (f"{MISTRAL} I wait.", [WEATHER, Spoken(" I wait.")]),
-        (f"{MISTRAL}{MISTRAL.removeprefix('[TOOL_CALLS]')}", [WEATHER, WEATHER]),
-        (f'{MISTRAL}get_weather[ARGS]{{"city": "O', [WEATHER, Spoken('get_weather[ARGS]{"city": "O')]),
-        (LISTED, [WEATHER]),
-        (LISTED.replace('{"city": "Oslo", "days": 2}', r'"{\"city\": \"Oslo\", \"days\": 2}"'), [WEATHER]),
-        (f"{LISTED}\nI wait.", [WEATHER, Spoken("\nI wait.")]),
-        ("[TOOL_CALLS] means calls.", [Spoken("[TOOL_CALLS] means calls.")]),
-        ("[TOOL_CALLS]f[ARGS][1]", [Spoken("[TOOL_CALLS]f[ARGS][1]")]),
-    ],
-)
-def test_all_that_mistral_writes_is_a_call_or_text(said: str, expected: list[Part]):
-    assert calling("mistral", [said]) == calling("mistral", [*said]) == expected
-
-
-DEEPSEEK_R1 = (
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
-    '{"city": "Oslo", "days": 2}\n```<｜tool▁call▁end｜>'
-)
-
-
 def test_calls_of_deepseek_r1_are_read():
     calls = f"<｜tool▁calls▁begin｜>{DEEPSEEK_R1}\n{DEEPSEEK_R1}<｜tool▁calls▁end｜>"
     parser = AnswerFormat(THINK, ToolSyntax("deepseek")).parser(False, TOOLS, None)
@@ -384,27 +380,6 @@ def test_calls_of_deepseek_r1_are_read():
     assert [*parser.push(DEEPSEEK_R1)] == [WEATHER]
     fenced = DEEPSEEK_R1.replace("Oslo", "```json```")
     assert calling("deepseek", [fenced]) == [Call("get_weather", '{"city":"```json```","days":2}')]
-
-
-@pytest.mark.parametrize("removed", ["get_weather", "<｜tool▁sep｜>", '"city"', "```"])
-def test_a_broken_call_of_deepseek_is_text(removed: str):
-    said = DEEPSEEK_R1.replace(removed, "")
-
-    assert calling("deepseek", [said]) == [Spoken(said)]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("glm47", "<tool_call>I would call it now.</tool_call>"),
-        ("glm47", CALLS["glm47"].replace("get_weather", "other")),
-        ("kimi_k3", CALLS["kimi_k3"].replace('tool="get_weather" ', "")),
-        ("minimax_m2", CALLS["minimax_m2"].replace("get_weather", "other")),
-        ("pythonic", f"<|tool_call_start|>{'(' * 5_000}<|tool_call_end|>"),
-    ],
-)
-def test_what_a_parser_reads_too_loosely_stays_text(name: str, said: str):
-    assert calling(name, [said]) == [Spoken(said)]
 
 
 def test_a_call_comes_as_soon_as_it_is_complete():
@@ -490,3 +465,70 @@ def test_borders_do_not_matter_in_harmony(pieces: list[str]):
 
     assert parts(cut, pieces) == parts(whole, [said]) == parts(single, [*said])
     assert cut.thoughts == whole.thoughts == single.thoughts
+
+
+# What a chat template shows ----------------------------------------------------------------------
+
+
+SHOWN = {
+    **CALLS,
+    "json": '<tool_call>{"name": ..., "arguments": ...}</tool_call>',
+    "llama3": 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
+}
+
+
+def template(folder: Path, shown: str, **settings: str) -> ChatTemplate:
+    """That of a model with tools, which shows how calls look."""
+    for name in ("tokenizer.json", "config.json"):
+        (folder / name).write_bytes((DEMO_TARGET / name).read_bytes())
+    source = "{% if tools %}{{ tools | tojson }}{{ calls }}{% raw %}" + shown + "{% endraw %}{% endif %}"
+    (folder / "chat_template.jinja").write_text(source)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return ChatTemplate(folder)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_syntax_is_the_one_that_the_template_shows(tmp_path: Path, name: str):
+    syntax = infer_tool_syntax(template(tmp_path, SHOWN[name]))
+
+    assert syntax is not None
+    assert syntax.name == name
+
+
+@pytest.mark.parametrize(("named", "name"), [("laguna", "glm47"), ("json_tools", "json"), ("unknown", "qwen3_coder")])
+def test_the_model_s_settings_may_name_it(tmp_path: Path, named: str, name: str):
+    syntax = infer_tool_syntax(template(tmp_path, CALLS["qwen3_coder"], tool_parser_type=named))
+
+    assert syntax is not None
+    assert syntax.name == name
+
+
+def test_no_syntax_is_guessed(tmp_path: Path):
+    assert infer_tool_syntax(template(tmp_path, "<call>")) is None
+    (tmp_path / "chat_template.jinja").write_text(CALLS["gemma4"])
+    assert infer_tool_syntax(ChatTemplate(tmp_path)) is None
+
+
+def test_the_parsers_are_loaded_without_mlx():
+    code = (
+        "import sys; from orchestrator.text.answer.tool_syntax import ToolSyntax; "
+        "assert ToolSyntax('minicpm5').start; assert not {'mlx', 'mlx_lm', 'transformers'} & sys.modules.keys()"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("shown", "start"),
+    [
+        ("<thought>{{ x }}{{ message.content.split('</thought>')[-1] }}", "<thought>"),
+        ('<my:reasoning>{{ content.split( "</my:reasoning>" ) | last }}', "<my:reasoning>"),
+        ("<|inner_prefix|>{{ thought }}<|inner_suffix|>", "<|inner_prefix|>"),
+        ("{{ content.split('</thought>')[-1] }}", None),
+        ("<answer>{{ content.split('</answer>')[0] }}", None),
+    ],
+)
+def test_thoughts_are_known_by_the_markers_at_which_a_template_cuts(tmp_path: Path, shown: str, start: str | None):
+    thought = infer_answer_format(template(tmp_path, shown)).thought
+
+    assert (thought and thought.start) == start

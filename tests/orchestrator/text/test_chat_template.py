@@ -1,16 +1,20 @@
-"""Laws of chat templates: a model's own, held against what transformers makes of it, and the plain one."""
+"""Laws of chat templates: a model's own as transformers renders it, the plain one, and every instruction is read."""
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
+from orchestrator.text import template_sources
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.template_sources import abandon_renderings
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -40,6 +44,11 @@ CHATML = """
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{%- endif %}
 {%- endif %}
 """
+
+
+ENDLESS = "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}" + (
+    "{% endfor %}{% endfor %}"
+)
 
 
 def model(folder: Path, template: object = None, **files: str) -> Path:
@@ -181,3 +190,40 @@ def test_a_conversation_begins_with_exactly_one_bos(tmp_path: Path, written: boo
 
     assert tokens == [bos, *template.codec.encode(template.text(ASKED).removeprefix("<s>"), special=False)]
     assert template.codec.encode("<s>Once") == template.codec.encode("Once") != template.codec.encode("Once", False)
+
+
+def test_a_template_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(template_sources, "_MOST_SECONDS", 0.3)
+    template, began = ChatTemplate(model(tmp_path, ENDLESS)), time.monotonic()
+
+    with pytest.raises(PipelineError, match="did not end within"):
+        template.render(ASKED)
+    assert time.monotonic() - began < 10
+
+
+def test_the_end_of_the_server_waits_for_no_template(tmp_path: Path):
+    # It begins to loop with the conversation; the tokenizer, which looks for the end of a turn, does not meet it.
+    template, ended = (
+        ChatTemplate(model(tmp_path, "{% if add_generation_prompt %}" + ENDLESS + "{% endif %}")),
+        threading.Event(),
+    )
+
+    def render() -> None:
+        with pytest.raises(PipelineError):
+            template.render(ASKED)
+        ended.set()
+
+    thread = threading.Thread(target=render, daemon=True)
+    thread.start()
+    for _ in range(40):
+        time.sleep(0.1)
+        abandon_renderings()
+        if ended.is_set():
+            break
+
+    assert ended.is_set()
+
+
+def test_a_template_computes_no_powers(tmp_path: Path):
+    with pytest.raises(InputError, match="powers"):
+        ChatTemplate(model(tmp_path, "{{ messages[0].content * 0 ~ 9 ** 9 ** 9 }}")).render(ASKED)

@@ -7,13 +7,14 @@ import shutil
 import sys
 import threading
 import time
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from orchestrator.text.stop_scanner import StopScanner
 from orchestrator.text.tokenizer import TextCodec
@@ -139,21 +140,14 @@ def test_lengths_are_those_of_the_text_that_is_complete(demo: TextCodec, tokens:
     assert demo.lengths([by_letter[LETTERS[0x80]]] * 3) == [1, 1, 1]
 
 
-def test_no_piece_holds_half_a_character(demo: TextCodec):
-    a, b = demo.encode("a"), demo.encode("b")
-    smile = "😀".encode()
+def test_no_piece_holds_half_a_character_and_text_before_it_does_not_wait(demo: TextCodec):
     by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
+    smile = [by_letter[LETTERS[byte]] for byte in "😀".encode()]
     text = demo.stream()
 
-    pieces = [text.push([token]) for token in [*a, *(by_letter[LETTERS[byte]] for byte in smile), *b]]
+    pieces = [text.push([token]) for token in [*demo.encode("a"), *smile, *demo.encode("b")]]
 
     assert pieces == ["a", "", "", "", "😀", "b"]
-
-
-def test_text_before_half_a_character_does_not_wait(demo: TextCodec):
-    by_letter = json.loads((DEMO / "tokenizer.json").read_text())["model"]["vocab"]
-    text = demo.stream()
-
     assert text.push([*demo.encode("ab"), by_letter[LETTERS[0xC3]]]) == "ab"
     assert text.finish() == "\N{REPLACEMENT CHARACTER}"
 
@@ -162,12 +156,6 @@ def test_end_and_special_tokens_make_no_text(demo: TextCodec):
     tokens = demo.encode("def f():")
 
     assert stream(demo, [tokens, [0], tokens]) == "def f():def f():"
-
-
-def test_encoding_and_decoding_are_inverse(demo: TextCodec):
-    text = "def héé(x):\n\treturn '☃ 😀'\n"
-
-    assert demo.decode(demo.encode(text)) == text
 
 
 def test_beginning_of_sequence_comes_from_the_post_processor(tmp_path: Path):
@@ -182,24 +170,31 @@ def test_beginning_of_sequence_comes_from_the_post_processor(tmp_path: Path):
     assert codec.decode([0, 1]) == "a"
 
 
-def test_end_tokens_are_the_union_of_all_three_files(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("files", "ends"),
+    [
+        (
+            {
+                "generation_config": {"eos_token_id": [7, 8]},
+                "config": {"eos_token_id": 9},
+                "tokenizer_config": {"eos_token": {"content": "<end>"}},
+            },
+            {1, 7, 8, 9},
+        ),
+        ({"config": {"eos_token_id": None}}, set()),
+    ],
+)
+def test_end_tokens_are_the_union_of_all_three_files(tmp_path: Path, files: dict[str, dict], ends: set[int]):
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
 
-    codec = codec_for(
-        tmp_path,
-        tokenizer,
-        generation_config={"eos_token_id": [7, 8]},
-        config={"eos_token_id": 9},
-        tokenizer_config={"eos_token": {"content": "<end>"}},
-    )
-
-    assert codec.eos == {1, 7, 8, 9}
+    assert codec_for(tmp_path, tokenizer, **files).eos == ends
 
 
-def test_a_model_may_name_no_end_token(tmp_path: Path):
-    codec = codec_for(tmp_path, Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), config={"eos_token_id": None})
+def test_an_end_token_that_is_no_token_is_refused_with_a_sentence(tmp_path: Path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
 
-    assert codec.eos == frozenset()
+    with pytest.raises(InputError, match="eos_token_id"):
+        codec_for(tmp_path, tokenizer, config={"eos_token_id": [10**30]})
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
@@ -247,17 +242,6 @@ def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[s
     assert matched or not held or any(stop.startswith(held) for stop in stops)
 
 
-def test_without_stop_strings_nothing_is_held_back():
-    assert StopScanner([]).push("abc") == ("abc", False)
-
-
-def test_a_false_beginning_is_given_out_with_what_follows():
-    scanner = StopScanner(["\n\n"])
-
-    assert scanner.push("a\n") == ("a", False)
-    assert scanner.push("b") == ("\nb", False)
-
-
 def test_the_stop_string_that_was_complete_first_is_named():
     scanner = StopScanner(["cd", "abcd", "x"])
 
@@ -286,10 +270,10 @@ def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginnings(st
 
 
 def test_a_source_file_survives_random_batches(demo: TextCodec):
-    rng = random.Random(5)
-    tokens = demo.encode(Path(__file__).read_text())
+    rng, text = random.Random(5), Path(__file__).read_text().replace("<|endoftext|>", "")
+    tokens = demo.encode(text)
 
-    assert stream(demo, split(tokens, [rng.randrange(len(tokens)) for _ in range(500)])) == Path(__file__).read_text()
+    assert stream(demo, split(tokens, [rng.randrange(len(tokens)) for _ in range(500)])) == text
 
 
 def test_other_threads_run_while_a_long_text_is_encoded():
@@ -314,3 +298,114 @@ def test_other_threads_run_while_a_long_text_is_encoded():
         thread.join()
 
     assert interrupted
+
+
+# The least number of tokens of a text, which refuses long prompts --------------------------------
+
+
+CODEC = TextCodec(DEMO_TARGET)
+VOCABULARY = {letter: id for id, letter in enumerate(LETTERS)}
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def codec(folder: Path, tokenizer: Tokenizer) -> TextCodec:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return TextCodec(folder)
+
+
+def byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]] | None = None) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges or []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def with_byte_tokens(fallback: bool = True) -> Tokenizer:
+    """In SentencePiece's form: characters, and bytes for those that are unknown."""
+    vocabulary = {name: id for id, name in enumerate([*BYTES, "▁", "a", "▁a", "aa"])}
+    model = models.BPE(vocab=vocabulary, merges=[("▁", "a"), ("a", "a")], byte_fallback=fallback)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return tokenizer
+
+
+@given(ANY_TEXT, st.sampled_from(["", " ", "a", "0", "中"]), st.integers(0, 300))
+def test_no_text_has_fewer_tokens_than_the_bound(text: str, repeated: str, times: int):
+    text += repeated * times
+
+    assert CODEC.least_tokens(text) <= len(CODEC.encode(text))
+
+
+def test_a_text_of_the_longest_token_reaches_the_bound(tmp_path: Path):
+    found = codec(tmp_path, byte_level({**VOCABULARY, "aa": 256, "aaaa": 257}, [("a", "a"), ("aa", "aa")]))
+
+    assert found.least_tokens("a" * 400) == len(found.encode("a" * 400)) == 100
+
+
+def test_characters_that_are_composed_first_count_as_one(tmp_path: Path):
+    tokenizer = byte_level(VOCABULARY)
+    tokenizer.add_tokens(["ᾂ"])
+    tokenizer.normalizer = normalizers.NFC()
+    found = codec(tmp_path, tokenizer)
+    apart = unicodedata.normalize("NFD", "ᾂ" * 50)
+
+    assert (len(apart), len(found.encode(apart))) == (200, 50)
+    assert 0 < found.least_tokens(apart) <= 50
+
+
+@pytest.fixture(scope="module")
+def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    return codec(tmp_path_factory.mktemp("tokenizer"), with_byte_tokens())
+
+
+@given(ANY_TEXT)
+def test_unknown_characters_count_where_their_bytes_have_tokens(sentence_piece: TextCodec, text: str):
+    assert 0 < sentence_piece.least_tokens(text + "x") <= len(sentence_piece.encode(text + "x"))
+
+
+def test_characters_without_a_token_do_not_count(tmp_path: Path):
+    lacking = {letter: id for letter, id in VOCABULARY.items() if letter not in (LETTERS[4], LETTERS[0xF1])}
+    found = codec(tmp_path, byte_level(lacking))
+
+    assert found.least_tokens("a\x04" * 50) == len(found.encode("a\x04" * 50)) == 50
+    assert found.least_tokens("\x04" * 50) == len(found.encode("\x04" * 50)) == 0
+    assert 0 < found.least_tokens("\U00040000" * 50) <= len(found.encode("\U00040000" * 50))
+
+
+def changed(**parts: Any) -> Tokenizer:
+    """With another `normalizer` or `pre_tokenizer`."""
+    tokenizer = byte_level(VOCABULARY)
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    tokenizer.add_special_tokens([AddedToken("<end>", rstrip=True)])
+    return tokenizer
+
+
+REMOVING = pre_tokenizers.Sequence(
+    [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text"),
+    [
+        (changed(), "<end>" + " " * 500),
+        (changed(pre_tokenizer=REMOVING), "a" + " " * 500),
+        (changed(normalizer=normalizers.Replace("  ", " ")), " " * 500),
+        (changed(normalizer=normalizers.StripAccents()), "a" + "\u0301" * 500),
+        (byte_level({"a": 0, "b": 1}), "a" + "x" * 500),
+        (with_byte_tokens(fallback=False), "x" * 500),
+        (Tokenizer(models.WordLevel({"x": 0, "?": 1}, unk_token="?")), "y" * 500),
+    ],
+)
+def test_a_tokenizer_that_loses_text_has_no_bound(tmp_path: Path, tokenizer: Tokenizer, text: str):
+    assert codec(tmp_path, tokenizer).least_tokens(text) == 0
+
+
+@pytest.mark.parametrize("text", ["", "def f():\n    return 1\n", "naïve 中文 \U0001f600 " * 40, "<|endoftext|>x"])
+@pytest.mark.parametrize("special", [True, False])
+def test_the_form_that_frees_the_interpreter_gives_the_same_tokens(text: str, special: bool):
+    plain = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
+
+    assert CODEC.encode(text, special=special) == plain.encode(text, add_special_tokens=special).ids

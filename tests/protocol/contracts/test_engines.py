@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.contracts.engines import EngineDeclaration, declared_engines, draft_engine, draft_engines, draft_model
+from protocol.contracts.engines import EngineDeclaration, declared_engines, draft_engine
 from protocol.errors import InputError
 
 PROPER = 'ENGINE = EngineDeclaration(help="guesses", model="none")\n'
@@ -42,23 +42,6 @@ def test_a_module_without_a_literal_declaration_is_no_engine(tmp_path: Path, sou
     assert found(tmp_path, source) == {}
 
 
-def test_the_installed_engines_are_listed_with_their_models():
-    models = {name: engine.model for name, engine in draft_engines().items()}
-
-    assert models == {
-        "block": "drafter",
-        "coreml": "package",
-        "eagle3": "drafter",
-        "layerskip": "drafter",
-        "mlx": "checkpoint",
-        "mtp": "drafter",
-        "ngram": "none",
-        "random": "checkpoint",
-        "redrafter": "drafter",
-    }
-    assert [name for name, engine in draft_engines().items() if engine.hidden] == ["random"]
-
-
 def test_listing_the_engines_imports_none_of_them():
     check = (
         "import sys; from protocol.contracts.engines import draft_engines; "
@@ -72,7 +55,3 @@ def test_a_name_that_no_engine_has_is_answered_with_the_choices():
     choices = "auto, block, coreml, eagle3, layerskip, mlx, mtp, ngram, redrafter or none"
     with pytest.raises(InputError, match=rf"no draft engine called 'crystal ball': choose {choices}\."):
         draft_engine("crystal ball")
-
-
-def test_no_draft_needs_no_model():
-    assert draft_model("none") == "none"

@@ -4,12 +4,10 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -29,9 +27,9 @@ from protocol.features.ring_header import (
 )
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
-from protocol.kv.segments import SegmentError, create_segment, open_segment, sweep
+from protocol.kv.segments import SegmentError, create_segment, sweep
 from protocol.messages.features import FINAL, FeatureForm
-from tests.support.paths import ROOT
+from tests.support.segments import child
 
 FORM = FeatureForm((FINAL, 1, 3), width=4)
 MODEL = "a" * 64
@@ -59,13 +57,6 @@ def filled(count: int, capacity: int = 8) -> FeatureRing:
     return ring
 
 
-def child(script: str) -> subprocess.Popen[str]:
-    header = "from tests.protocol.features.test_ring import *\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", header + script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-
 def test_rows_that_are_read_are_those_that_were_written():
     reader = FeatureRing.attach(filled(5).name)
 
@@ -78,26 +69,6 @@ def test_a_reader_chooses_its_outputs():
 
     np.testing.assert_array_equal(ring.read(1, 2, (3, FINAL)), rows(5)[1:3, [8, 9, 10, 11, 0, 1, 2, 3]])
     assert ring.read(1, 2, (2, 3)) is None
-
-
-@pytest.mark.parametrize(
-    ("element", "written"),
-    [
-        (ElementType.FLOAT16, np.array([1.5, -2], np.float16)),
-        (ElementType.FLOAT32, np.array([1.5, -2], np.float32)),
-        (ElementType.BFLOAT16, np.array([0x3FC0, 0xC000], np.uint16)),
-    ],
-)
-def test_every_element_type_is_read_as_float32(element: ElementType, written: np.ndarray):
-    ring = create(element=element, form=FeatureForm((0,), 2))
-    ring.write(0, written[None])
-
-    found = ring.read(0, 1, (0,))
-
-    assert found is not None
-    assert found.dtype == np.float32
-    assert found.tolist() == [[1.5, -2]]
-    np.testing.assert_array_equal(ring.copied(0, 1, (0,)), written[None])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -180,19 +151,6 @@ def test_a_flipped_bit_of_the_header_makes_all_rows_unavailable(place: int, bit:
     ring.unlink()
 
 
-@pytest.mark.parametrize("written", [1, 12, 23])
-def test_a_writer_that_stops_in_the_middle_of_a_row_leaves_no_wrong_row(written: int):
-    """The row of position 8 goes where that of position 0 was, and the header does not know it yet."""
-    ring = filled(8)
-    half = rows(1, seed=9).tobytes()[:written]
-    begin = ring.layout.rows_begin
-
-    ring._memory[begin : begin + written] = half
-
-    assert ring.read(0, 1, FORM.outputs) is None
-    assert ring.read(1, 7, FORM.outputs) is not None
-
-
 def test_a_row_of_another_token_in_the_same_place_is_not_read():
     """A reader that holds an old header, while the new one is not written yet."""
     ring = filled(8)
@@ -215,21 +173,6 @@ def test_rows_are_announced_to_be_gone_before_they_are_overwritten(monkeypatch: 
     assert reader.available == range(3, 11)
 
 
-def test_rows_that_leave_while_they_are_copied_are_not_read(monkeypatch: pytest.MonkeyPatch):
-    writer = filled(8)
-    reader = FeatureRing.attach(writer.name)
-    asked = reader._holds
-
-    def overtaken(first: int, count: int) -> bool:
-        held = asked(first, count)
-        writer.write(writer.available.stop + 8, rows(0))
-        return held
-
-    monkeypatch.setattr(reader, "_holds", overtaken)
-
-    assert reader.read(0, 1, FORM.outputs) is None
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -247,13 +190,6 @@ def test_a_ring_that_becomes_another_one_is_not_read(other: dict[str, object]):
     ring._memory[: len(encoded)] = encoded
 
     assert ring.read(0, 1, FORM.outputs) is None
-
-
-def test_rows_are_never_written_again():
-    ring = filled(5)
-
-    with pytest.raises(AssertionError):
-        ring.write(4, rows(1))
 
 
 @pytest.mark.parametrize(
@@ -342,12 +278,6 @@ def test_a_kv_arena_is_no_ring():
         FeatureRing.attach(arena.name)
 
 
-@pytest.mark.parametrize("name", ["../etc/passwd", "lp-../../../x", "", "lp-" + "g" * 20, "psm_1"])
-def test_only_names_of_launch_pipeline_are_opened(name: str):
-    with pytest.raises(SegmentError, match="is no name"):
-        FeatureRing.attach(name)
-
-
 def test_another_users_segment_is_refused(monkeypatch: pytest.MonkeyPatch):
     ring = filled(5)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
@@ -359,23 +289,6 @@ def test_another_users_segment_is_refused(monkeypatch: pytest.MonkeyPatch):
 # Lifetime ----------------------------------------------------------------------------------------
 
 
-def test_no_other_user_can_open_a_ring():
-    ring = create()
-    if Path("/dev/shm").is_dir():
-        assert (Path("/dev/shm") / ring.name).stat().st_mode & 0o777 == 0o600
-
-
-def test_an_unlinked_ring_is_gone_and_its_reader_goes_on():
-    ring = filled(5)
-    reader = FeatureRing.attach(ring.name)
-    ring.unlink()
-    ring.close()
-
-    with pytest.raises(SegmentError):
-        open_segment(ring.name)
-    np.testing.assert_array_equal(reader.read(0, 5, FORM.outputs), rows(5).astype(np.float32))
-
-
 @pytest.fixture
 def writer() -> Iterator[subprocess.Popen[str]]:
     """A process that prints the name of its ring, fills and overruns it without end."""
@@ -383,7 +296,7 @@ def writer() -> Iterator[subprocess.Popen[str]]:
         "ring = create(capacity=64)\nprint(ring.name, flush=True)\n"
         "position = 0\nwhile True:\n    ring.write(position % 1000000, row(position % 1000)[None])\n    position += 1"
     )
-    process = child(script)
+    process = child(__name__, script)
     yield process
     process.kill()
     process.communicate()

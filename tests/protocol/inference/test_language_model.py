@@ -1,7 +1,7 @@
-"""Token trees give the logits of their paths after any earlier operations."""
+"""Token trees give the logits of their paths after any earlier operations; damaged folders are refused by name."""
 
 import json
-import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,16 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from protocol.errors import InputError
-from protocol.inference import language_model, tree_sequence
+from protocol.inference import language_model
 from protocol.inference.joint_forward import ForwardPart
-from protocol.inference.language_model import LanguageModel, stated_context
+from protocol.inference.language_model import LanguageModel, impossible_windows, stated_context
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import MAX_CONTEXT
 from tests.support.models.architectures import configuration, tiny
-from tests.support.models.tiny_models import ARCHITECTURES, VOCABULARY, network, stock_logits, tree_model
+from tests.support.models.tiny_models import network, stock_logits, tree_model
 
 _PROMPT = (5, 9, 2, 33, 41, 7)
 _TOKENS = (1, 2, 3, 4, 5, 6, 7)
@@ -28,38 +29,6 @@ _PATHS = ((1,), (1, 2), (1, 3), (1, 2, 4), (5,), (1, 2, 4, 6), (5, 7))
 
 def _equal(ours: mx.array, theirs: mx.array) -> bool:
     return np.allclose(np.array(ours), np.array(theirs), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_tree_logits_equal_those_of_each_path(architecture: str):
-    model = tree_model(architecture)
-    sequence = model.sequence()
-    sequence.prefill(_PROMPT)
-
-    logits = sequence.evaluate(_TOKENS, _PARENTS)
-
-    for row, path in enumerate(_PATHS):
-        assert _equal(logits[row], stock_logits(model.network, _PROMPT + path))
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_joint_logits_are_those_of_each_sequence_alone(architecture: str):
-    """Trees and chains behind prefixes of several lengths, the second time with dead slots between them."""
-    model = tree_model(architecture)
-    shapes = [(_TOKENS, _PARENTS), ((3, 4, 5), (-1, 0, 1)), ((6,), (-1,))]
-    alone, together = [[_prefilled(model, length) for length in (6, 3, 5)] for _ in range(2)]
-
-    for _ in range(2):
-        parts = [
-            ForwardPart(sequence, tokens, [-1 if parent < 0 else sequence.next_row + parent for parent in parents])
-            for sequence, (tokens, parents) in zip(together, shapes, strict=True)
-        ]
-        expected = [sequence.evaluate(part.tokens, part.parents) for sequence, part in zip(alone, parts, strict=True)]
-
-        assert all(map(_equal, model.evaluate_together(parts), expected))
-
-        for sequence, part in zip((*alone, *together), parts * 2, strict=True):
-            sequence.keep([sequence.next_row - len(part.tokens)], ())
 
 
 def test_a_model_whose_attention_cannot_be_joined_evaluates_in_turns(monkeypatch: pytest.MonkeyPatch):
@@ -93,119 +62,6 @@ def test_a_wrapped_model_still_serves_mlx_lm_itself():
     assert mx.array_equal(stock_logits(tree_model().network, _PROMPT), plain)
 
 
-def test_a_chain_costs_no_mask():
-    sequence = tree_model().sequence()
-    sequence.prefill(_PROMPT)
-    sequence.evaluate((1, 2), (-1, 0))
-    sequence.keep([0], [])
-    sequence.evaluate((3,), (-1,))
-
-    assert sequence.caches[0].forward[:4] == (len(_PROMPT) + 1, 1, None, None)
-
-
-def test_prefill_in_chunks_equals_prefill_at_once():
-    model = tree_model()
-    chunked, whole = model.sequence(), model.sequence()
-    for begin in range(0, len(_PROMPT), 2):
-        chunked.prefill(_PROMPT[begin : begin + 2])
-    whole.prefill(_PROMPT)
-
-    assert _equal(chunked.evaluate((1,), (-1,)), whole.evaluate((1,), (-1,)))
-
-
-class _Walk:
-    """A sequence and plain lists of its expected contents."""
-
-    def __init__(self, model: LanguageModel, chance: random.Random) -> None:
-        self.model, self.chance = model, chance
-        self.sequence = model.sequence()
-        self.sequence.prefill(_PROMPT)
-        self.committed = _PROMPT
-        self.tails: dict[int, tuple[int, ...]] = {}
-        self.parents: dict[int, int] = {}
-
-    def grow(self) -> None:
-        first = self.sequence.next_row
-        count = self.chance.randint(1, 9)
-        tokens = [self.chance.randrange(VOCABULARY) for _ in range(count)]
-        parents = [self.chance.choice([-1, *self.tails, *range(first, first + index)]) for index in range(count)]
-        logits = self.sequence.evaluate(tokens, parents)
-        for row, token, parent in zip(range(first, first + count), tokens, parents, strict=True):
-            self.tails[row] = (*self.tails.get(parent, ()), token)
-            self.parents[row] = parent
-            assert self.sequence.position(row) == len(self.committed) + len(self.tails[row]) - 1
-        probe = self.chance.randrange(count)
-        expected = stock_logits(self.model.network, self.committed + self.tails[first + probe])
-        assert _equal(logits[probe], expected)
-
-    def keep(self) -> None:
-        path = self._ancestry(self.chance.choice(list(self.tails)))[: self.chance.randint(0, 3)]
-        surviving = [row for row in self.tails if row not in path and self._ancestry(row)[: len(path)] == path]
-        self.sequence.keep(path, surviving)
-        self.committed += self.tails[path[-1]] if path else ()
-        self.tails = {row: self.tails[row][len(path) :] for row in surviving}
-        self.parents = {row: self.parents[row] if self.parents[row] in surviving else -1 for row in surviving}
-
-    def truncate(self) -> None:
-        self.committed = self.committed[: len(self.committed) - self.chance.randint(0, 2)]
-        self.tails, self.parents = {}, {}
-        self.sequence.truncate(len(self.committed))
-
-    def _ancestry(self, row: int) -> list[int]:
-        return [*self._ancestry(self.parents[row]), row] if row in self.tails else []
-
-
-@pytest.mark.parametrize("dead_slots", [1, 5, 10_000])
-def test_any_walk_of_growing_and_keeping_equals_fresh_evaluation(dead_slots: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tree_sequence, "_DEAD_SLOTS", dead_slots)
-    walk = _Walk(tree_model(), random.Random(dead_slots))
-    for _ in range(20):
-        walk.grow()
-        walk.keep()
-        if walk.chance.random() < 0.2:
-            walk.truncate()
-        assert walk.sequence.committed == len(walk.committed)
-    walk.truncate()
-    walk.sequence.prefill(_PROMPT)
-
-    logits = walk.sequence.evaluate((8,), (-1,))
-
-    assert _equal(logits[0], stock_logits(walk.model.network, (*walk.committed, *_PROMPT, 8)))
-
-
-@pytest.mark.parametrize("length", [1, 40, 10_000])
-def test_a_copy_and_its_original_are_independent(length: int):
-    walk = _Walk(tree_model(), random.Random(length))
-    for _ in range(20):
-        walk.grow()
-        walk.keep()
-    length = min(length, len(walk.committed))
-    copy = walk.sequence.copy(length)
-    copy.prefill(_PROMPT)
-    walk.grow()
-    walk.keep()
-    walk.truncate()
-
-    assert copy.committed == length + len(_PROMPT)
-    expected = stock_logits(walk.model.network, (*walk.committed[:length], *_PROMPT, 8))
-    assert _equal(copy.evaluate((8,), (-1,))[0], expected)
-    assert _equal(walk.sequence.evaluate((8,), (-1,))[0], stock_logits(walk.model.network, (*walk.committed, 8)))
-
-
-def test_surviving_rows_keep_their_numbers_and_values_through_a_move(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tree_sequence, "_DEAD_SLOTS", 1)
-    model = tree_model()
-    sequence = model.sequence()
-    sequence.prefill(_PROMPT)
-    sequence.evaluate((10, 11, 12, 13, 14), (-1, -1, 0, 1, 3))
-    sequence.keep([1], [3, 4])
-
-    logits = sequence.evaluate((20, 21), (4, 3))
-
-    assert _equal(logits[0], stock_logits(model.network, (*_PROMPT, 11, 13, 14, 20)))
-    assert _equal(logits[1], stock_logits(model.network, (*_PROMPT, 11, 13, 21)))
-
-
 def test_dead_slots_never_pile_up():
     sequence = tree_model().sequence()
     for _ in range(60):
@@ -216,18 +72,6 @@ def test_dead_slots_never_pile_up():
 
     assert sequence._table.dead < 64
     assert sequence._table.size < sequence.committed + 64 + 4
-
-
-def test_sequences_of_one_model_do_not_disturb_each_other():
-    model = tree_model()
-    one, other = model.sequence(), model.sequence()
-    one.prefill(_PROMPT)
-    other.prefill(_PROMPT[::-1])
-    first = one.evaluate(_TOKENS, _PARENTS)
-    second = other.evaluate((1,), (-1,))
-
-    assert _equal(first[5], stock_logits(model.network, (*_PROMPT, 1, 2, 4, 6)))
-    assert _equal(second[0], stock_logits(model.network, (*_PROMPT[::-1], 1)))
 
 
 def test_a_model_that_mlx_lm_can_not_run_is_refused():
@@ -319,35 +163,6 @@ def test_an_incomplete_folder_is_refused(missing: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "unheard_of"},
-        {"model_type": 7},
-        {"intermediate_size": 48},
-        {"hidden_size": 64},
-        {"model_file": "code.py"},
-        {"num_attention_heads": "four"},
-    ],
-)
-def test_a_folder_that_mlx_lm_can_not_load_is_refused(config: dict[str, object], tmp_path: Path):
-    _save(network(), tmp_path, **config)
-
-    with pytest.raises(InputError, match=r"can't be loaded.*download it again") as refused:
-        LanguageModel.load(tmp_path)
-    assert str(tmp_path) in str(refused.value)
-
-
-def test_broken_files_are_refused(tmp_path: Path):
-    _save(network(), tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match="can't be loaded"):
-        LanguageModel.load(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(InputError, match="has no whole header: download it again"):
-        LanguageModel.load(tmp_path)
-
-
-@pytest.mark.parametrize(
     ("config", "context"),
     [
         ({"max_position_embeddings": 4096}, 4096),
@@ -371,3 +186,65 @@ def test_the_context_is_that_of_the_file_where_mlx_lm_drops_it(tmp_path: Path):
 
     assert not hasattr(model.args, "max_position_embeddings")
     assert LanguageModel.load(tmp_path).context == 300
+
+
+def refusal(folder: Path, name: str, without: str = "nothing", **changes: Any) -> str:
+    """The sentence for a tiny model whose config.json has `changes`, and whose weights lack a part."""
+    weights = dict(tree_flatten(tiny(name).parameters()))
+    kept = {key: array for key, array in weights.items() if without not in key}
+    mx.save_safetensors(str(folder / "model.safetensors"), kept)
+    (folder / "config.json").write_text(json.dumps(configuration(name) | changes))
+    with pytest.raises(InputError) as refused:
+        LanguageModel.load(folder)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("window", [0, -5, "16", 16.5, None, True])
+@pytest.mark.parametrize(
+    ("name", "field"), [("gemma3_text", "sliding_window"), ("mimo_v2_flash", "sliding_window_size")]
+)
+def test_a_window_that_is_no_number_of_tokens(name: str, field: str, window: Any, tmp_path: Path):
+    found = refusal(tmp_path, name, **{field: window})
+
+    assert f"config.json in {tmp_path} states a window of {window!r} tokens" in found
+
+
+@pytest.mark.parametrize("chunk", [0, "16"])
+def test_a_chunk_that_is_no_number_of_tokens(chunk: object, tmp_path: Path):
+    text = configuration("llama4")["text_config"] | {"attention_chunk_size": chunk}
+
+    assert f"config.json in {tmp_path} states a window of {chunk!r} tokens" in refusal(
+        tmp_path, "llama4", text_config=text
+    )
+
+
+def test_windows_are_found_among_several_caches_of_a_layer():
+    caches = [CacheList(KVCache(), RotatingKVCache(max_size=0)), RotatingKVCache(max_size=8)]
+
+    assert impossible_windows(caches) == [0]
+
+
+NO_LAYER = ("layers.1.", {}, "can't be loaded \\(Missing.*layers.1.")
+DAMAGES: list[tuple[str, str, dict[str, Any], str]] = [
+    *((name, *NO_LAYER) for name in ("gemma3_text", "qwen3_next", "rwkv7")),
+    ("gemma3_text", "nothing", {"num_hidden_layers": 6}, "layers.4."),
+    ("qwen3_next", "nothing", {"model_type": "qwen9_next"}, "can't be loaded .Model type qwen9_next not supported"),
+    *((name, "nothing", {"vocab_size": 0}, "") for name in ("llama", "qwen3", "gemma3_text")),
+    ("llama", "nothing", {"num_attention_heads": 0}, "by zero"),
+    ("gemma3_text", "nothing", {"sliding_window_pattern": 0}, "by zero"),
+    ("llama", "nothing", {"model_type": 7}, "download it again"),
+    ("llama", "nothing", {"intermediate_size": 48}, "download it again"),
+    ("llama", "nothing", {"hidden_size": 32}, "download it again"),
+    ("llama", "nothing", {"model_file": "code.py"}, "download it again"),
+    ("llama", "nothing", {"num_attention_heads": "four"}, "download it again"),
+]
+
+
+@pytest.mark.parametrize(("name", "without", "changes", "words"), DAMAGES)
+def test_a_folder_that_mlx_lm_can_not_load(
+    name: str, without: str, changes: dict[str, Any], words: str, tmp_path: Path
+):
+    found = refusal(tmp_path, name, without, **changes)
+
+    assert str(tmp_path) in found
+    assert re.search(words, found)

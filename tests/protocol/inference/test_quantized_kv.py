@@ -1,7 +1,6 @@
 """Quantized keys and values: inexact against 16 bits, exact against themselves, in every architecture."""
 
 import os
-import random
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,9 +21,8 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaMismatch
 from protocol.kv.exchange import KvExchange
 from protocol.messages.kv import KvReference
-from tests.protocol.inference.test_architecture_levels import CONTEXT, TREE, TREES
+from tests.protocol.inference.test_architecture_levels import CONTEXT, TREE, TREES, tokens
 from tests.protocol.inference.test_layer_cache import Sequences
-from tests.support.models.architecture_sizes import VOCABULARY
 from tests.support.models.architectures import tiny, tiny_with_wide_heads
 from tests.support.models.tiny_models import tree_model
 from tests.support.paths import DEMO_TARGET
@@ -53,11 +51,6 @@ def as_on_a_gpu() -> Iterator[None]:
 @cache
 def model(name: str, bits: KvBits) -> LanguageModel:
     return LanguageModel(tiny_with_wide_heads(name), Path(name), kv_bits=bits)
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    numbers = random.Random(seed)
-    return [numbers.randrange(VOCABULARY) for _ in range(count)]
 
 
 def plainly(made: LanguageModel, text: list[int]) -> TreeSequence:

@@ -1,6 +1,5 @@
 """Laws of the tap: what it records is what the stock model's layers return, and nothing else about a model changes."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -13,13 +12,13 @@ import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tap import Recorded, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from protocol.messages.features import FINAL, Taps
-from tests.support.models.architecture_sizes import LAYERS, VOCABULARY
+from tests.protocol.inference.test_architecture_levels import tokens
+from tests.support.models.architecture_sizes import LAYERS
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 from tests.support.models.tiny_models import network as small_network
 from tests.support.models.tiny_models import tree_model
@@ -62,11 +61,6 @@ def recording(of: LanguageModel, outputs: Sequence[int] = _OUTPUTS) -> Iterator[
     of.record(tuple(outputs))
     yield
     of.record(())
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    numbers = random.Random(seed)
-    return [numbers.randrange(VOCABULARY) for _ in range(count)]
 
 
 def reference(name: str, text: Sequence[int]) -> mx.array:
@@ -147,20 +141,6 @@ def test_recorded_rows_are_what_the_layers_return(name: str):
     assert_close(sequence.recorded, expected_rows(name, [*prompt, first[0]], second))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss", "qwen3_5", "falcon_h1", "lfm2"])
-def test_a_joint_forward_gives_each_sequence_its_own_rows(name: str):
-    one, other = model(name).sequence(), model(name).sequence()
-    parts = [ForwardPart(one, tokens(4, 3), (-1, 0, 0, 1)), ForwardPart(other, tokens(4, 4), (-1, 0, 0, 1))]
-    with recording(model(name)):
-        one.prefill(tokens(5, 1))
-        other.prefill(tokens(3, 2))
-        model(name).evaluate_together(parts)
-
-    assert model(name).joins
-    assert_close(one.recorded, expected_rows(name, tokens(5, 1), tokens(4, 3)))
-    assert_close(other.recorded, expected_rows(name, tokens(3, 2), tokens(4, 4)))
-
-
 @pytest.mark.parametrize("element", [mx.float32, mx.float16, mx.bfloat16])
 def test_rows_equal_those_of_the_layers_by_hand(element: mx.Dtype):
     network = small_network()
@@ -180,23 +160,6 @@ def test_rows_equal_those_of_the_layers_by_hand(element: mx.Dtype):
     found = mx.array(rows).view(mx.bfloat16) if element == mx.bfloat16 else mx.array(rows)
     assert found.dtype == element
     assert mx.allclose(found.astype(mx.float32), by_hand.astype(mx.float32), 1e-2, 1e-2).item()
-
-
-def test_the_rows_are_computed_with_the_logits():
-    """What a caller reads later costs no layer a second time."""
-    served = tree_model()
-    with recording(served, (0, 1)):
-        sequence = served.sequence()
-        mx.eval(sequence.evaluate([3, 1, 4], [-1, 0, 0]))
-        assert sequence.recorded is not None
-        served.network.update({"model": {"layers": [{"mlp": {"down_proj": {"weight": mx.zeros((32, 64))}}}] * 2}})
-
-    fresh = tree_model()
-    with recording(fresh, (0, 1)):
-        other = fresh.sequence()
-        other.evaluate([3, 1, 4], [-1, 0, 0])
-    assert other.recorded is not None
-    assert mx.array_equal(sequence.recorded.rows, other.recorded.rows).item()
 
 
 def test_recording_changes_no_logits_and_nothing_remains_of_it():

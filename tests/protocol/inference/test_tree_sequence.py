@@ -8,7 +8,7 @@ from mlx.utils import tree_map
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_cache import RowCache
 from protocol.inference.tree_sequence import TreeSequence
-from protocol.kv.arena import Arena, LayerRows
+from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from tests.support.models.tiny_models import ARCHITECTURES, network, tree_model
 
@@ -69,24 +69,6 @@ def test_every_element_type_survives_to_the_last_bit(kind: mx.Dtype):
     np.testing.assert_array_equal(logits(other), logits(prefilled(model)))
 
 
-def test_dead_slots_and_tree_rows_are_not_exported():
-    model = tree_model()
-    source = gappy(model)
-
-    exported = source.export(0, 100)
-
-    assert exported[0][0].shape == (2, 100, 8)
-    np.testing.assert_array_equal(logits(adopted(model, exported, 100)), logits(gappy_alone(model)))
-
-
-def gappy_alone(model: LanguageModel) -> TreeSequence:
-    """The same tokens evaluated in the same widths, without dead slots or other rows."""
-    sequence = prefilled(model, PROMPT[:60])
-    for token in PROMPT[60:]:
-        sequence.prefill([token])
-    return sequence
-
-
 def test_a_partial_export_is_a_slice_of_the_whole():
     source = gappy(tree_model())
     whole, part = source.export(0, 100), source.export(37, 81)
@@ -106,19 +88,6 @@ def test_rows_behind_the_tokens_are_ignored():
     np.testing.assert_array_equal(logits(adopted(model, (keys, values), 100)), logits(prefilled(model)))
 
 
-def test_an_adopting_sequence_continues_like_any_other():
-    model = tree_model()
-    other, fresh = adopted(model, prefilled(model).export(0, 100), 100), prefilled(model)
-    for sequence in (other, fresh):
-        sequence.prefill(PROMPT[:9])
-        logits(sequence)
-        sequence.keep([0, 2], [])
-        sequence.truncate(107)
-
-    assert other.committed == 107
-    np.testing.assert_array_equal(logits(other), logits(fresh))
-
-
 def test_later_changes_of_a_sequence_do_not_change_its_export():
     source = prefilled(tree_model())
     keys, _ = source.export(0, 100)
@@ -127,20 +96,6 @@ def test_later_changes_of_a_sequence_do_not_change_its_export():
     source.prefill(PROMPT[::-1][:50])
 
     np.testing.assert_array_equal(keys, before)
-
-
-@pytest.mark.usefixtures("registry")
-def test_kv_through_an_arena_is_the_same_kv():
-    model = tree_model()
-    assert model.layout is not None
-    arena = Arena.create(model.layout, fingerprint="m", epoch=1)
-    arena.write_rows(0, *gappy(model).export(0, 100))
-    arena.commit(100)
-
-    other = Arena.adopt(arena.name, model.layout, fingerprint="m", epoch=1, tokens=100)
-    rows = list(other.keys[:, :, :106]), list(other.values[:, :, :106])
-
-    np.testing.assert_array_equal(logits(adopted(model, rows, 100)), logits(gappy_alone(model)))
 
 
 def test_a_model_states_its_layout():

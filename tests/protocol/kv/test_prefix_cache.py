@@ -95,12 +95,3 @@ def test_the_least_recently_used_is_evicted_first():
     cache.add(d, prompts[d])
 
     assert closed == [b]
-
-
-def test_a_continued_conversation_takes_its_cached_kv():
-    cache = PrefixCache[FakeKv](30, lambda _: None)
-    first_turn = FakeKv(1, 10, copyable=False)
-    cache.add(first_turn, range(500))
-
-    assert cache.take(range(600)) == (first_turn, 500, True)
-    assert list(cache) == []

@@ -63,13 +63,3 @@ class Tree(RuleBasedStateMachine):
 
 TestTree = Tree.TestCase
 TestTree.settings = settings(max_examples=60, stateful_step_count=30, derandomize=True)
-
-
-def test_fifty_turns_of_one_conversation_take_no_more_than_the_last_one():
-    tree: PrefixIndex[int] = PrefixIndex()
-    for turn in range(50):
-        tree.extend(turn, range(100 * (turn + 1)))
-
-    assert tree.stored == 5000
-    assert [tree.covered(turn) for turn in (0, 48, 49)] == [True, True, False]
-    assert tree.longest(range(4950)).names == [49]

@@ -88,23 +88,6 @@ class Worker:
         return turns
 
 
-def test_the_prompt_of_several_is_prefilled_once():
-    worker = Worker()
-    for id, prefix in enumerate([range(200), [*range(100), *range(50)], range(200), range(1000, 1100)]):
-        worker.start(id, prefix)
-    worker.prefill_all()
-
-    assert worker.evaluated == {0: 200, 1: 50, 2: 0, 3: 100}
-
-
-def test_unrelated_prompts_take_turns():
-    worker = Worker()
-    for id in range(3):
-        worker.start(id, [id] * 80)
-
-    assert worker.prefill_all() == [0, 1, 2, 0, 1, 2]
-
-
 def test_a_new_prompt_comes_after_those_that_wait():
     worker = Worker()
     worker.start(0, [0] * 120)
@@ -127,25 +110,6 @@ def test_a_sequence_that_comes_back_does_not_wait_for_one_that_waited_for_it():
     worker.prefill_all()
 
     assert worker.evaluated == {0: 0, 1: 200, 2: 200}
-
-
-def test_the_kv_of_an_ended_sequence_moves_to_the_sequence_that_continues_it():
-    worker = Worker()
-    worker.start(0, range(100))
-    worker.prefill_all()
-    kv = worker.live[SequenceId(0)].kv
-    worker.end(0)
-
-    assert worker.start(1, range(140)) == (kv, 100, True)
-    assert list(worker.sharing.cached) == []
-
-
-def test_the_kv_of_a_live_sequence_is_copied():
-    worker = Worker()
-    worker.start(0, range(100))
-    worker.prefill_all()
-
-    assert worker.start(1, range(70)) == (worker.live[SequenceId(0)].kv, 70, False)
 
 
 @pytest.mark.parametrize(("live", "from_ended"), [(131, True), (132, False)])

@@ -86,7 +86,7 @@ def guarded(folder: Path) -> Iterator[GuardedHub]:
     guarded.close()
 
 
-def test_a_pinned_guest_is_admitted_and_identified_by_its_key(guarded: GuardedHub):
+def test_a_pinned_guest_is_admitted_identified_by_its_key_and_answered(guarded: GuardedHub):
     name = guarded.guard.pin("studio", GUEST.public)
     link = guarded.link(GUEST)
 
@@ -94,13 +94,6 @@ def test_a_pinned_guest_is_admitted_and_identified_by_its_key(guarded: GuardedHu
     assert (arrival.message, arrival.stamp, arrival.identity) == (Pong(0.5), STAMP, GUEST.public)
     assert guarded.guard.name_of(arrival.identity) == name == "studio"
     assert link.state == "up"
-
-
-def test_the_hub_answers_a_guest(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
-    link = guarded.link(GUEST)
-    arrival = guarded.hear(link)
-
     assert guarded.hub.send(arrival.peer, Ping(4.0), STAMP)
     assert until(lambda: link.receive(1.0)) == [Ping(4.0)]
 
@@ -205,15 +198,10 @@ def test_a_refused_redemption_leaves_the_join_line_good(guarded: GuardedHub):
         guarded.guard.redeem(keys.public, "studio", b"no key", guarded.now)
     with pytest.raises(InputError, match="with its own key"):
         guarded.guard.redeem(keys.public, "studio", keys.public, guarded.now)
-    assert guarded.guard.redeem(keys.public, "studio", GUEST.public, guarded.now) == "studio"
-
-
-def test_a_pinned_guest_can_not_use_an_invitation_that_is_not_its_own(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
-    guarded.guard.invite(guarded.now)
-
+    guarded.guard.pin("mini", OTHER.public)
     with pytest.raises(InputError, match="was used"):
-        guarded.guard.redeem(GUEST.public, "other", OTHER.public, guarded.now)
+        guarded.guard.redeem(OTHER.public, "other", GUEST.public, guarded.now)
+    assert guarded.guard.redeem(keys.public, "studio", GUEST.public, guarded.now) == "studio"
 
 
 def test_the_number_of_invitations_is_limited(guarded: GuardedHub):
@@ -226,27 +214,20 @@ def test_the_number_of_invitations_is_limited(guarded: GuardedHub):
     guarded.guard.invite(guarded.now)
 
 
-def test_pins_outlive_the_server_and_are_private(guarded: GuardedHub, folder: Path):
-    guarded.guard.pin("studio", GUEST.public)
-    file = folder / "pins.json"
-
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    with zmq.Context[Any]() as context:
-        again = Guard(context, folder)
-        assert again.pinned == {"studio": GUEST.public}
-        assert again.admits(GUEST.public)
-        again.close()
-
-
-def test_two_pipelines_share_their_guests(guarded: GuardedHub, folder: Path):
+def test_pins_are_private_outlive_the_server_and_are_shared_by_pipelines(guarded: GuardedHub, folder: Path):
     with zmq.Context[Any]() as context:
         other = Guard(context, folder)
         guarded.guard.pin("studio", GUEST.public)
         other.pin("mini", OTHER.public)
+        assert stat.S_IMODE((folder / "pins.json").stat().st_mode) == 0o600
         assert other.pinned == {"studio": GUEST.public, "mini": OTHER.public}
 
         other.revoke("studio")
         other.close()
+    with zmq.Context[Any]() as context:
+        again = Guard(context, folder)
+        assert again.pinned == {"mini": OTHER.public}
+        again.close()
     assert guarded.refused(guarded.link(GUEST))
     assert guarded.hear(guarded.link(OTHER)).identity == OTHER.public
 
@@ -269,15 +250,8 @@ def test_a_guest_gets_a_name_that_is_its_own_and_harms_no_terminal(guarded: Guar
     assert guarded.guard.pin(given, GUEST.public) == kept
 
 
-def test_a_key_that_is_pinned_keeps_its_name(guarded: GuardedHub):
-    assert guarded.guard.pin("studio", GUEST.public) == "studio"
-    assert guarded.guard.pin("another", GUEST.public) == "studio"
-    assert len(guarded.guard.pinned) == 1
-
-
-def test_revoking_an_unknown_guest_lists_the_guests(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
-
+def test_a_pinned_key_keeps_its_name_and_an_unknown_one_is_answered_with_those_there_are(guarded: GuardedHub):
+    assert guarded.guard.pin("studio", GUEST.public) == guarded.guard.pin("another", GUEST.public) == "studio"
     with pytest.raises(InputError, match=r"No machine is called 'mini' \(known: studio\)"):
         guarded.guard.revoke("mini")
 

@@ -1,5 +1,6 @@
 """Keys and join lines: created once, private, robust against copying, and refused with the reason."""
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -10,8 +11,11 @@ import zmq
 from hypothesis import given
 from zmq.utils import z85
 
+from orchestrator.machine.target_hosts import checked_hosts
 from protocol.errors import InputError
 from protocol.security.keys import JoinLine, is_key, new_secret, one_time_keys, own_keys
+from protocol.security.ranks_key import ranks_key
+from tests.support.paths import DEMO_TARGET
 
 SERVER = one_time_keys(bytes(32))  # any will do, but the same in every process
 LINE = JoinLine("192.168.1.4", 5570, SERVER.public, bytes(range(32)))
@@ -32,10 +36,6 @@ def test_keys_are_made_once_and_kept(tmp_path: Path):
     assert own_keys(folder) == first
     assert is_key(first.public)
     assert first.public == zmq.curve_public(first.secret)
-
-
-def test_every_machine_has_its_own_keys(tmp_path: Path):
-    assert own_keys(tmp_path / "one") != own_keys(tmp_path / "other")
 
 
 def test_only_the_user_can_read_the_keys(tmp_path: Path):
@@ -176,6 +176,35 @@ def test_the_secret_is_no_part_of_what_is_derived_from_it():
     assert one_time_keys(secret).public == b"P^<Zw[vknODH{V/ek^MC{J>&O[{$6Ba>JK0j&3Pq"
 
 
-@pytest.mark.parametrize("text", [b"", b"x" * 40 + b"y", b" " * 40, b"\xff" * 40, b"#" * 40])
-def test_a_text_that_is_no_key_is_refused(text: bytes):
-    assert not is_key(text)
+def _file(folder: Path, content: object, mode: int = 0o600) -> str:
+    file = folder / "hosts.json"
+    file.write_text(json.dumps(content))
+    file.chmod(mode)
+    return str(file)
+
+
+def test_the_key_is_what_the_file_says(tmp_path: Path):
+    assert ranks_key(_file(tmp_path, {"key": "0123456789abcdef" * 2})) == b"0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "sentence"),
+    [
+        ({"key": "k" * 32}, 0o644, "no other user may read it: run `chmod 600 "),
+        ({"key": "k" * 31}, 0o600, "no text of 32 random characters"),
+        ({"key": 7}, 0o600, "no text of 32 random characters"),
+        ({"hosts": []}, 0o600, "has no key any more"),
+        ([], 0o600, "has no key any more"),
+    ],
+)
+def test_what_is_wrong_gets_a_sentence(content: object, mode: int, sentence: str, tmp_path: Path):
+    with pytest.raises(InputError, match=rf"hosts file .*hosts\.json.* {sentence}"):
+        ranks_key(_file(tmp_path, content, mode))
+
+
+def test_a_file_that_others_can_read_is_refused_before_any_process_starts(tmp_path: Path):
+    hosts = {"hosts": [["10.0.0.1:5711"], ["10.0.0.2:5711"]], "key": "k" * 32}
+
+    with pytest.raises(InputError, match="chmod 600"):
+        checked_hosts(_file(tmp_path, hosts, 0o640), DEMO_TARGET)
+    assert not checked_hosts(_file(tmp_path, hosts), DEMO_TARGET).local

@@ -21,38 +21,31 @@ def tokens_of(found: list[tuple[int, float]]) -> list[int]:
     return [token for token, _ in found]
 
 
-def test_nothing_read_guesses_nothing():
-    assert PromptLookup().continuations([1, 2, 3], 4) == []
-
-
-def test_tokens_never_seen_guess_nothing():
-    assert read(1, 2, 3).continuations([8, 9], 4) == []
-
-
-def test_the_tokens_that_followed_are_guessed():
-    assert tokens_of(read(1, 2, 3, 4).continuations([1, 2, 3], 4)) == [4]
-
-
-def test_the_longest_run_decides():
-    lookup = read(1, 2, 3, 7, 9, 3, 8, 3, 8)
-
-    assert tokens_of(lookup.continuations([1, 2, 3], 4)) == [7]
-
-
-def test_a_shorter_run_serves_where_no_longer_one_matches():
-    assert tokens_of(read(5, 3, 8).continuations([1, 2, 3], 4)) == [8]
-
-
-def test_more_frequent_followers_come_first():
-    assert tokens_of(read(1, 5, 1, 5, 1, 6).continuations([1], 4)) == [5, 6]
-
-
-def test_of_equally_frequent_followers_the_latest_comes_first():
-    assert tokens_of(read(1, 5, 1, 6).continuations([1], 4)) == [6, 5]
-
-
-def test_no_more_than_the_limit_is_guessed():
-    assert len(read(1, 2, 1, 3, 1, 4, 1, 5).continuations([1], 3)) == 3
+@pytest.mark.parametrize(
+    ("text", "suffix", "guesses"),
+    [
+        ([], [1, 2, 3], []),
+        ([1, 2, 3], [8, 9], []),
+        ([1, 2, 3, 4], [1, 2, 3], [4]),
+        ([1, 2, 3, 7, 9, 3, 8, 3, 8], [1, 2, 3], [7]),
+        ([5, 3, 8], [1, 2, 3], [8]),
+        ([1, 5, 1, 5, 1, 6], [1], [5, 6]),
+        ([1, 5, 1, 6], [1], [6, 5]),
+        ([1, 2, 1, 3, 1, 4, 1, 5, 1, 6], [1], [6, 5, 4, 3]),
+    ],
+    ids=[
+        *(
+            "nothing read",
+            "never seen",
+            "what followed",
+            "the longest run",
+            "a shorter run where no longer one matches",
+        ),
+        *("more frequent first", "the latest first", "no more than the limit"),
+    ],
+)
+def test_the_tokens_that_followed_the_longest_run_are_guessed(text: list[int], suffix: list[int], guesses: list[int]):
+    assert tokens_of(read(*text).continuations(suffix, 4)) == guesses
 
 
 def test_confidence_is_add_one_smoothed():

@@ -124,46 +124,29 @@ def test_another_version_says_what_to_do():
         decode(BROKEN["another version"], ToWorker)
 
 
+HELLO_BODY, START = body(HELLO), body(Start(SequenceId(1), 0, (1,), NodeId(5), Sampling()))
+GROW = body(Grow(SequenceId(1), 0, (NodeId(1),), (2,), (1.0,), 1, 0.1))
+PREFILLED, VERDICT = body(Prefilled(SequenceId(1), 0, 1, 0.1)), body(Verdict(SequenceId(1), 0, (), 1, 0.1))
+VERIFY = body(Verify(SequenceId(1), 1, NodeId(7), 6, (6,), (-1,)))
 OUT_OF_BOUNDS: dict[str, tuple[Any, Any]] = {
-    "more nodes than a tree may have": (
-        body(Verify(SequenceId(1), 1, NodeId(7), 6, (6,), (-1,))) | {"tokens": [6] * 1025},
-        ToWorker,
-    ),
-    "a path of too many nodes": (body(Verdict(SequenceId(1), 0, NODES, 1, 0.1)) | {"path": [1] * 1025}, FromWorker),
-    "a probability above one": (
-        body(Grow(SequenceId(1), 0, (NodeId(1),), (2,), (1.0,), 1, 0.1)) | {"probabilities": [1.1]},
-        FromWorker,
-    ),
-    "a probability that is no number": (
-        body(Grow(SequenceId(1), 0, (NodeId(1),), (2,), (1.0,), 1, 0.1)) | {"probabilities": [float("nan")]},
-        FromWorker,
-    ),
-    "columns of different length": (
-        body(Grow(SequenceId(1), 0, (NodeId(1),), (2,), (1.0,), 1, 0.1)) | {"tokens": [2, 3]},
-        FromWorker,
-    ),
-    "more costs than a worker measures": (
-        body(HELLO) | {"costs": [[width, 0.1] for width in range(1, 66)]},
-        FromWorker,
-    ),
-    "costs of widths that do not rise": (body(HELLO) | {"costs": [[5, 0.1], [5, 0.1]]}, FromWorker),
-    "a cost of no tokens": (body(HELLO) | {"costs": [[0, 0.1]]}, FromWorker),
-    "a forward that costs nothing": (body(HELLO) | {"costs": [[1, 0.0]]}, FromWorker),
-    "an endless forward": (body(HELLO) | {"costs": [[1, float("inf")]]}, FromWorker),
-    "a cost that is no number": (body(HELLO) | {"costs": [[1, float("nan")]]}, FromWorker),
-    "an endless time": (body(Prefilled(SequenceId(1), 0, 1, 0.1)) | {"seconds": float("inf")}, FromWorker),
-    "a negative time": (body(Prefilled(SequenceId(1), 0, 1, 0.1)) | {"seconds": -0.1}, FromWorker),
-    "a token beyond 31 bits": (body(Verdict(SequenceId(1), 0, (), 1, 0.1)) | {"bonus": 1 << 31}, FromWorker),
-    "a node beyond 63 bits": (body(Verdict(SequenceId(1), 0, (), 1, 0.1)) | {"path": [1 << 63]}, FromWorker),
-    "a round beyond 53 bits": (body(Verdict(SequenceId(1), 0, (), 1, 0.1)) | {"round": 1 << 53}, FromWorker),
-    "a prompt of no tokens": (
-        body(Start(SequenceId(1), 0, (1,), NodeId(5), Sampling())) | {"tokens": []},
-        ToWorker,
-    ),
-    "no tokens at all to generate": (
-        body(Submit("r", "x", None, RequestedSampling(), 5)) | {"max_tokens": 0},
-        FromClient,
-    ),
+    "more nodes than a tree may have": (VERIFY | {"tokens": [6] * 1025}, ToWorker),
+    "a path of too many nodes": (VERDICT | {"path": [1] * 1025}, FromWorker),
+    "a probability above one": (GROW | {"probabilities": [1.1]}, FromWorker),
+    "a probability that is no number": (GROW | {"probabilities": [float("nan")]}, FromWorker),
+    "columns of different length": (GROW | {"tokens": [2, 3]}, FromWorker),
+    "more costs than a worker measures": (HELLO_BODY | {"costs": [[width, 0.1] for width in range(1, 66)]}, FromWorker),
+    "costs of widths that do not rise": (HELLO_BODY | {"costs": [[5, 0.1], [5, 0.1]]}, FromWorker),
+    "a cost of no tokens": (HELLO_BODY | {"costs": [[0, 0.1]]}, FromWorker),
+    "a forward that costs nothing": (HELLO_BODY | {"costs": [[1, 0.0]]}, FromWorker),
+    "an endless forward": (HELLO_BODY | {"costs": [[1, float("inf")]]}, FromWorker),
+    "a cost that is no number": (HELLO_BODY | {"costs": [[1, float("nan")]]}, FromWorker),
+    "an endless time": (PREFILLED | {"seconds": float("inf")}, FromWorker),
+    "a negative time": (PREFILLED | {"seconds": -0.1}, FromWorker),
+    "a token beyond 31 bits": (VERDICT | {"bonus": 1 << 31}, FromWorker),
+    "a node beyond 63 bits": (VERDICT | {"path": [1 << 63]}, FromWorker),
+    "a round beyond 53 bits": (VERDICT | {"round": 1 << 53}, FromWorker),
+    "a prompt of no tokens": (START | {"tokens": []}, ToWorker),
+    "no tokens to generate": (body(Submit("r", "x", None, RequestedSampling(), 5)) | {"max_tokens": 0}, FromClient),
     "a text as long as a book": (body(Fault("lost", "", None)) | {"text": "x" * 4097}, FromWorker),
 }
 
@@ -350,15 +333,12 @@ def test_a_block_without_bytes_and_bytes_without_a_block_break_the_protocol(ends
     assert ends.link.rejected == 3
 
 
-def test_features_for_a_full_queue_are_not_sent(ends: Ends):
+def test_nothing_is_sent_to_an_unknown_peer(ends: Ends):
     (shipment,) = shipments(SequenceId(1), 0, 5, FeatureForm((1,), 2), ElementType.FLOAT32, np.ones((3, 2), np.float32))
 
     assert not ends.hub.ship(b"nobody", shipment, STAMP)
-    assert ends.hub.queue_full == 0
-
-
-def test_a_message_to_an_unknown_peer_is_not_sent(ends: Ends):
     assert not ends.hub.send(b"nobody", Ping(1.0), STAMP)
+    assert ends.hub.queue_full == 0
 
 
 def test_one_receive_handles_a_bounded_number_of_frames(ends: Ends):

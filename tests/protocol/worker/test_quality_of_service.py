@@ -1,18 +1,11 @@
 """Laws of the quality of service: one call of macOS's function, whose failure changes nothing."""
 
-import ast
 import ctypes
-import inspect
 import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import draft_worker.coreml.conversion.__main__ as conversion
-import orchestrator.__main__ as orchestrator
-import protocol.worker.process as worker
-import target_worker.tensor_parallel.rank_process as rank
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
 
@@ -69,22 +62,3 @@ def test_elsewhere_no_library_is_opened():
     set_quality_of_service(QualityOfService.USER_INTERACTIVE, lambda: opened.append(None))
 
     assert not opened
-
-
-@pytest.mark.parametrize(
-    ("module", "quality"),
-    [
-        (worker, "USER_INTERACTIVE"),
-        (rank, "USER_INTERACTIVE"),
-        (orchestrator, "USER_INTERACTIVE"),
-        (conversion, "UTILITY"),
-    ],
-)
-def test_every_process_asks_for_its_class(module: ModuleType, quality: str):
-    calls = [
-        ast.unparse(node)
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == set_quality_of_service.__name__
-    ]
-
-    assert calls == [f"set_quality_of_service(QualityOfService.{quality})"]

@@ -79,12 +79,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("sliding_window_pattern", "full_attention_interval", "no_rope_layer_interval"), 2),
     "attention_chunk_size": WINDOW,
     **dict.fromkeys(("mla_scale_q_lora", "mla_scale_kv_lora"), True),
-    "linear_attn_config": {
-        "kda_layers": [1, 3],
-        "num_heads": 4,
-        "head_dim": 16,
-        "short_conv_kernel_size": 4,
-    },
+    "linear_attn_config": {"kda_layers": [1, 3], "num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4},
     "topk_method": "noaux_tc",
     "post_norm_eps": 1e-5,
     "layer_group_size": 2,

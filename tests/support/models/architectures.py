@@ -5,17 +5,21 @@ particular to a module. A new release of mlx-lm brings new modules: the tests na
 """
 
 import dataclasses
+import json
+import shutil
 from copy import deepcopy
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm.models
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
 
 from tests.support.models.architecture_sizes import HEAD_SIZES, RECIPES, SIZES, TEXT_CLASSES, WIDTHS
+from tests.support.paths import DEMO_TARGET
 
 IMPOSSIBLE = {
     "bitnet": "its linear layers exist only as a Metal kernel",
@@ -77,6 +81,18 @@ def tiny_with_wide_heads(name: str) -> Any:
             {field: 2 * part[field] for field in part if isinstance(part[field], int) and part[field] in WIDTHS}
         )
     return _built(name, config, 0)
+
+
+def write_tiny(folder: Path, name: str, **config: Any) -> Path:
+    """A tiny model in a new folder, with the demo target's tokenizer; `config` replaces fields of its config.json."""
+    shutil.copytree(DEMO_TARGET, folder)
+    # phi3small rules out tokens of a fixed number, and writes outside of the logits of a smaller vocabulary.
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    changes = {} if name == "phi3small" else {"vocab_size": vocabulary}
+    weights = dict(tree_flatten(tiny(name, **changes).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    (folder / "config.json").write_text(json.dumps(configuration(name, **changes) | config))
+    return folder
 
 
 def _built(name: str, config: dict[str, Any], seed: int) -> Any:

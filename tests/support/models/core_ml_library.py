@@ -18,7 +18,6 @@ class Library:
         models = toolchain().coremltools.models
         self.executor = ExecutorRuntime(converted)
         self.made: list[dict[str, Any]] = []
-        self.state_kind = models.model.MLState
         self.compiling: Mock = create_autospec(models.utils.compile_model, side_effect=self._compile)
         model: Mock = create_autospec(models.CompiledMLModel, side_effect=self._load)
         self._kind = models.CompiledMLModel
@@ -33,18 +32,10 @@ class Library:
     def _load(self, **given: Any) -> Any:
         self.made.append(given)
         loaded = create_autospec(self._kind, instance=True)
-        loaded.predict.side_effect = lambda data, state=None: self._predict(given["function_name"], data, state)
-        loaded.make_state.side_effect = self._state
+        loaded.predict.side_effect = lambda data, state=None: self._predict(given["function_name"], data)
         return loaded
 
-    def _predict(self, function: str, data: Any, state: Any) -> Any:
+    def _predict(self, function: str, data: Any) -> Any:
         # The library's own requirements on inputs.
         toolchain().coremltools.models.MLModel._check_predict_data(data)
-        return self.executor.predict(function, data, None if state is None else state.held)
-
-    def _state(self) -> Any:
-        state, held = create_autospec(self.state_kind, instance=True), self.executor.make_state()
-        state.held = held
-        state.read_state.side_effect = lambda name: held.read()
-        state.write_state.side_effect = lambda name, value: held.write(value)
-        return state
+        return self.executor.predict(function, data)

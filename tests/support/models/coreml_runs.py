@@ -16,7 +16,7 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.executor import Precision
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.forward import PackageForward
-from draft_worker.coreml.runtime.memory import DeviceMemory, HostMemory, KvMemory
+from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.coreml.conversion import Choices
@@ -76,16 +76,11 @@ class Run:
         runtime = ExecutorRuntime(converted, precision)
         self._package = converted.package
         self._forward = PackageForward(self._package, converted.tables, runtime)
-        by_host = self._package.cache == "io"
-        self._memory: KvMemory = (
-            HostMemory(self._package, np.zeros(self._package.host_shape, np.float32))
-            if by_host
-            else DeviceMemory(self._package, runtime)
-        )
+        self._memory = HostMemory(self._package, np.zeros(self._package.host_shape, np.float32))
 
     def evaluate(self, width: int, tokens: Sequence[int], parents: Sequence[int]) -> Array:
         """(tokens, rows of the head) logits of rows that continue `parents`; -1 stands for the empty prefix."""
-        numbers = self._memory.slots.add(tokens, parents, width)
+        numbers = self._memory.slots.add(tokens, parents)
         return self._forward.run(self._memory, numbers)[:, : self._package.head_rows].copy()
 
     def chain(self, width: int, tokens: Sequence[int]) -> Array:
@@ -95,16 +90,6 @@ class Run:
             part, last = tokens[begin : begin + width], self._memory.slots.next_row - 1
             parts.append(self.evaluate(width, part, range(last, last + len(part))))
         return np.concatenate(parts)
-
-
-def greedy(run: Run, prompt: Sequence[int], count: int) -> list[int]:
-    """The prompt in wide calls, then one token a call."""
-    logits = run.chain(4, prompt)[-1]
-    tokens = []
-    for _ in range(count):
-        tokens.append(int(logits.argmax()))
-        logits = run.chain(1, tokens[-1:])[-1]
-    return tokens
 
 
 def half(weights: mx.array) -> mx.array:

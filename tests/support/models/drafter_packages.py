@@ -15,14 +15,7 @@ from protocol.contracts.coreml.conversion import Choices
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.worker.process import WorkerSetup
 from tests.support.models.tiny_models import VOCABULARY
-from tests.support.models.trained_drafters import (
-    SHORT_HEAD,
-    WIDTH,
-    loud,
-    shorten,
-    write_block_folder,
-    write_target,
-)
+from tests.support.models.trained_drafters import SHORT_HEAD, WIDTH, loud, shorten, write_block_folder, write_target
 
 TARGET_LAYERS = 4
 EAGLE3_KINDS: dict[str, dict[str, Any]] = {

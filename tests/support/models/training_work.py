@@ -10,7 +10,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from draft_worker.training.corpus.rows import Answers, Row, Shards, save_answers
-from draft_worker.training.kind import Setting, Training
+from draft_worker.training.kind import Training, TrainingSetting
 from draft_worker.training.kinds import KINDS
 from draft_worker.training.preparation import HELD_OUT, record_states
 from draft_worker.training.target import Target
@@ -55,4 +55,4 @@ def trainee(kind: TrainedKind, target: Target, work: Path) -> tuple[Training, Ro
     mx.random.seed(0)
     shards = Shards(work)
     head = np.arange(0, 2 * HEAD, 2)
-    return KINDS[kind].training(Setting(target, head, shards.outputs, VOCABULARY - 1, 0)), shards.row(1)
+    return KINDS[kind].training(TrainingSetting(target, head, shards.outputs, VOCABULARY - 1, 0)), shards.row(1)

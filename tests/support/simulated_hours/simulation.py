@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.core.commands import Command, Dismiss, Finish, Reject
+from orchestrator.core.commands import Command, Dismiss, Finish, Pardon, Reject
 from orchestrator.core.events import Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
@@ -88,6 +88,11 @@ class FaultSimulation(Simulation):
                 self.counts["tokens"] += len(self.clients[sequence].tokens)
             case Dismiss(_, incarnation) if incarnation in self.remote_drafts:
                 self.counts["dismissed"] += 1
+            case Reject() if self.counts["target killed"] > 1:
+                self.counts["rejected"] += 1
+            case Pardon():
+                self._policies["target"].pardon()
+                self._deaths["target"].clear()
             case Dismiss() | Reject():
                 raise Violation(f"There is no reason for {command}.")
             case _:

@@ -226,30 +226,6 @@ def test_a_full_disk_turns_it_off_and_is_told_once(monkeypatch: pytest.MonkeyPat
     assert cache.read(TOKENS, 0) is None
 
 
-def test_a_folder_that_others_can_enter_is_not_used():
-    disk_cache_folder().mkdir(parents=True, mode=0o755)
-    cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
-    cache.keep(sequence, TOKENS[:620], PROMPT)
-    cache.close()
-
-    assert "chmod 700" in cache.turned_off()
-    assert cache.read(TOKENS, 0) is None
-    assert not files(".state")
-
-
-def test_beyond_the_limit_the_oldest_go_first():
-    kept("mamba2", TOKENS[:620])
-    size = sum(file.stat().st_size for file in files(".state"))
-    other = [token + 1 for token in TOKENS[:620]]
-    cache, sequence = opened(limit=int(1.2 * size)), evaluated("mamba2", other)
-    cache.keep(sequence, other, PROMPT)
-    cache.close()
-
-    assert sum(file.stat().st_size for file in files(".state")) <= 1.2 * size
-    assert resumed(other)[1] == Resumed(620)
-    assert resumed(TOKENS)[1] == Resumed(0)
-
-
 def test_few_tokens_are_neither_kept_nor_looked_for():
     kept("mamba2", TOKENS[:255])
     assert not files(".state")
@@ -259,20 +235,6 @@ def test_few_tokens_are_neither_kept_nor_looked_for():
     assert read(cache, TOKENS, 620 - 255).contents is None
     assert cache.read(TOKENS, len(TOKENS) - 255) is None
     cache.close()
-
-
-def test_a_slow_disk_delays_the_rest_of_a_turn_and_loses_nothing_of_it(monkeypatch: pytest.MonkeyPatch):
-    go_on = slow_disk(monkeypatch)
-    cache, tokens = opened("qwen3_next"), TOKENS[:620]
-    cache.keep(evaluated("qwen3_next", tokens), tokens, PROMPT)
-    while cache.waits:
-        cache.step()
-    held_back = bool(cache._turns)
-    go_on.set()
-    cache.close()
-
-    assert held_back
-    assert resumed(tokens, "qwen3_next")[1] == Resumed(620)
 
 
 @pytest.mark.parametrize("most", [0, 3])

@@ -16,21 +16,19 @@ from protocol.kv import exchange as exchange_module
 from protocol.kv import segments
 from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
-from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import FromWorker, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
-from protocol.speculation.token_tree import node_id
+from protocol.messages.worker import Prefilled, Start, Verdict
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY, tree_model
+from tests.support.target_requests import HELLO, ROOT, Request, answers
 
 pytestmark = pytest.mark.usefixtures("registry")
 PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=90))
 HOT = Sampling(temperature=1.0, seed=3)
-ROOT = NodeId(1234)
-HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
 
 
 @cache
@@ -54,50 +52,17 @@ def start(tokens: Sequence[int] = PROMPT, adopt: KvReference | None = None, sequ
     return Start(SequenceId(sequence), round, tuple(tokens), ROOT, HOT, adopt=adopt)
 
 
-def answers(worker: TargetWorker, message: ToWorker) -> list[FromWorker]:
-    replies = list(worker.handle(message))
-    while worker.has_work:
-        replies += worker.work()
-    return replies
-
-
-class Talk:
-    """One sequence in a worker: rounds without a tree, and the worker's other messages."""
-
-    def __init__(self, worker: TargetWorker, begin: Start) -> None:
-        self.worker, self.begin = worker, begin
-        self.tokens, self.round, self.root = list(begin.tokens), begin.round, begin.root
-        self.offers: list[KvOffer] = []
-        self.prefilled = self._hear(begin, Prefilled)
-
-    def decode(self, tokens: int) -> list[int]:
-        for _ in range(tokens):
-            position = len(self.tokens) - 1
-            verify = Verify(self.begin.sequence, self.round, self.root, position, (self.tokens[-1],), (-1,))
-            verdict = self._hear(verify, Verdict)
-            self.tokens.append(verdict.bonus)
-            self.root = node_id(self.root, verdict.bonus)
-            self.round += 1
-        return self.tokens
-
-    def _hear(self, message: ToWorker, kind: type) -> Any:
-        replies = answers(self.worker, message)
-        self.offers += [reply for reply in replies if isinstance(reply, KvOffer)]
-        (answer,) = [reply for reply in replies if isinstance(reply, kind)]
-        return answer
-
-
 def reference(offer: KvOffer, tokens: int | None = None) -> KvReference:
     return KvReference(offer.name, tokens or offer.tokens)
 
 
 @cache
 def expected(length: int) -> tuple[int, ...]:
-    return tuple(Talk(TargetWorker(TargetEngine(model(), 64), float, HELLO), start()).decode(length))
+    return tuple(Request(TargetWorker(TargetEngine(model(), 64), float, HELLO), start()).decode(length))
 
 
 def test_the_prompt_is_saved_when_it_was_read_and_then_every_64_tokens():
-    talk = Talk(target(), start())
+    talk = Request(target(), start())
     talk.decode(140)
 
     assert [offer.tokens for offer in talk.offers] == [89, 89 + 64, 89 + 128]
@@ -106,45 +71,32 @@ def test_the_prompt_is_saved_when_it_was_read_and_then_every_64_tokens():
 
 
 def test_a_save_comes_after_the_verdict():
-    talk = Talk(target(), start())
+    talk = Request(target(), start())
     talk.decode(63)
-    verify = Verify(SequenceId(1), talk.round, talk.root, len(talk.tokens) - 1, (talk.tokens[-1],), (-1,))
 
-    replies = answers(talk.worker, verify)
+    replies = talk.ask(talk.verify())
 
     assert [type(reply) for reply in replies] == [Verdict, KvOffer]
 
 
 def test_a_few_tokens_are_not_saved():
-    assert Talk(target(), start(PROMPT[:32])).offers == []
+    assert Request(target(), start(PROMPT[:32])).offers == []
 
 
 def test_a_restarted_target_adopts_the_saved_kv_and_gives_the_same_tokens():
-    first = Talk(target(), start())
+    first = Request(target(), start())
     tokens = first.decode(70)
 
-    second = Talk(target(), start(tokens, reference(first.offers[-1]), round=70))
+    second = Request(target(), start(tokens, reference(first.offers[-1]), round=70))
 
     assert second.prefilled == Prefilled(SequenceId(1), 70, 159 - 153, second.prefilled.seconds, adopted=153)
     assert second.prefilled.seconds > 0
     assert second.decode(70) == list(expected(140))
 
 
-def test_a_prefix_of_what_was_saved_serves_another_sequence():
-    worker = target()
-    talk = Talk(worker, start())
-    talk.decode(70)
-    forked = [*talk.tokens[:120], 5, 6, 7]
-
-    other = Talk(worker, start(forked, reference(talk.offers[-1], 120), sequence=2))
-
-    assert (other.prefilled.adopted, other.prefilled.tokens) == (120, 2)
-    assert other.decode(20) == Talk(target(), start(forked)).decode(20)
-
-
 def test_adopted_kv_is_saved_again_only_with_enough_new_tokens():
-    first = Talk(target(), start())
-    other = Talk(target(), start([*PROMPT, 1, 2], reference(first.offers[0]), sequence=2))
+    first = Request(target(), start())
+    other = Request(target(), start([*PROMPT, 1, 2], reference(first.offers[0]), sequence=2))
     other.decode(61)
     assert other.offers == []
 
@@ -153,13 +105,13 @@ def test_adopted_kv_is_saved_again_only_with_enough_new_tokens():
     assert [offer.tokens for offer in other.offers] == [128, 89 + 64]
     offer = other.offers[-1]
     assert offer.name != first.offers[0].name
-    assert Talk(target(), start(other.tokens, reference(offer))).decode(9) == other.decode(9)
+    assert Request(target(), start(other.tokens, reference(offer))).decode(9) == other.decode(9)
 
 
 @pytest.mark.thorough
 def test_a_full_arena_is_followed_by_a_bigger_one():
     prompt = random.Random(2).choices(range(VOCABULARY), k=1500)
-    talk = Talk(target(), start(prompt))
+    talk = Request(target(), start(prompt))
     assert [offer.tokens for offer in talk.offers] == [*range(128, 1499, 128), 1499]
     talk.decode(780)
 
@@ -168,13 +120,13 @@ def test_a_full_arena_is_followed_by_a_bigger_one():
     assert len(set(names)) == 2
     assert tokens == sorted(tokens)
     assert talk.offers[-1].size > talk.offers[0].size
-    again = Talk(target(), start(talk.tokens, reference(talk.offers[-1])))
+    again = Request(target(), start(talk.tokens, reference(talk.offers[-1])))
     assert again.prefilled.adopted == tokens[-1] > 2248
     assert again.decode(5) == talk.decode(5)
 
 
 def test_a_released_arena_is_not_written_any_more():
-    talk = Talk(target(), start())
+    talk = Request(target(), start())
     answers(talk.worker, KvRelease(talk.offers[0].name))
     talk.decode(70)
 
@@ -182,20 +134,10 @@ def test_a_released_arena_is_not_written_any_more():
     assert talk.tokens == list(expected(70))
 
 
-def test_the_saved_kv_of_a_stopped_sequence_stays():
-    talk = Talk(target(), start())
-    answers(talk.worker, Stop(SequenceId(1)))
-
-    other = Talk(talk.worker, start(adopt=reference(talk.offers[0]), sequence=2))
-
-    assert (other.prefilled.adopted, other.prefilled.tokens) == (89, 0)
-    assert other.decode(40) == list(expected(40))
-
-
 def test_a_restarted_sequence_keeps_its_kv_and_its_arena():
-    talk = Talk(target(), start())
+    talk = Request(target(), start())
     talk.decode(70)
-    again = Talk(talk.worker, start(talk.tokens, reference(talk.offers[-1]), round=70))
+    again = Request(talk.worker, start(talk.tokens, reference(talk.offers[-1]), round=70))
     again.decode(70)
 
     assert (again.prefilled.adopted, again.prefilled.tokens) == (0, 0)
@@ -209,21 +151,12 @@ def test_a_sequence_restarted_during_a_save_continues():
     replies = list(worker.handle(start(prompt)))
     while not any(isinstance(reply, KvOffer) for reply in replies):
         replies += worker.work()
-    shorter = Talk(worker, start(prompt[:129], round=3))
+    shorter = Request(worker, start(prompt[:129], round=3))
     shorter.decode(70)
 
     assert [offer.tokens for offer in shorter.offers] == [128 + 64]
-    fresh = Talk(target(), start(prompt[:129]))
+    fresh = Request(target(), start(prompt[:129]))
     assert fresh.decode(70) == shorter.tokens
-
-
-def test_a_sequence_restarted_with_other_tokens_gets_another_arena():
-    talk = Talk(target(), start())
-    again = Talk(talk.worker, start([*PROMPT[:50], *PROMPT[:50]], round=5))
-
-    assert again.prefilled.tokens == 49
-    assert again.offers[0].name != talk.offers[0].name
-    assert Talk(target(), start(again.tokens, reference(again.offers[0]))).decode(9) == again.decode(9)
 
 
 def corrupted(name: str) -> None:
@@ -240,55 +173,30 @@ def overwritten(name: str) -> None:
 
 @pytest.mark.parametrize("mishap", [corrupted, unlinked, overwritten])
 def test_a_damaged_arena_costs_a_prefill_and_a_warning(mishap: Any):
-    (offer,) = Talk(target(), start()).offers
+    (offer,) = Request(target(), start()).offers
     mishap(offer.name)
 
-    talk = Talk(target(), start(adopt=reference(offer)))
+    talk = Request(target(), start(adopt=reference(offer)))
 
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
     assert offer.name in talk.prefilled.warning or "no KV arena" in talk.prefilled.warning
     assert talk.decode(40) == list(expected(40))
 
 
-@pytest.mark.parametrize(
-    "writer",
-    [{"epoch": 8}, {"fingerprint": "another"}, {"kv_heads": 1, "head_size": 16}, {"layers": 1}],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_foreign_arena_costs_a_prefill_and_a_warning(writer: dict[str, Any]):
-    arena = exchange(**writer).create(89)
-    arena.commit(89)
-
-    talk = Talk(target(), start(adopt=KvReference(arena.name, 89)))
-
-    assert (talk.prefilled.adopted, talk.prefilled.tokens) == (0, 89)
-    assert "prefill again" in talk.prefilled.warning
-    assert talk.decode(40) == list(expected(40))
-
-
 @pytest.mark.parametrize(("referenced", "sentence"), [(90, "beyond the root"), (400, "beyond the root")])
 def test_a_reference_beyond_the_root_is_not_followed(referenced: int, sentence: str):
-    (offer,) = Talk(target(), start()).offers
+    (offer,) = Request(target(), start()).offers
 
-    talk = Talk(target(), start(adopt=reference(offer, referenced)))
+    talk = Request(target(), start(adopt=reference(offer, referenced)))
 
     assert sentence in talk.prefilled.warning
     assert talk.decode(40) == list(expected(40))
 
 
-def test_an_arena_with_fewer_tokens_than_stated_is_not_adopted():
-    (offer,) = Talk(target(), start()).offers
-
-    talk = Talk(target(), start(expected(40), reference(offer, 100)))
-
-    assert "holds 89 tokens, 100 are wanted" in talk.prefilled.warning
-    assert talk.decode(5) == list(expected(45))
-
-
 def test_a_target_without_shared_memory_still_serves():
     worker = TargetWorker(TargetEngine(model(), 64), float, HELLO)
 
-    talk = Talk(worker, start(adopt=KvReference("lp-" + "0" * 20, 80)))
+    talk = Request(worker, start(adopt=KvReference("lp-" + "0" * 20, 80)))
 
     assert "shares no KV" in talk.prefilled.warning
     assert talk.offers == []
@@ -298,7 +206,7 @@ def test_a_target_without_shared_memory_still_serves():
 def test_no_memory_left_means_no_arena_and_no_failure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("protocol.kv.segments.free_shared_memory", lambda: 1 << 10)
 
-    talk = Talk(target(), start())
+    talk = Request(target(), start())
     talk.decode(40)
 
     assert talk.offers == []
@@ -317,7 +225,7 @@ def windowed_target(sharing: KvExchange | None) -> TargetWorker:
 @pytest.fixture
 def few_spare_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Almost no rows stay behind windows, which have 16 tokens. The tokens of plain decoding that keeps all rows."""
-    tokens = Talk(windowed_target(None), start()).decode(150)
+    tokens = Request(windowed_target(None), start()).decode(150)
     monkeypatch.setattr(tree_sequence, "_SPARE_ROWS", 2)
     return tokens
 
@@ -333,7 +241,7 @@ def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int
     """A larger arena takes what is gone from the full one; a new worker goes on from the last arena."""
     monkeypatch.setattr(exchange_module, "_MIN_ROOM", 8)
     worker = windowed_target(windowed_exchange())
-    talk = Talk(worker, start())
+    talk = Request(worker, start())
     talk.decode(140)
     sequence = worker._sequences[SequenceId(1)]
 
@@ -342,7 +250,7 @@ def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int
     assert talk.tokens == few_spare_rows[: len(talk.tokens)]
     assert len({offer.name for offer in talk.offers}) > 1
     last = talk.offers[-1]
-    again = Talk(windowed_target(windowed_exchange()), start(talk.tokens, reference(last), round=talk.round))
+    again = Request(windowed_target(windowed_exchange()), start(talk.tokens, reference(last), round=talk.round))
     assert again.prefilled.adopted == last.tokens
     assert again.decode(10) == few_spare_rows
 
@@ -350,7 +258,7 @@ def test_rows_behind_a_window_stay_until_they_are_saved(few_spare_rows: list[int
 @pytest.mark.thorough
 def test_kv_too_large_for_an_arena_is_not_saved_and_forgets_at_once(few_spare_rows: list[int]):
     worker = windowed_target(windowed_exchange(limit=1 << 14))
-    talk = Talk(worker, start())
+    talk = Request(worker, start())
     talk.decode(60)
     cache = worker._sequences[SequenceId(1)].cache
 

@@ -2,20 +2,25 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
-import mlx.core as mx
 import msgspec
 import pytest
 
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError, WireError
-from protocol.inference.joint_forward import ForwardPart
-from protocol.messages.features import FINAL
+from protocol.inference.language_model import LanguageModel
+from protocol.worker.process import WorkerSetup
+from target_worker import assembly
+from target_worker.engine import TargetEngine, TargetModel
 from target_worker.tensor_parallel import ranks, rendezvous
 from target_worker.tensor_parallel.rank_commands import (
     CloseCommand,
@@ -29,9 +34,9 @@ from target_worker.tensor_parallel.rank_commands import (
     encoded,
     received,
 )
-from target_worker.tensor_parallel.ranks import LeadingModel, follow, start_heartbeat
+from target_worker.tensor_parallel.ranks import start_heartbeat
 from target_worker.tensor_parallel.rendezvous import Challenge, Peer, answer, fresh_nonce, join, meet
-from tests.support.models.tiny_models import network, tree_model
+from tests.support.paths import DEMO_TARGET, ROOT
 
 
 def free_ports(count: int) -> list[int]:
@@ -91,87 +96,6 @@ def test_bytes_that_are_no_command_are_refused(frame: bytes, pair: tuple[socket.
 
     with pytest.raises(WireError):
         received(pair[1])
-
-
-def test_a_rank_that_runs_the_commands_holds_the_kv_of_rank_0(pair: tuple[socket.socket, socket.socket]):
-    leader = LeadingModel(network())
-    leader.lead([Peer(1, pair[0], pair[0])])
-    sequence = leader.sequence()
-    sequence.prefill((3, 1, 4, 1, 5, 9, 2, 6))
-    first = sequence.next_row
-    sequence.evaluate((5, 3, 5), (-1, first, first))
-    sequence.keep((first, first + 2), ())
-    sequence.truncate(9)
-    expected = sequence.evaluate((8, 9), (-1, first + 3))
-    released = leader.sequence()
-    released.prefill((1, 2))
-    del released, sequence
-    pair[0].close()
-
-    commands = list(_received_commands(pair[1]))
-    follower = tree_model()
-    seen: list[mx.array] = []
-    evaluate = type(follower.sequence()).evaluate
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "protocol.inference.tree_sequence.TreeSequence.evaluate",
-            lambda self, tokens, parents: seen.append(evaluate(self, tokens, parents)) or seen[-1],
-        )
-        follow(follower, commands)
-
-    assert mx.array_equal(seen[-1], expected).item()
-    assert commands[-2:] == [CloseCommand(2), CloseCommand(1)]
-
-
-def test_all_ranks_evaluate_several_sequences_in_one_forward(pair: tuple[socket.socket, socket.socket]):
-    leader = LeadingModel(network())
-    leader.lead([Peer(1, pair[0], pair[0])])
-    one, other = leader.sequence(), leader.sequence()
-    one.prefill((3, 1, 4))
-    other.prefill((1, 5, 9, 2))
-    expected = leader.evaluate_together([ForwardPart(one, (6, 5), (-1, 0)), ForwardPart(other, (3, 5, 8), (-1, 0, 0))])
-    del one, other
-    pair[0].close()
-
-    commands = list(_received_commands(pair[1]))
-    follower = tree_model()
-    seen: list[mx.array] = []
-    together = follower.evaluate_together
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follower, "evaluate_together", lambda parts: seen.extend(together(parts)) or seen)
-        follow(follower, commands)
-
-    assert [type(command) for command in commands] == [
-        PrefillCommand,
-        PrefillCommand,
-        EvaluateTogetherCommand,
-        CloseCommand,
-        CloseCommand,
-    ]
-    assert [mx.array_equal(*logits).item() for logits in zip(seen, expected, strict=True)] == [True, True]
-
-
-def test_all_ranks_record_what_rank_0_records(pair: tuple[socket.socket, socket.socket]):
-    """All of them evaluate the same arrays, so none waits for a sum that another one leaves out."""
-    leader = LeadingModel(network())
-    leader.lead([Peer(1, pair[0], pair[0])])
-    leader.record((FINAL, 1))
-    sequence = leader.sequence()
-    sequence.prefill((3, 1, 4))
-    recorded = sequence.recorded
-    del sequence
-    pair[0].close()
-
-    commands = list(_received_commands(pair[1]))
-    follower = tree_model()
-    follow(follower, commands)
-
-    assert commands == [RecordCommand((FINAL, 1)), PrefillCommand(1, (3, 1, 4)), CloseCommand(1)]
-    again = follower.sequence()
-    again.prefill((3, 1, 4))
-    assert again.recorded is not None
-    assert recorded is not None
-    assert mx.array_equal(again.recorded.rows, recorded.rows).item()
 
 
 # Rendezvous -----------------------------------------------------------------------------------
@@ -331,13 +255,6 @@ def test_two_ranks_keep_each_other_alive(pair: tuple[socket.socket, socket.socke
     assert not lost.wait(2.0)
 
 
-def _received_commands(connection: socket.socket) -> Iterator[RankCommand]:
-    """All commands until the other end closes."""
-    with suppress(EOFError):
-        while True:
-            yield received(connection)
-
-
 def _dial(hosts: TargetHosts) -> socket.socket:
     address = ("127.0.0.1", int(hosts.addresses[0][0].rpartition(":")[2]))
     while True:
@@ -373,3 +290,75 @@ def _proven(hosts: TargetHosts, rank: int) -> socket.socket:
 def _greeting(rank: int) -> bytes:
     fields = {"version": 3, "rank": rank, "ranks": 3, "model": "model", "use": "commands", "nonce": fresh_nonce()}
     return json.dumps(fields).encode() + b"\n"
+
+
+_LATE = 1.0
+"""Seconds that rank 1 takes longer to load."""
+
+
+@pytest.mark.thorough
+def test_ranks_meet_on_the_processor_after_all_have_loaded_and_before_any_forward(tmp_path: Path):
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.loading_rank", str(hosts), str(rank), str(DEMO_TARGET), str(seconds)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+        )
+        for rank, seconds in enumerate((0.0, _LATE))
+    ]
+    try:
+        quick, late = (json.loads(process.communicate(timeout=60)[0]) for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+
+    assert late["loaded"] > quick["loaded"]
+    for rank in (quick, late):
+        (_, met, on_processor), *forwards = rank["sums"]
+        assert on_processor
+        assert met >= late["loaded"]
+        assert forwards
+        assert all(began >= met for began, _, _ in forwards)
+
+
+class Alone:
+    """A division of nothing, whose peer is lost while it loads."""
+
+    def divide(self, network: Any) -> None:
+        pass
+
+    def await_loaded(self) -> None:
+        raise RuntimeError("[ring] recv failed")
+
+
+def test_a_rank_that_is_lost_while_others_load_is_no_fault_of_the_model():
+    with pytest.raises(RuntimeError, match="recv"):
+        LanguageModel.load(DEMO_TARGET, Alone())
+
+
+@pytest.mark.parametrize(("asked", "chunk"), [(512, 128), (32, 32)])
+def test_a_divided_target_prefills_in_smaller_chunks_and_its_ranks_share_the_gpu(
+    asked: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+):
+    chunks: list[int] = []
+    shares: list[float] = []
+
+    class Engine(TargetEngine):
+        def __init__(self, model: TargetModel, prefill_chunk: int = 0, *others: Any) -> None:
+            chunks.append(prefill_chunk)
+            super().__init__(model, prefill_chunk, *others)
+
+    monkeypatch.setattr(assembly, "TargetEngine", Engine)
+    monkeypatch.setattr(assembly, "load_leading_model", lambda folder, *_: LanguageModel.load(folder))
+    monkeypatch.setattr(assembly, "wire", lambda share, _: shares.append(share))
+    hosts = TargetHosts((("127.0.0.1:1",), ("127.0.0.1:2",)))
+    setup = WorkerSetup(address="", epoch=1, incarnation=1, engine="mlx", model=str(DEMO_TARGET), prefill_chunk=asked)
+    setup = msgspec.structs.replace(setup, gpu_share=0.8)
+
+    assembly.build(msgspec.structs.replace(setup, hosts=hosts))
+    assembly.build(setup)
+
+    assert chunks == [chunk, asked]
+    assert shares == [0.4, 0.8], "ranks on one machine divide the target's share of its GPU"

@@ -9,13 +9,10 @@ from typing import Any
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import MODEL
-from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.toolchain import toolchain
 from protocol.contracts.coreml.examination import Units
 from protocol.contracts.coreml.neural_engine import package_fingerprint
 from protocol.paths import cache_folder
-
-_CACHE = "kv"
 
 
 class CoreMlRuntime:
@@ -48,26 +45,9 @@ class CoreMlRuntime:
                 function_name=function,
             )
 
-    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
-        held = state.state if isinstance(state, CoreMlState) else None
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         lend(inputs.values())
-        return self._models[function].predict(data=inputs, state=held)
-
-    def make_state(self) -> "CoreMlState":
-        return CoreMlState(next(iter(self._models.values())).make_state())
-
-
-class CoreMlState:
-    """Core ML's state as a `DeviceState`."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def read(self) -> Array:
-        return self.state.read_state(name=_CACHE)
-
-    def write(self, cache: Array) -> None:
-        self.state.write_state(name=_CACHE, value=cache)
+        return self._models[function].predict(data=inputs)
 
 
 def compiled(folder: Path) -> Path:

@@ -11,14 +11,12 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, Tensor
+from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, TensorType
 from draft_worker.coreml.runtime.backends.operations import EXPANSIONS, OPERATIONS, OperationFunction
 from protocol.errors import InputError
 
 Precision: TypeAlias = Literal["fp16", "fp32"]
 """fp16 rounds inputs and every result, like the package; fp32 computes without rounding to fp16."""
-ExecutorRegisters: TypeAlias = dict[str, mx.array]
-"""A function's states between calls; `predict` changes them."""
 _DTYPES: dict[Precision, mx.Dtype] = {"fp16": mx.float16, "fp32": mx.float32}
 
 
@@ -32,56 +30,46 @@ class Executor:
         self.file = file
         self._constants = _Constants()
         self._precision: Precision = precision
-        self._loaded: dict[str, Function] = {}
+        self._loaded: dict[str, ProgramFunction] = {}
 
-    def function(self, name: str) -> "Function":
+    def function(self, name: str) -> "ProgramFunction":
         if name not in self.file.functions:
             known = ", ".join(self.file.functions)
             raise InputError(f"{self.file.path} has no function {name} (it has {known}): convert the model again.")
         if name not in self._loaded:
-            self._loaded[name] = Function(self.file, self.file.functions[name], self._constants, self._precision)
+            self._loaded[name] = ProgramFunction(self.file, self.file.functions[name], self._constants, self._precision)
         return self._loaded[name]
 
 
-class Function:
-    """One function of a package, with the calls of Core ML: `predict` and `make_state`."""
+class ProgramFunction:
+    """One function of a package, with Core ML's call, `predict`."""
 
     def __init__(
         self, file: ProgramFile, function: FunctionFile, constants: "_Constants", precision: Precision
     ) -> None:
-        self.inputs: Mapping[str, Tensor] = function.inputs
+        self.inputs: Mapping[str, TensorType] = function.inputs
         self.outputs = function.outputs
-        self._states = function.states
         self._path = file.path
         self._dtype = _DTYPES[precision]
         self._registers: list[mx.array | None] = [None]
         self._places: dict[str, int] = {}
-        for name in (*function.inputs, *function.states):
+        for name in function.inputs:
             self._place(name)
         self._steps = [self._step(operation, function, constants) for operation in _ordered(function, constants)]
 
-    def make_state(self) -> ExecutorRegisters:
-        return {name: mx.zeros(tensor.shape, self._dtype) for name, tensor in self._states.items()}
-
-    def predict(self, data: Mapping[str, Array | mx.array], state: ExecutorRegisters | None = None) -> dict[str, Array]:
+    def predict(self, data: Mapping[str, Array | mx.array]) -> dict[str, Array]:
         """Run one call. Raises InputError for an input that is missing or has another shape."""
-        outputs = self.run(data, state)
-        mx.eval(outputs, state or {})
+        outputs = self.run(data)
+        mx.eval(outputs)
         return {name: np.array(value) for name, value in outputs.items()}
 
-    def run(self, data: Mapping[str, Array | mx.array], state: ExecutorRegisters | None = None) -> dict[str, mx.array]:
+    def run(self, data: Mapping[str, Array | mx.array]) -> dict[str, mx.array]:
         """Like `predict`, with lazy results."""
         registers = self._registers.copy()
-        held: ExecutorRegisters = {} if state is None else state
-        if not held.keys() >= self._states.keys():
-            raise InputError(f"{self._path} keeps its cache as a state: pass one from make_state().")
         for name in self.inputs:
             registers[self._places[name]] = self._input(name, data)
-        for name in self._states:
-            registers[self._places[name]] = held[name]
         for step in self._steps:
             step(registers)
-        held |= {name: _required(registers[self._places[name]]) for name in self._states}
         return {name: _required(registers[self._places[name]]) for name in self.outputs}
 
     def _input(self, name: str, data: Mapping[str, Array | mx.array]) -> mx.array:
@@ -103,8 +91,6 @@ class Function:
     def _step(
         self, operation: Operation, function: FunctionFile, constants: "_Constants"
     ) -> Callable[[list[Any]], None]:
-        if operation.type in ("read_state", "write_state"):
-            return self._state_step(operation)
         rule = OPERATIONS.get(operation.type)
         if rule is None:
             raise InputError(
@@ -121,12 +107,6 @@ class Function:
             run = _rounded(run, self._dtype)
         sources = [self._source(name, function, constants) for name in _arguments(operation, rule.tensors)]
         return _writing(run, sources, [self._place(name) for name in operation.outputs])
-
-    def _state_step(self, operation: Operation) -> Callable[[list[Any]], None]:
-        held = self._place(operation.inputs["input"][0])
-        if operation.type == "read_state":
-            return _writing(lambda value: value, [held], [self._place(operation.outputs[0])])
-        return _writing(lambda value: value, [self._place(operation.inputs["data"][0])], [held])
 
     def _source(self, name: str | None, function: FunctionFile, constants: "_Constants") -> int:
         if name is None:

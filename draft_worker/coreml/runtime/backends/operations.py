@@ -15,12 +15,12 @@ import numpy as np
 from draft_worker.coreml.arrays import Array, Half
 
 OperationFunction: TypeAlias = Callable[..., Any]
-"""Takes mx.arrays in the order of `Rule.tensors`, None for an absent optional one. Returns an array or a list."""
+"""Takes mx.arrays in the order of `OperationRule.tensors`, None where one is absent. Returns an array or a list."""
 OperationAttributes: TypeAlias = Mapping[str, Any]
 """Constant parameters, as numpy values or text."""
 
 
-class Rule(NamedTuple):
+class OperationRule(NamedTuple):
     """The implementation of one operation."""
 
     tensors: tuple[str, ...]
@@ -121,45 +121,31 @@ def _slice_by_size(settings: OperationAttributes) -> OperationFunction:
     return lambda x: x[where]
 
 
-def _slice_update(settings: OperationAttributes) -> OperationFunction:
-    if any(step != 1 for step in _ints(settings.get("stride", 1))):
-        raise ValueError("only slice_update with strides of 1 is supported")
-    for name in ("begin_mask", "end_mask", "squeeze_mask"):
-        if any(_ints(settings.get(name, 0))):
-            raise ValueError(f"only slice_update without {name} is supported")
-
-    def run(x: mx.array, update: mx.array, begin: mx.array, _end: mx.array) -> mx.array:
-        return mx.slice_update(x, update, begin, list(range(x.ndim)))
-
-    return run
-
-
 def _reduce_sum(settings: OperationAttributes) -> OperationFunction:
     axes, kept = _ints(settings["axes"]), bool(settings.get("keep_dims", False))
     return lambda x: mx.sum(x, axes, keepdims=kept)
 
 
-OPERATIONS: dict[str, Rule] = {
-    "add": Rule(("x", "y"), _pointwise(operator.add)),
-    "mul": Rule(("x", "y"), _pointwise(operator.mul)),
-    "silu": Rule(("x",), _pointwise(_silu)),
-    "gelu": Rule(("x",), _gelu),
-    "tanh": Rule(("x",), _pointwise(mx.tanh)),
-    "real_div": Rule(("x", "y"), _pointwise(operator.truediv)),
-    "maximum": Rule(("x", "y"), _pointwise(mx.maximum)),
-    "minimum": Rule(("x", "y"), _pointwise(mx.minimum)),
-    "softmax": Rule(("x",), _softmax),
-    "layer_norm": Rule(("x",), _layer_norm),
-    "conv": Rule(("x", "weight", "bias"), _conv),
-    "matmul": Rule(("x", "y"), _matmul),
-    "reshape": Rule(("x",), _reshape, moves=True),
-    "transpose": Rule(("x",), _transpose, moves=True),
-    "split": Rule(("x",), _split, moves=True),
-    "concat": Rule(("values",), _concat, moves=True),
-    "slice_by_size": Rule(("x",), _slice_by_size, moves=True),
-    "slice_update": Rule(("x", "update", "begin", "end"), _slice_update, moves=True),
-    "reduce_sum": Rule(("x",), _reduce_sum),
-    "identity": Rule(("x",), _pointwise(lambda x: x), moves=True),
+OPERATIONS: dict[str, OperationRule] = {
+    "add": OperationRule(("x", "y"), _pointwise(operator.add)),
+    "mul": OperationRule(("x", "y"), _pointwise(operator.mul)),
+    "silu": OperationRule(("x",), _pointwise(_silu)),
+    "gelu": OperationRule(("x",), _gelu),
+    "tanh": OperationRule(("x",), _pointwise(mx.tanh)),
+    "real_div": OperationRule(("x", "y"), _pointwise(operator.truediv)),
+    "maximum": OperationRule(("x", "y"), _pointwise(mx.maximum)),
+    "minimum": OperationRule(("x", "y"), _pointwise(mx.minimum)),
+    "softmax": OperationRule(("x",), _softmax),
+    "layer_norm": OperationRule(("x",), _layer_norm),
+    "conv": OperationRule(("x", "weight", "bias"), _conv),
+    "matmul": OperationRule(("x", "y"), _matmul),
+    "reshape": OperationRule(("x",), _reshape, moves=True),
+    "transpose": OperationRule(("x",), _transpose, moves=True),
+    "split": OperationRule(("x",), _split, moves=True),
+    "concat": OperationRule(("values",), _concat, moves=True),
+    "slice_by_size": OperationRule(("x",), _slice_by_size, moves=True),
+    "reduce_sum": OperationRule(("x",), _reduce_sum),
+    "identity": OperationRule(("x",), _pointwise(lambda x: x), moves=True),
 }
 
 

@@ -7,16 +7,12 @@ import sys
 from collections.abc import Mapping
 
 import mlx.core as mx
-import numpy as np
 
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.executor import Executor, Precision
-from draft_worker.coreml.runtime.backends.executor import ExecutorRegisters as Registers
-from draft_worker.coreml.runtime.interface import DeviceState, Runtime
+from draft_worker.coreml.runtime.interface import Runtime
 from protocol.contracts.coreml.examination import RuntimeName
-
-_CACHE = "kv"
 
 
 def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runtime:
@@ -42,28 +38,10 @@ class ExecutorRuntime:
     def __init__(self, converted: Converted, precision: Precision = "fp16") -> None:
         kind = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
         self.device = f"{kind}, by the executor: no Neural Engine"
-        self._package = converted.package
         self._executor = Executor(converted.file, precision)
 
     def load(self, function: str) -> None:
         self._executor.function(function)
 
-    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
-        registers = state.registers if isinstance(state, ExecutorState) else None
-        return self._executor.function(function).predict(inputs, registers)
-
-    def make_state(self) -> "ExecutorState":
-        return ExecutorState(self._executor.function(self._package.function(self._package.widths[0])).make_state())
-
-
-class ExecutorState:
-    """The executor's registers as a `DeviceState`."""
-
-    def __init__(self, registers: Registers) -> None:
-        self.registers = registers
-
-    def read(self) -> Array:
-        return np.array(self.registers[_CACHE])
-
-    def write(self, cache: Array) -> None:
-        self.registers[_CACHE] = mx.array(cache).astype(self.registers[_CACHE].dtype)
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self._executor.function(function).predict(inputs)

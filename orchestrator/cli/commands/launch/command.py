@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 from rich.console import Console
 
-from orchestrator.cli.commands.launch.invocation import AgentProgram, ModelServer
+from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServer
 from orchestrator.cli.commands.launch.programs import PROGRAMS
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_options, serve_settings
 from orchestrator.cli.commands.launch.server import HttpServer, http_server
@@ -37,7 +37,7 @@ _KEYS = (signal.SIGINT, signal.SIGQUIT)
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 
-def run_program(executable: str, program: AgentProgram, server: ModelServer, arguments: Sequence[str]) -> int:
+def run_program(executable: str, program: AgentProgram, server: AskedServer, arguments: Sequence[str]) -> int:
     """Run `program` until it ends, with `server` as its model. Returns its exit code, 128 + N if signal N ended it.
 
     Raises PipelineError if it can't be started.
@@ -162,7 +162,7 @@ def _running(settings: ServeSettings, model: str | None) -> HttpServer | None:
     return None
 
 
-def _facts(server: HttpServer, model: str | None) -> ModelServer:
+def _facts(server: HttpServer, model: str | None) -> AskedServer:
     """Waits until the model is loaded. Raises InputError if the server has no `model`, PipelineError if it can't serve
     it."""
     with Console(stderr=True).status("Loading models ..."):
@@ -176,7 +176,7 @@ def _facts(server: HttpServer, model: str | None) -> ModelServer:
         name = model or models[0]
         # First, since a server with several models loads this one for it, and then knows its context.
         knows_tools = server.knows_tools(name)
-    return ModelServer(
+    return AskedServer(
         address=server.address,
         key=server.key or _NO_KEY,
         model=name,
@@ -185,7 +185,7 @@ def _facts(server: HttpServer, model: str | None) -> ModelServer:
     )
 
 
-def _tools_note(program: AgentProgram, server: ModelServer) -> str:
+def _tools_note(program: AgentProgram, server: AskedServer) -> str:
     if server.knows_tools or not program.offers_tools:
         return ""
     return (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelServer:
+class AskedServer:
     """A server, and the model that a program asks it for."""
 
     address: str
@@ -44,7 +44,7 @@ class AgentProgram:
     """The name of the executable."""
     install: str
     """The command line that gets it."""
-    settings: Callable[[ModelServer, Path], Invocation]
+    settings: Callable[[AskedServer, Path], Invocation]
     """Pure: `Path` is the private folder, which need not exist."""
     offers_tools: bool = True
     """Whether it always sends tools, so that the model's chat template must know them."""

@@ -6,7 +6,7 @@ Sources: the programs' own documentation and `--help`; tests/end_to_end/test_age
 import json
 from pathlib import Path
 
-from orchestrator.cli.commands.launch.invocation import AgentProgram, Invocation, ModelServer
+from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServer, Invocation
 
 _NAME = "launch-pipeline"
 _KEY = "LAUNCH_PIPELINE_API_KEY"
@@ -23,7 +23,7 @@ _CLAUDE_OUTPUT = 32_000
 _CLAUDE_CLOUDS = ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
 
 
-def _codex(server: ModelServer, _: Path) -> Invocation:
+def _codex(server: AskedServer, _: Path) -> Invocation:
     """`-c` overrules ~/.codex/config.toml key by key; its values are TOML, which JSON's strings are too."""
     provider = f"model_providers.{_NAME}"
     values: dict[str, str | int] = {
@@ -40,7 +40,7 @@ def _codex(server: ModelServer, _: Path) -> Invocation:
     return Invocation(options=tuple(options), environment={_KEY: server.key})
 
 
-def _claude(server: ModelServer, folder: Path) -> Invocation:
+def _claude(server: AskedServer, folder: Path) -> Invocation:
     """The `env` of a user's settings.json overrules the environment, and that of `--settings` overrules both."""
     values = {
         "ANTHROPIC_BASE_URL": server.address,
@@ -64,7 +64,7 @@ def _claude(server: ModelServer, folder: Path) -> Invocation:
     )
 
 
-def _opencode(server: ModelServer, _: Path) -> Invocation:
+def _opencode(server: AskedServer, _: Path) -> Invocation:
     """OPENCODE_CONFIG_CONTENT is merged over the user's and the project's configuration."""
     model: dict[str, object] = {"name": server.model}
     if server.context is not None:
@@ -81,7 +81,7 @@ def _opencode(server: ModelServer, _: Path) -> Invocation:
     return Invocation(environment={"OPENCODE_CONFIG_CONTENT": _json(content), _KEY: server.key})
 
 
-def _qwen(server: ModelServer, folder: Path) -> Invocation:
+def _qwen(server: AskedServer, folder: Path) -> Invocation:
     """The environment overrules the model of the user's settings. System defaults are below the user's settings."""
     environment = {"OPENAI_BASE_URL": server.openai, "OPENAI_API_KEY": server.key, "OPENAI_MODEL": server.model}
     files: dict[str, str] = {}
@@ -92,7 +92,7 @@ def _qwen(server: ModelServer, folder: Path) -> Invocation:
     return Invocation(options=("--auth-type", "openai"), environment=environment, files=files)
 
 
-def _aider(server: ModelServer, folder: Path) -> Invocation:
+def _aider(server: AskedServer, folder: Path) -> Invocation:
     """A user's .env files overrule the environment; that of `--env-file` is read last."""
     values = {"OPENAI_API_BASE": server.openai, "OPENAI_API_KEY": server.key}
     model = f"openai/{server.model}"
@@ -107,7 +107,7 @@ def _aider(server: ModelServer, folder: Path) -> Invocation:
     return Invocation(options=options, environment=dict(values), files=files)
 
 
-def _continue(server: ModelServer, folder: Path) -> Invocation:
+def _continue(server: AskedServer, folder: Path) -> Invocation:
     """`--config` takes the place of the user's configuration. YAML, which JSON is too."""
     model: dict[str, object] = {
         "name": server.model,

@@ -65,7 +65,7 @@ class _Conversation:
     temperature: float
 
     def said(self, turn: int) -> str:
-        source = random.Random(f"{self.seed} {turn}")  # noqa: S311 - no secret
+        source = random.Random(f"{self.seed} {turn}")
         name, *arguments = source.choices(_WORDS, k=source.randint(2, 6))
         return f"\n\n\ndef {name}_{turn}({', '.join(sorted(set(arguments)))}):\n    "
 

@@ -43,7 +43,7 @@ _STRATEGIES = ("adaptive", "ssd", "adaptive", "sd")
 
 def kill(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Kill `count` drafts, three a pipeline, each at a random moment of a request."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     requests = drill_requests(seed)
     failures: list[str] = []
     stalls: list[float] = []
@@ -78,7 +78,7 @@ def kill(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
 
 def stop(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Stop the draft in `count` requests at a random moment; it continues when the request has ended."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     requests = drill_requests(seed)
     gaps = _Gaps(STOP_PROMISE, "stops", count)
     for strategy, share in _shared(count, ("adaptive", "ssd", "sd")):
@@ -100,7 +100,7 @@ def stop(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
 
 def send_garbage(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """`count` requests in all, shared among one pipeline for every kind of faulty draft."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     requests = drill_requests(seed)
     gaps = _Gaps(GARBAGE_PROMISE, "requests", count)
     modes = list(MODES)

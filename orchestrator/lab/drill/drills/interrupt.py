@@ -17,7 +17,7 @@ _EARLY_SECONDS = 0.4
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Interrupt `count` commands, at moments spread over their whole run."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     failures: list[str] = []
     late: list[str] = []
     times: list[float] = []

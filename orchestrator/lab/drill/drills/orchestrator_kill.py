@@ -24,7 +24,7 @@ _MAX_TOKENS = 2000
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Start a command `count` times, kill its orchestrator, and check what is left after the next start."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     failures: list[str] = []
     late: list[str] = []
     times: list[float] = []

@@ -82,7 +82,7 @@ class Cycle:
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Start and kill `count` times; each start removes the segments that the cycle before left."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     made: list[str] = []
     attached = 0
     with own_registry() as registry:

@@ -39,7 +39,7 @@ class FaultInjector:
         self._address = address
         self._place = place
         self._requests = requests
-        self._source = random.Random(seed)  # noqa: S311 - no secret
+        self._source = random.Random(seed)
         self._context = zmq.Context[Any].instance()
         self.faults: list[Callable[[], None]] = [
             self.kill_draft,

@@ -23,7 +23,7 @@ _STRATEGIES = ("adaptive", "ar", "ssd")
 
 def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Kill `count` targets, two a pipeline, each at a random moment of a request; a third kill ends the pipeline."""
-    source = random.Random(seed)  # noqa: S311 - no secret
+    source = random.Random(seed)
     requests = drill_requests(seed)
     failures: list[str] = []
     gaps: list[float] = []

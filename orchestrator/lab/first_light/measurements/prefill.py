@@ -98,5 +98,5 @@ def _once(pipeline: Pipeline, prompt: Sequence[int]) -> float:
 
 def _prompt(vocabulary: int, length: int, seed: int) -> list[int]:
     # Other numbers for each length and repeat: a shared beginning would be in the prefix cache.
-    source = random.Random(1000 * length + seed)  # noqa: S311 - no secret
+    source = random.Random(1000 * length + seed)
     return [source.randrange(vocabulary) for _ in range(length)]

@@ -5,7 +5,7 @@ import datetime
 import msgspec
 
 from orchestrator.lab.calibration.calibrate import calibrate, findings, to_toml
-from orchestrator.lab.findings import Attachment, Findings
+from orchestrator.lab.findings import AttachedFile, Findings
 from orchestrator.lab.first_light.needs import has_neural_engine
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
@@ -28,7 +28,7 @@ def measure(asked: Asked) -> Findings:
     return msgspec.structs.replace(
         findings(profile),
         notes=tuple(filter(None, (note, use))),
-        attachments=(Attachment(FILE, to_toml(profile)),),
+        attachments=(AttachedFile(FILE, to_toml(profile)),),
     )
 
 

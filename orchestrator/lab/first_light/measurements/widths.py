@@ -7,9 +7,9 @@ from orchestrator.lab.first_light.forwards import (
     Compared,
     ForwardOrder,
     ForwardReport,
-    Loaded,
+    ForwardsReady,
+    ForwardTimed,
     Precision,
-    Timed,
     examined,
 )
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
@@ -57,13 +57,13 @@ def measure(asked: Asked) -> Findings:
 
 def report_tables(precision: Precision, reports: Sequence[ForwardReport]) -> list[Table]:
     """Logits by width, and milliseconds by width with a column for each context."""
-    kind = ", ".join(f"{one.activations} on the {one.device}" for one in reports if isinstance(one, Loaded))
+    kind = ", ".join(f"{one.activations} on the {one.device}" for one in reports if isinstance(one, ForwardsReady))
     logits: list[tuple[Cell, ...]] = [
         (one.width, one.difference, one.flips, one.positions, one.gap, one.shape)
         for one in reports
         if isinstance(one, Compared)
     ]
-    times = {(one.width, one.context): one.milliseconds for one in reports if isinstance(one, Timed)}
+    times = {(one.width, one.context): one.milliseconds for one in reports if isinstance(one, ForwardTimed)}
     contexts = list(dict.fromkeys(context for _, context in times))
     rows: list[tuple[Cell, ...]] = [
         (width, *(times.get((width, context)) for context in contexts)) for width in dict.fromkeys(w for w, _ in times)
@@ -103,9 +103,9 @@ def check(precision: Precision, reports: Sequence[ForwardReport], gpu: bool) -> 
 
 def _words(precision: Precision, report: ForwardReport) -> str:
     match report:
-        case Loaded():
+        case ForwardsReady():
             return f"{precision}: comparing logits"
         case Compared(width):
             return f"{precision}: logits of width {width}"
-        case Timed(width, context):
+        case ForwardTimed(width, context):
             return f"{precision}: width {width} behind {context} tokens"

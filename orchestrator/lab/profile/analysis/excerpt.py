@@ -28,7 +28,7 @@ ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """Milliseconds from the beginning of the excerpt."""
 
     begin: float
@@ -54,8 +54,8 @@ class Excerpt:
     first: int
     """Number of the first round."""
     count: int
-    draft: tuple[Bar, ...]
-    target: tuple[Bar, ...]
+    draft: tuple[TimelineBar, ...]
+    target: tuple[TimelineBar, ...]
     uses: tuple[Use, ...]
 
 
@@ -80,7 +80,7 @@ def excerpt(run: TracedRun, request: TracedRequest, count: int = ROUNDS) -> Exce
     )
 
 
-def _target(request: TracedRequest, window: Interval) -> Iterator[Bar]:
+def _target(request: TracedRequest, window: Interval) -> Iterator[TimelineBar]:
     looks: dict[SpanKind, BarKind] = {SpanKind.VERIFY: "verify", SpanKind.TIDY: "tidy", SpanKind.PREFILL: "prefill"}
     for span in request.target:
         yield from _bars([edges(span)], window, looks[span.kind])
@@ -90,7 +90,7 @@ def _target(request: TracedRequest, window: Interval) -> Iterator[Bar]:
 
 def _draft(
     run: TracedRun, request: TracedRequest, done: Iterable[VerificationRound], window: Interval
-) -> Iterator[Bar]:
+) -> Iterator[TimelineBar]:
     """Growth in the parts that were hidden behind the target's work and those that were not."""
     names = grown_by(run)
     used = set().union(*(each.used for each in done))
@@ -120,6 +120,6 @@ def _use(grown: dict[Step, Interval], step: Step, verdict: int | None, window: I
         yield Use((end - window[0]) / 1e6, (verdict - window[0]) / 1e6)
 
 
-def _bars(moments: Intervals, window: Interval, look: BarKind) -> Iterator[Bar]:
+def _bars(moments: Intervals, window: Interval, look: BarKind) -> Iterator[TimelineBar]:
     for begin, end in intersection(moments, [window]):
-        yield Bar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look)
+        yield TimelineBar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look)

@@ -11,7 +11,7 @@ from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLangua
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.simulation import SimulatedClient
-from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage
+from orchestrator.lab.simulate.trace import RecordedRequest, ReplayedLanguage
 from protocol.messages.base import Level, NodeId
 from protocol.worker.pacing import DevicePace
 
@@ -98,7 +98,7 @@ class Scenario:
     devices: Devices
     wires: Wires = field(default_factory=Wires)
     acceptance: AcceptanceModel = GREEDY
-    recorded: tuple[Recorded, ...] = ()
+    recorded: tuple[RecordedRequest, ...] = ()
     """Recorded requests to replay, all of one temperature; none: an invented language."""
     temperature: float = 0.0
     level: Level = "tree"

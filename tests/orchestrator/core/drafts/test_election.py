@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 
 from orchestrator.core.commands import Command, Dismiss, SendMessage, TrialDecided
-from orchestrator.core.drafts.election import MAX_DRAFTS, Election
+from orchestrator.core.drafts.election import MAX_DRAFTS, Election, Trial
 from orchestrator.core.events import WorkerDown
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import TurnTaking
+from orchestrator.core.policy.tries import TurnTaking
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.workers import ModelledDraft, modelled_workers
 from protocol.messages.worker import Reroot, Start, Stop, ToWorker
 from protocol.worker.pacing import DevicePace
-from tests.support.scripted_simulation import ONE, ScriptedSimulation, ready
+from tests.support.scripted_simulation import ScriptedSimulation, ready
 
 TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.005), (8, 0.006)), prefill_rate=2000.0)
@@ -86,75 +86,92 @@ def drafting(machine):
 # The election --------------------------------------------------------------------------------------
 
 
-def judge(election, by_tree, alone):
-    """End a trial: by its tree the draft on trial is so much faster, and so much if both are measured alone."""
-    if election.trial_ended(by_tree) is None:
-        election.change_places()
-        election.measured_alone(alone)
+class Compared(Trial):
+    """A trial whose trees would have given this share of the active draft's tokens."""
+
+    def __init__(self, incarnation: int, share: float) -> None:
+        super().__init__(incarnation)
+        self._share = share
+
+    @property
+    def share(self) -> float:
+        return self._share
+
+    @property
+    def active_rate(self) -> float:
+        return 1.0
 
 
-def speeds_settled(election, speeds, rounds=2000):
-    """Let trials end as the drafts' true speeds say."""
+def rounds_passed(election, speeds, rounds, share=None):
+    """Rounds at the drafts' true speeds. Returns the decisions."""
+    decided = []
     for _ in range(rounds):
-        election.round_committed()
-        if election.on_trial is not None:
-            ratio = speeds[election.on_trial] / speeds[election.active]
-            judge(election, ratio, ratio)
-    return election.active
+        active, on_trial = election.active, election.on_trial
+        by_tree = speeds.get(on_trial, 0.0) / speeds[active] if share is None else share
+        trial = None if on_trial is None else Compared(on_trial, by_tree)
+        decided.append(election.round_ended(speeds[active], 1.0, "greedy", trial))
+    return [each for each in decided if each is not None]
+
+
+def elected(*ids):
+    election = Election()
+    for id in ids:
+        election.draft_up(id)
+    return election
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])))
 def test_the_best_wins_whatever_the_order_of_arrival(order):
-    election = Election()
-    for id in order:
-        election.draft_up(id)
+    election = elected(*order)
+    rounds_passed(election, {1: 10.0, 2: 20.0, 3: 40.0}, 2000)
 
-    assert speeds_settled(election, {1: 10.0, 2: 20.0, 3: 40.0}) == 3
+    assert election.active == 3
 
 
-@pytest.mark.parametrize(("by_tree", "alone", "active"), [(1.3, 0.97, 1), (0.75, 1.2, 2), (0.5, 1.2, 1)])
+@pytest.mark.parametrize(("by_tree", "alone", "active"), [(1.0, 0.97, 1), (0.8, 1.2, 2), (0.6, 1.2, 1)])
 def test_what_is_measured_alone_decides_unless_the_tree_is_hopeless(by_tree: float, alone: float, active: int):
-    election = Election()
-    election.draft_up(1)
-    election.draft_up(2)
-    judge(election, by_tree, alone)
+    election = elected(1, 2)
+    decided = rounds_passed(election, {1: 1.0, 2: alone}, 130, by_tree)
 
-    assert election.active == active
-    assert election.on_trial is None
+    assert [each.winner for each in decided] == [active]
+    assert (election.active, election.on_trial) == (active, None)
 
 
-def test_whoever_may_be_better_is_active_first_while_the_other_one_rests():
-    election = Election()
-    election.draft_up(1)
-    election.draft_up(2)
-
-    assert election.trial_ended(0.9) is None
+def test_whoever_may_be_better_is_active_once_the_other_one_is_measured():
+    election = elected(1, 2)
+    rounds_passed(election, {1: 1.0, 2: 1.1}, 1)
+    assert (election.active, election.on_trial, election.alone) == (1, 2, True)
+    rounds_passed(election, {1: 1.0, 2: 1.1}, 60)
     assert (election.active, election.on_trial, election.alone) == (2, 1, True)
     election.draft_down(2)
     assert (election.active, election.on_trial, election.alone) == (1, None, False)
 
 
+def test_rounds_of_different_kinds_are_not_compared():
+    """The sampled requests are slower, whichever draft is active."""
+    election, speeds = elected(1, 2), {"greedy": 2.0, "sampled": 1.0}
+    decided = [
+        election.round_ended(speeds[kind] * (1.1 if election.active == 2 else 1.0), 1.0, kind, Compared(2, 1.0))
+        for kind in ["sampled", "greedy", "greedy"] * 60
+    ]
+
+    (only,) = [each for each in decided if each is not None]
+    assert (only.winner, only.winner_rate) == (2, pytest.approx(1.1 * only.loser_rate))
+
+
 def test_a_lost_trial_is_repeated_ever_more_rarely():
-    election, trials = Election(), 0
-    election.draft_up(1)
-    election.draft_up(2)
-    for _ in range(10_000):
-        election.round_committed()
-        if election.on_trial is not None:
-            trials += 1
-            election.trial_ended(0.5)
+    decided = rounds_passed(elected(1, 2), {1: 1.0, 2: 1.0}, 10_000, share=0.3)
 
-    assert 3 <= trials <= 7
+    assert 3 <= len(decided) <= 7
 
 
-def test_the_best_of_those_that_stand_by_takes_over():
-    election = Election()
-    for id in (1, 2, 3):
-        election.draft_up(id)
-    speeds_settled(election, {1: 40.0, 2: 10.0, 3: 20.0}, rounds=3)
-    election.draft_down(1)
+def test_a_draft_that_is_clearly_slower_is_active_for_few_rounds():
+    election, active = elected(1, 2), []
+    for _ in range(300):
+        rounds_passed(election, {1: 1.0, 2: 0.6}, 1, share=1.0)
+        active.append(election.active)
 
-    assert election.active == 3
+    assert 0 < active.count(2) <= 13
 
 
 def test_a_draft_that_failed_takes_over_only_when_nothing_else_is_there():
@@ -171,9 +188,7 @@ def test_a_draft_that_failed_takes_over_only_when_nothing_else_is_there():
 
 
 @settings(max_examples=200, derandomize=True)
-@given(
-    st.lists(st.tuples(st.sampled_from(["join", "leave", "fail", "judge", "round"]), st.integers(1, 5)), max_size=60)
-)
+@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "fail", "judge"]), st.integers(1, 5)), max_size=60))
 def test_someone_drafts_as_long_as_anyone_is_there(happenings):
     election, present = Election(), set()
     for what, id in happenings:
@@ -185,12 +200,8 @@ def test_someone_drafts_as_long_as_anyone_is_there(happenings):
             present.remove(id)
         elif what == "fail" and present:
             election.active_failed()
-        elif what == "judge" and election.alone:
-            election.measured_alone(0.4 * id)
-        elif what == "judge" and election.on_trial is not None:
-            election.trial_ended(0.4 * id)
-        elif what == "round":
-            election.round_committed()
+        elif what == "judge" and present:
+            rounds_passed(election, {each: each for each in present}, 40, share=0.2 * id)
         assert set(election.statuses()) == present
         assert (election.active in present) if present else election.active is None
         assert election.on_trial is None or election.on_trial in present - {election.active}
@@ -200,22 +211,21 @@ def test_someone_drafts_as_long_as_anyone_is_there(happenings):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("order", [(0.9, 0.4), (0.4, 0.9)])
-def test_the_better_draft_wins_in_each_order_of_arrival(order):
-    first, second = (
-        RemoteDraft(pace=DRAFT, language=language(accept, draft=(index,)), at=0.5 * index)
-        for index, accept in enumerate(order)
-    )
-    simulation = run([first, second], accept=None, tokens=500)
+@pytest.mark.parametrize(
+    ("drafts", "winner"),
+    [
+        (((0.9, DRAFT), (0.4, DRAFT)), FIRST),
+        (((0.4, DRAFT), (0.9, DRAFT)), SECOND),
+        (((0.8, SLOW), (0.8, DRAFT)), SECOND),
+    ],
+)
+def test_the_better_or_faster_draft_wins_in_each_order_of_arrival(drafts, winner: int):
+    remote = [
+        RemoteDraft(pace=pace, language=language(accept, draft=(index,)), at=0.5 * index)
+        for index, (accept, pace) in enumerate(drafts)
+    ]
 
-    assert drafting(simulation.machine) == [FIRST if order[0] == 0.9 else SECOND]
-
-
-@pytest.mark.thorough
-def test_a_faster_draft_of_the_same_quality_wins():
-    simulation = run([remote_draft(0.8, SLOW), remote_draft(0.8, at=0.5)], accept=None, tokens=500)
-
-    assert drafting(simulation.machine) == [SECOND]
+    assert drafting(run(remote, accept=None, tokens=500).machine) == [winner]
 
 
 NEWCOMERS = {
@@ -295,25 +305,16 @@ def test_on_the_death_of_the_draft_another_one_is_started_in_the_same_step():
     assert simulation.machine.drafts.statuses() == {3: "active", 4: "on trial"}
 
 
-def test_one_that_stands_by_is_told_of_nothing():
+def test_one_that_stands_by_is_told_of_nothing_and_all_that_know_a_request_of_its_end():
     simulation = ready()
     on_trial, standby = simulation.start("draft").incarnation, simulation.start("draft").incarnation
-    simulation.submit(1, max_tokens=60)
-    simulation.run_while(lambda: len(simulation.clients[ONE].tokens) < 15)
-
-    assert told(simulation.commands, standby) == []
-    assert {*told(simulation.commands, on_trial)} >= {Start, Reroot}
-
-
-def test_all_drafts_that_know_a_request_are_told_of_its_end():
-    simulation = ready()
-    second = simulation.start("draft").incarnation
     client = simulation.clients[simulation.submit(1, max_tokens=20)]
     simulation.run()
 
     assert client.tokens == client.reference
-    for incarnation in (2, second):
-        assert told(simulation.commands, incarnation)[-1] is Stop
+    assert told(simulation.commands, standby) == []
+    assert {*told(simulation.commands, on_trial)} >= {Start, Reroot}
+    assert [told(simulation.commands, incarnation)[-1] for incarnation in (2, on_trial)] == [Stop, Stop]
 
 
 def test_more_drafts_than_there_is_room_for_are_dismissed_with_a_sentence():
@@ -338,6 +339,7 @@ def test_a_target_dismisses_the_drafts_that_are_no_match_and_stays():
     (dismissed,) = simulation.commands
     assert isinstance(dismissed, Dismiss)
     assert (dismissed.role, dismissed.incarnation) == ("draft", first)
+    assert "another tokenizer" in dismissed.text
     assert simulation.machine.drafts.statuses() == {second: "active"}
 
 

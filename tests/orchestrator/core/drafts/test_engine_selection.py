@@ -37,18 +37,15 @@ def on_trial() -> EngineSelection:
     return selection
 
 
-def test_the_neural_engine_is_prepared_once_all_models_are_loaded():
+def test_the_neural_engine_is_prepared_once_all_models_are_loaded_beside_a_target_that_verifies_guesses():
     selection = EngineSelection("mlx", 0.0)
 
+    assert EngineSelection("mlx", 0.0).pipeline_ready("plain") == []
+    assert EngineSelection("mlx", 0.0).pipeline_ready("chain") == [Prepare()]
     assert selection.draft_up("mlx", MLX, 8192) == []
     assert selection.pipeline_ready() == [Prepare()]
     assert selection.pipeline_ready() == []
     assert selection.prepared() == [StartDraft("coreml")]
-
-
-def test_nothing_is_prepared_beside_a_target_that_verifies_no_guesses():
-    assert EngineSelection("mlx", 0.0).pipeline_ready("plain") == []
-    assert EngineSelection("mlx", 0.0).pipeline_ready("chain") == [Prepare()]
 
 
 @pytest.mark.parametrize(
@@ -101,13 +98,6 @@ def test_when_mlx_is_lost_during_the_trial_core_ml_drafts_and_mlx_is_the_way_bac
 
     assert selection.draft_lost("mlx", "died three times.") == []
     assert selection.trial_decided(TrialDecided(CORE_ML, MLX, 40.0, 30.0)) == []
-    assert without_words(selection.draft_lost("coreml", "died")) == [StartDraft("mlx")]
-
-
-def test_when_the_winner_is_lost_mlx_is_started_again():
-    selection = on_trial()
-    selection.trial_decided(TrialDecided(CORE_ML, MLX, 40.0, 30.0))
-
     assert without_words(selection.draft_lost("coreml", "died")) == [StartDraft("mlx")]
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.core.options import Options
-from orchestrator.core.policy.estimates import Freshness
+from orchestrator.core.policy.tries import Freshness
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work
 from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
@@ -131,10 +131,6 @@ def test_guesses_that_last_are_kept_and_trying_costs_little():
     assert with_choice.now < 1.03 * without.now
 
 
-@pytest.mark.parametrize("strategy", ["sd", "ssd"])
-def test_published_strategies_give_up_no_hit(strategy: str):
-    assert renewals(decoded(0.55, 0.004, reads=True, strategy=strategy, tokens=200)) == 0.0
-
-
-def test_a_draft_that_reads_tokens_alone_gives_up_no_hit():
-    assert renewals(decoded(0.55, 0.004, reads=False, tokens=200)) == 0.0
+@pytest.mark.parametrize(("strategy", "reads"), [("sd", True), ("ssd", True), ("adaptive", False)])
+def test_published_strategies_and_drafts_that_read_tokens_alone_give_up_no_hit(strategy: str, reads: bool):
+    assert renewals(decoded(0.55, 0.004, reads=reads, strategy=strategy, tokens=200)) == 0.0

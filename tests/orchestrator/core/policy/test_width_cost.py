@@ -29,13 +29,6 @@ def measured(device: Callable[[int], float] = passes) -> WidthCost:
     return WidthCost([(width, device(width)) for width in WIDTHS])
 
 
-def test_measured_costs_are_believed_before_anything_is_observed():
-    cost = measured()
-
-    assert cost.known
-    assert [cost(width) for width in WIDTHS] == pytest.approx([passes(width) for width in WIDTHS])
-
-
 def test_a_worker_that_claims_to_take_no_time_makes_no_cost_zero():
     cost = WidthCost()
     cost.observe(3, 0.0)
@@ -83,6 +76,8 @@ def test_the_rule_stops_at_the_corners(paths: list[float], nodes: int):
 def test_an_unmeasured_width_costs_what_the_next_wider_one_does():
     cost = WidthCost([(1, 0.02), (5, 0.03), (6, 0.04), (12, 0.05)])
 
+    assert cost.known
+
     assert [cost(width) for width in (2, 5, 6, 7, 12)] == pytest.approx([0.03, 0.03, 0.04, 0.05, 0.05])
     assert cost(23) == pytest.approx(0.05 + 11 * 0.03 / 11)
 
@@ -126,23 +121,17 @@ def test_a_worker_that_measured_replaces_what_its_predecessor_showed():
     assert cost(5) == pytest.approx(0.012)
 
 
-def test_requests_begin_with_the_costs_in_the_hellos_of_both_workers():
-    machine = Machine(Options())
-    drafted = DevicePace(steps=((1, 0.004), (16, 0.012)), prefill_rate=4000.0)
+def test_requests_begin_with_the_costs_in_the_hellos_of_both_workers_and_a_second_target_brings_its_own():
+    machine, drafted = Machine(Options()), DevicePace(steps=((1, 0.004), (16, 0.012)), prefill_rate=4000.0)
+    request = Request((1, 2), Sampling(), 5)
     bring_up(machine, TARGET, drafted)
-
-    estimates = machine.drafts.estimates(Request((1, 2), Sampling(), 5))
-
-    assert [estimates.target(width) for width in WIDTHS] == pytest.approx([TARGET.forward(width) for width in WIDTHS])
-    assert estimates.growth(16) == pytest.approx(drafted.forward(16))
-
-
-def test_a_second_target_brings_its_own_costs():
-    machine = Machine(Options())
-    bring_up(machine, TARGET, DRAFT)
+    estimates = machine.drafts.estimates(request)
+    first, growth = [estimates.target(width) for width in WIDTHS], estimates.growth(16)
     bring_up(machine, DevicePace(steps=((1, 0.5),), prefill_rate=1.0), DRAFT)
 
-    assert machine.drafts.estimates(Request((1, 2), Sampling(temperature=1.0), 5)).target(4) == pytest.approx(0.5)
+    assert first == pytest.approx([TARGET.forward(width) for width in WIDTHS])
+    assert growth == pytest.approx(drafted.forward(16))
+    assert machine.drafts.estimates(request).target(4) == pytest.approx(0.5)
 
 
 def bring_up(machine: Machine, target: DevicePace, draft: DevicePace) -> None:

@@ -51,16 +51,13 @@ def dripped(client: socket.socket, drop: bytes) -> bool:
 # What arrives slowly -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nx: "])
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET /health HTTP/1.1\r\nx: ", MODELS], ids=["none", "half", "after an answer"]
+)
 def test_a_head_that_does_not_end_ends_its_connection(begun: bytes):
     with listening(limits=SHORT_HEADS) as server, server.client(begun) as client:
+        assert begun != MODELS or status(client) == 200
         assert dripped(client, b"x") if begun else closed(client)
-
-
-def test_a_head_after_an_answer_has_the_same_deadline():
-    with listening(limits=SHORT_HEADS) as server, server.client(MODELS) as client:
-        assert status(client) == 200
-        assert dripped(client, b"x")
 
 
 def test_a_body_that_does_not_end_is_answered_and_ends_its_connection():
@@ -91,6 +88,46 @@ def test_a_body_that_came_after_its_answer_leaves_the_connection_open():
         rest = b""
         while b'"status"' not in rest:
             rest += client.recv(1 << 16)
+
+
+# Who ends its sending ----------------------------------------------------------------------------
+
+
+def read_all(client: socket.socket) -> bytes:
+    found = b""
+    while piece := client.recv(1 << 16):
+        found += piece
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_ends_its_sending_gets_its_answer(stream: bool):
+    body = json.dumps({**HELLO, "stream": stream}).encode()
+
+    with listening() as server, server.client(request("POST", CHAT, body=body)) as client:
+        client.shutdown(socket.SHUT_WR)
+        answer = read_all(client)
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") if stream else b"Hello" in answer
+
+
+def test_a_client_that_waits_long_is_sent_interim_responses_until_its_answer():
+    pipeline = FakePipeline(lambda _: ["a", None])
+
+    with listening(pipeline, limits=ConnectionLimits(probe_seconds=0.05)) as server:
+        with server.client(request("POST", CHAT, body=BODY)) as client:
+            client.shutdown(socket.SHUT_WR)
+            assert [status(client) for _ in range(3)] == [102] * 3
+        until(lambda: pipeline.running == 0, SECONDS)
+
+
+def test_an_idle_or_incomplete_connection_ends_with_the_client_s_sending():
+    for sent in (HEALTH, request("POST", CHAT, body=BODY)[:-3]):
+        with listening() as server, server.client(sent) as client:
+            assert sent != HEALTH or status(client) == 200
+            client.shutdown(socket.SHUT_WR)
+            assert closed(client)
 
 
 # Who holds connections ---------------------------------------------------------------------------
@@ -153,6 +190,7 @@ def test_a_client_that_reads_nothing_ends_its_connection(body: bytes):
     ):
         until(lambda: len(pipeline.asked) == 1 and pipeline.running == 0, SECONDS)
         until(lambda: server.connections == 0, SECONDS)
+        assert pipeline.running == 0
 
 
 class ManualLoop:
@@ -236,23 +274,19 @@ def test_a_request_of_ambiguous_length_is_refused_and_its_rest_is_no_request():
 CHUNKED = request("POST", CHAT, "content-type: application/json", "transfer-encoding: chunked", key="wrong")
 
 
-@pytest.mark.parametrize("nonsense", [b"nonsense\r\n\r\n", CHUNKED + b"ZZZ\r\n"], ids=["head", "body"])
-def test_strangers_can_not_fill_the_log(nonsense: bytes, capfd: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(
+    ("sent", "answer", "later"),
+    [(b"nonsense\r\n\r\n", 400, b""), (CHUNKED + b"ZZZ\r\n", 400, b""), (CHUNKED, 401, b"ZZZ\r\n")],
+    ids=["head", "body", "body behind its answer"],
+)
+def test_what_is_no_http_ends_the_connection_and_strangers_can_not_fill_the_log(
+    sent: bytes, answer: int, later: bytes, capfd: pytest.CaptureFixture[str]
+):
     with listening() as server:
         for _ in range(30):
-            with server.client(nonsense) as client:
-                assert status(client) == 400
-                assert closed(client)
-
-    assert capfd.readouterr().err.splitlines() == ["WARNING:  Invalid HTTP request received."] * 10
-
-
-def test_a_body_that_stops_being_http_behind_its_answer_ends_the_connection(capfd: pytest.CaptureFixture[str]):
-    with listening() as server:
-        for _ in range(30):
-            with server.client(CHUNKED) as client:
-                assert status(client) == 401
-                client.sendall(b"ZZZ\r\n")
+            with server.client(sent) as client:
+                assert status(client) == answer
+                client.sendall(later)
                 assert closed(client)
 
     assert len(capfd.readouterr().err.splitlines()) == 10

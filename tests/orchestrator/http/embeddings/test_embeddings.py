@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import os
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -96,18 +95,15 @@ def test_a_text_a_list_tokens_and_a_list_of_tokens_are_the_same_input(given: Any
     assert found["embedding"] == pytest.approx(vector(tokens(TEXTS[0])), abs=1e-6)
 
 
-def test_base64_holds_the_same_numbers_as_float32():
-    (found,) = embed(OPENAI, {"input": "x", "encoding_format": "base64"}).json()["data"]
+def test_base64_holds_the_numbers_as_float32_and_fewer_dimensions_are_the_first_ones_with_length_one():
+    asked = {"input": "import os", "dimensions": 2}
+    (plain,) = embed(OPENAI, asked).json()["data"]
+    (encoded,) = embed(OPENAI, {**asked, "encoding_format": "base64"}).json()["data"]
 
-    numbers = np.frombuffer(base64.b64decode(found["embedding"]), "<f4")
-    assert numbers.tolist() == pytest.approx(vector(tokens("x")), abs=1e-6)
-
-
-def test_fewer_dimensions_are_the_first_ones_with_length_one():
-    (found,) = embed(OPENAI, {"input": "import os", "dimensions": 2}).json()["data"]
-
-    whole = vector(tokens("import os"))[:2]
-    assert found["embedding"] == pytest.approx([each / np.linalg.norm(whole) for each in whole], abs=1e-6)
+    first = vector(tokens("import os"))[:2]
+    expected = pytest.approx([each / np.linalg.norm(first) for each in first], abs=1e-6)
+    assert plain["embedding"] == expected
+    assert np.frombuffer(base64.b64decode(encoded["embedding"]), "<f4").tolist() == expected
 
 
 def test_ollama_gets_the_vectors_by_either_route():
@@ -123,40 +119,6 @@ def test_ollama_gets_the_vectors_by_either_route():
     assert new["embeddings"][0] == old["embedding"] == pytest.approx(vector(tokens(TEXTS[0])), abs=1e-6)
     assert (len(new["embeddings"]), new["model"]) == (3, "vectors")
     assert new["prompt_eval_count"] == sum(len(tokens(text)) for text in TEXTS)
-
-
-def test_many_requests_at_once_get_their_own_vectors():
-    async def all_of(client: httpx.AsyncClient) -> list[httpx.Response]:
-        return await asyncio.gather(*(client.post(OPENAI, json={"input": f"x = {n}"}) for n in range(20)))
-
-    for number, response in enumerate(asked(new_model(SETTINGS), all_of)):
-        (found,) = response.json()["data"]
-        assert found["embedding"] == pytest.approx(vector(tokens(f"x = {number}")), abs=1e-6)
-
-
-def test_nothing_is_tokenized_for_requests_that_waited_when_the_server_ended(monkeypatch: pytest.MonkeyPatch):
-    model = new_model(SETTINGS)
-    tokenized: list[Any] = []
-    begun, go = threading.Event(), threading.Event()
-    rows = model._rows
-
-    def slowly(*inputs: Any) -> Any:
-        tokenized.append(inputs)
-        begun.set()
-        go.wait()
-        return rows(*inputs)
-
-    monkeypatch.setattr(model, "_rows", slowly)
-
-    async def end(client: httpx.AsyncClient) -> list[int]:
-        waiting = [asyncio.create_task(client.post(OPENAI, json={"input": "x"})) for _ in range(3)]
-        await asyncio.to_thread(begun.wait)
-        model.close()
-        go.set()
-        return [each.status_code for each in await asyncio.gather(*waiting)]
-
-    assert asked(model, end) == [503, 503, 503]
-    assert len(tokenized) == 1
 
 
 # What is refused ---------------------------------------------------------------------------------
@@ -199,8 +161,13 @@ def test_a_wrong_request_is_told_what_is_wrong(body: Any, sentence: str):
     assert sentence in message(response)
 
 
-def test_a_long_input_is_refused_by_openais_route_and_cut_by_ollamas(short: EmbeddingSettings):
+@pytest.mark.parametrize("stated", [None, 512])
+def test_an_input_beyond_the_models_positions_is_refused_by_openais_route_and_cut_by_ollamas(
+    short: EmbeddingSettings, stated: int | None
+):
     text = "import os\n" * 9
+    if stated:
+        (short.folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": stated}))
 
     refused = embed(OPENAI, {"input": text}, short)
     told = embed(EMBED, {"input": text, "truncate": False}, short)
@@ -217,19 +184,6 @@ def test_a_token_beyond_the_models_embeddings_is_refused_though_the_tokenizer_ha
     refused, served = embed(OPENAI, {"input": [300]}, short), embed(OPENAI, {"input": [299]}, short)
 
     assert (refused.status_code, served.status_code) == (400, 200)
-
-
-def test_the_length_is_never_beyond_the_models_positions(short: EmbeddingSettings):
-    (short.folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512}))
-
-    assert new_model(short).context == 8
-
-
-def test_another_models_name_is_not_found():
-    response = embed(OPENAI, {"input": "x", "model": "demo"})
-
-    assert response.status_code == 404
-    assert "ask for vectors" in message(response)
 
 
 @pytest.mark.parametrize("path", [OPENAI, EMBED, OLDER])
@@ -255,16 +209,16 @@ def counted() -> Iterator[tuple[list[EmbeddingProcess], Callable[[EmbeddingComma
     assert not any(process.running for process in started)
 
 
-def test_it_starts_once_with_the_first_request():
+def test_it_starts_once_with_the_first_request_and_many_at_once_get_their_own_vectors():
+    async def all_of(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return await asyncio.gather(*(client.post(OPENAI, json={"input": f"x = {n}"}) for n in range(20)))
+
     with counted() as (started, start):
         model = new_model(SETTINGS, start)
         assert not model.loaded
-
-        async def several(client: httpx.AsyncClient) -> None:
-            for _ in range(3):
-                assert (await client.post(OPENAI, json={"input": "x"})).status_code == 200
-
-        asked(model, several)
+        for number, response in enumerate(asked(model, all_of)):
+            (found,) = response.json()["data"]
+            assert found["embedding"] == pytest.approx(vector(tokens(f"x = {number}")), abs=1e-6)
         assert len(started) == 1
 
 
@@ -381,7 +335,10 @@ def test_the_lists_of_models_have_it():
     assert get("/v1/models/vectors", embedding=SETTINGS).json()["id"] == "vectors"
 
 
-def test_it_generates_nothing():
-    response = post("/v1/completions", {"model": "vectors", "prompt": "x"}, embedding=SETTINGS)
+def test_another_models_name_is_not_found_and_it_generates_nothing():
+    response = embed(OPENAI, {"input": "x", "model": "demo"})
 
     assert response.status_code == 404
+    assert "ask for vectors" in message(response)
+    generated = post("/v1/completions", {"model": "vectors", "prompt": "x"}, embedding=SETTINGS)
+    assert generated.status_code == 404

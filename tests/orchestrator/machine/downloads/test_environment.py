@@ -1,6 +1,5 @@
 """Laws of the cache's virtual environments: made once by the user's installer, complete or absent."""
 
-import os
 import subprocess
 import sys
 import time
@@ -14,30 +13,17 @@ from orchestrator.machine.downloads import environment as module
 from orchestrator.machine.downloads import package_index
 from orchestrator.machine.downloads.environment import PYTHON, environment, environment_folder
 from orchestrator.machine.downloads.package_index import Unavailable
-from tests.support.package_index import NAME, Offer, offer, serving
+from tests.support.package_index import NAME, Offer, ask_only, offer, serving
 
 _PINS = {NAME: "1.0"}
 
 
 @pytest.fixture
-def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
+def offered(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
     """An index with a tiny package."""
-    settings = {
-        "HOME": str(tmp_path),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_RETRIES": "0",
-        "PIP_FIND_LINKS": "",
-        "PIP_TRUSTED_HOST": "127.0.0.1",
-        "NO_PROXY": "127.0.0.1",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    fresh = offer(tmp_path / "wheel")
+    fresh = offer(home / "wheel")
     with serving(fresh) as url:
-        monkeypatch.setenv("PIP_INDEX_URL", url)
-        monkeypatch.setenv("UV_INDEX_URL", url)
+        ask_only(url, monkeypatch)
         yield fresh
 
 
@@ -111,17 +97,12 @@ def test_an_index_that_falls_silent_is_given_up_and_no_installer_is_left(
 
 
 @pytest.mark.thorough
-def test_an_environment_that_a_killed_process_left_unfinished_is_made_again(offered: Offer):
+def test_an_environment_that_is_unfinished_or_whose_interpreter_is_gone_is_made_again(offered: Offer):
     place = environment_folder("tool", _PINS)
     (place / "bin").mkdir(parents=True)
     (place / PYTHON).write_text("half a program")
-
-    assert subprocess.run([environment("tool", _PINS, _ignore), "-I", "-c", "pass"]).returncode == 0
-
-
-@pytest.mark.thorough
-def test_an_environment_whose_interpreter_is_gone_is_made_again(offered: Offer):
     python = environment("tool", _PINS, _ignore)
+    assert subprocess.run([python, "-I", "-c", "pass"]).returncode == 0
     python.unlink()
     python.symlink_to("/no/such/python")
 

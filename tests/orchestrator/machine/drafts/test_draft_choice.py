@@ -61,11 +61,8 @@ def test_the_note_names_the_draft_of_a_recommended_pair_with_this_target(foreign
     assert f"choose the draft {pair.draft.id} or the draft engine ngram." in chosen(pair.target.id).note
 
 
-def test_a_draft_that_is_named_is_taken_whatever_the_target(foreign: str):
+def test_a_draft_that_is_named_and_a_program_of_ones_own_are_taken_whatever_the_target(foreign: str):
     assert chosen(foreign, draft=str(DEMO_DRAFT)) == DraftChoice("mlx", DEMO_DRAFT)
-
-
-def test_a_program_of_ones_own_drafts_beside_any_target(foreign: str):
     assert chosen(foreign, own=True) == DraftChoice("mlx", None)
 
 
@@ -88,10 +85,8 @@ def test_an_engine_that_there_is_not_is_answered_with_the_choices():
 
 
 @pytest.fixture
-def neural_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def neural_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has one, with an empty cache folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(draft_choice_module, "neural_engine", lambda: "coreml")
 
 
@@ -124,23 +119,21 @@ def test_mlx_drafts_until_it_is_known_which_engine_is_faster():
     assert (choice.engine, choice.folder, choice.note) == ("mlx", DEMO_DRAFT, "")
     assert choice.auto is not None
     assert (choice.auto.checkpoint, choice.auto.runtime) == (str(DEMO_DRAFT), "coreml")
-
-
-@pytest.mark.usefixtures("neural_engine")
-def test_an_engine_that_is_named_is_not_weighed():
     assert chosen(str(DEMO_TARGET), "mlx") == DraftChoice("mlx", DEMO_DRAFT)
 
 
 @pytest.mark.usefixtures("neural_engine")
-def test_the_winner_of_an_earlier_trial_is_begun_with():
+def test_the_winner_of_an_earlier_trial_is_begun_with_unless_its_conversion_is_gone():
     auto = chosen(str(DEMO_TARGET), AUTO).auto
     assert auto is not None
-    folder = converted_in_cache()
     auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
+    gone = chosen(str(DEMO_TARGET), AUTO)
+    folder = converted_in_cache()
     won = chosen(str(DEMO_TARGET), AUTO)
     auto.record_trial("mlx", "it was slower", EngineRates(coreml=30.0, mlx=40.0))
     lost = chosen(str(DEMO_TARGET), AUTO)
 
+    assert gone == DraftChoice("mlx", DEMO_DRAFT, "", auto)
     assert won == DraftChoice("coreml", folder, "The draft runs on the Neural Engine (it was faster).", auto)
     assert lost == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it was slower).")
 
@@ -158,15 +151,6 @@ def test_a_trial_beside_another_target_says_nothing(foreign: str):
 
 
 @pytest.mark.usefixtures("neural_engine")
-def test_a_winner_whose_conversion_is_gone_is_prepared_again():
-    auto = chosen(str(DEMO_TARGET), AUTO).auto
-    assert auto is not None
-    auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
-
-    assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT, "", auto)
-
-
-@pytest.mark.usefixtures("neural_engine")
 def test_a_device_that_failed_its_examination_is_not_tried_beside_any_target():
     folder = converted_in_cache()
     record(EngineVerdict(place=place_of(folder), choice="mlx", reason="it crashed"))
@@ -174,9 +158,7 @@ def test_a_device_that_failed_its_examination_is_not_tried_beside_any_target():
     assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it crashed).")
 
 
-def test_what_a_killed_conversion_left_is_removed_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_what_a_killed_conversion_left_is_removed_before_the_next_one(home: Path, monkeypatch: pytest.MonkeyPatch):
     place = conversion_of(DEMO_DRAFT)
     half = place.parent / f".{place.name}-abc"
     half.mkdir(parents=True)

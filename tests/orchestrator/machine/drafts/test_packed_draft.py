@@ -3,18 +3,24 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.utils import dequantize_model, load_model
+from safetensors import safe_open
 
 from draft_worker.engines.mlx import MlxEngine
+from orchestrator.machine.downloads.default_target import DefaultTarget
+from orchestrator.machine.drafts import shipped_drafts as module
 from orchestrator.machine.drafts.packed_draft import CONFIG, LAYERS, join, whole_draft
+from orchestrator.machine.drafts.shipped_drafts import DefaultDraft, default_draft, packed_draft, shipped_draft
 from protocol.contracts.head_tokens import HEAD_TOKENS
-from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from protocol.errors import InputError
 from tests.support.models.packed_drafts import HEAD, pack, packed, target, trained
+from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
 @pytest.fixture
@@ -23,10 +29,8 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def cache(home: Path) -> Path:
+    return home / "cache"
 
 
 def folders(cache: Path) -> list[Path]:
@@ -50,6 +54,8 @@ def test_a_draft_gets_its_targets_embedding_and_keeps_its_layers(tmp_path: Path,
 
     join(tmp_path / "packed", model, tmp_path / "whole")
 
+    assert b"embed" not in (tmp_path / "packed" / LAYERS).read_bytes()
+
     draft, theirs = (network(folder) for folder in (tmp_path / "whole", model))
     assert np.array_equal(numbers(draft.embed_tokens), numbers(theirs.embed_tokens))
     for name in ("self_attn.q_proj", "mlp.down_proj"):
@@ -57,10 +63,6 @@ def test_a_draft_gets_its_targets_embedding_and_keeps_its_layers(tmp_path: Path,
         found = numbers(getattr(getattr(draft.layers[0], block), kind))
         np.testing.assert_allclose(found, weights[f"model.layers.0.{name}.weight"], atol=0.03)
     np.testing.assert_allclose(numbers(draft.norm), weights["model.norm.weight"], rtol=0.01)
-
-
-def test_what_is_shipped_has_no_embedding(tmp_path: Path):
-    assert b"embed" not in (packed(tmp_path / "packed") / LAYERS).read_bytes()
 
 
 def test_the_draft_engine_loads_it_with_the_targets_tokenizer_and_its_own_positions(
@@ -86,29 +88,14 @@ def test_it_is_made_once(tmp_path: Path, model: Path, cache: Path):
     assert folders(cache) == [first]
 
 
-def test_another_head_makes_another_folder(tmp_path: Path, model: Path, cache: Path):
-    draft = packed(tmp_path / "packed")
+def test_another_head_and_another_tokenizer_make_another_folder(tmp_path: Path, model: Path, cache: Path):
+    draft, tokenizer = packed(tmp_path / "packed"), model / "tokenizer.json"
     first = whole_draft(draft, model)
     np.save(draft / HEAD_TOKENS, HEAD[1:])
+    second = whole_draft(draft, model)
+    tokenizer.write_text(tokenizer.read_text() + "\n")
 
-    assert whole_draft(draft, model) != first
-
-
-def test_another_tokenizer_makes_another_folder(tmp_path: Path, model: Path, cache: Path):
-    draft = packed(tmp_path / "packed")
-    first = whole_draft(draft, model)
-    file = model / "tokenizer.json"
-    file.write_text(file.read_text() + "\n")
-
-    assert whole_draft(draft, model) != first
-
-
-def test_a_draft_of_another_targets_shape_is_refused(tmp_path: Path, model: Path, cache: Path):
-    draft = packed(tmp_path / "packed", hidden_size=128)
-
-    with pytest.raises(InputError, match="trained for another target"):
-        whole_draft(draft, model)
-    assert folders(cache) == []
+    assert len({first, second, whole_draft(draft, model)}) == 3
 
 
 @pytest.mark.parametrize("name", [CONFIG, LAYERS, HEAD_TOKENS])
@@ -120,23 +107,94 @@ def test_a_missing_file_is_named(tmp_path: Path, model: Path, cache: Path, name:
         whole_draft(draft, model)
 
 
-def test_layers_that_are_cut_off_leave_nothing(tmp_path: Path, model: Path, cache: Path):
-    draft = packed(tmp_path / "packed")
-    (draft / LAYERS).write_bytes((draft / LAYERS).read_bytes()[:-100])
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("another shape", "trained for another target"),
+        ("cut off", "can't be read"),
+        ("full disk", r"can't be written \(No space left on device\)"),
+    ],
+)
+def test_a_draft_of_another_shape_cut_layers_and_a_full_disk_leave_nothing(
+    tmp_path: Path, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, case: str, words: str
+):
+    draft = packed(tmp_path / "packed", **({"hidden_size": 128} if case == "another shape" else {}))
+    if case == "cut off":
+        (draft / LAYERS).write_bytes((draft / LAYERS).read_bytes()[:-100])
+    if case == "full disk":
+        monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError(28, "No space left on device")))
 
-    with pytest.raises(InputError, match="can't be read"):
+    with pytest.raises(InputError, match=words):
         whole_draft(draft, model)
     assert folders(cache) == []
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
-    draft = packed(tmp_path / "packed")
+# The shipped drafts ------------------------------------------------------------------------------
 
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+MOST_BYTES = 20 << 20
+HIDDEN, VOCABULARY = 576, 49_152
+"""Of SmolLM2-135M-Instruct."""
 
-    with pytest.raises(InputError, match=r"can't be written \(No space left on device\)"):
-        whole_draft(draft, model)
-    assert folders(cache) == []
+
+@pytest.fixture
+def fetched(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny model as the default target, and its packed draft."""
+    folder, draft = target(tmp_path / "target"), packed(tmp_path / "packed")
+
+    monkeypatch.setattr(module, "default_target", lambda *_: DefaultTarget(folder))
+    monkeypatch.setattr(module, "is_default_target", lambda given: given == folder)
+    monkeypatch.setattr(module, "packed_draft", lambda: draft)
+    return folder
+
+
+def test_the_default_target_gets_its_own_draft(fetched: Path):
+    draft = shipped_draft(fetched)
+
+    assert draft is not None
+    assert default_draft() == DefaultDraft(draft)
+    assert tokenizer_fingerprint(draft) == tokenizer_fingerprint(fetched)
+
+
+def test_the_demo_draft_serves_targets_with_its_tokenizer_and_a_copy_of_the_default_target_gets_no_draft(
+    fetched: Path, tmp_path: Path
+):
+    assert shipped_draft(DEMO_TARGET) == DEMO_DRAFT
+    assert shipped_draft(target(tmp_path / "other")) is None
+
+
+def test_where_the_default_target_is_the_demo_target_its_draft_is_the_default_and_the_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert default_draft() == DefaultDraft(DEMO_DRAFT)
+    monkeypatch.setattr(module, "default_target", lambda *_: DefaultTarget(DEMO_TARGET, "No network."))
+    assert default_draft() == DefaultDraft(DEMO_DRAFT, "No network.")
+
+
+def test_the_shipped_draft_has_the_default_targets_shape_and_no_embedding():
+    config = json.loads((packed_draft() / CONFIG).read_text())
+
+    with safe_open(packed_draft() / LAYERS, framework="numpy") as layers:
+        names = set(layers.keys())
+    assert (config["hidden_size"], config["vocab_size"]) == (HIDDEN, VOCABULARY)
+    assert not any("embed" in name or "lm_head" in name for name in names)
+    assert {name.split(".")[2] for name in names if "layers" in name} == {
+        str(layer) for layer in range(config["num_hidden_layers"])
+    }
+
+
+def test_the_shipped_drafts_head_names_ascending_tokens():
+    tokens = np.load(packed_draft() / HEAD_TOKENS)
+
+    assert tokens.dtype == np.int32
+    assert (np.diff(tokens) > 0).all()
+    assert 0 <= tokens[0] <= tokens[-1] < VOCABULARY
+
+
+def test_the_shipped_draft_is_small_and_names_its_sources():
+    files = list(packed_draft().iterdir())
+
+    assert sum(file.stat().st_size for file in files) <= MOST_BYTES
+    notice = (packed_draft() / "NOTICE").read_text()
+    assert "Apache License" in notice
+    assert "WordNet" in notice

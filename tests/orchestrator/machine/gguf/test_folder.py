@@ -27,10 +27,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
+def cache(home: Path) -> Path:
+    return home
 
 
 def folders(cache: Path) -> list[Path]:
@@ -46,14 +44,17 @@ def refusal(path: Path, cache: Path) -> str:
     return str(caught.value)
 
 
-def test_a_file_is_converted_once(original: Path, cache: Path):
-    reports: list[Progress] = []
-    first = gguf_folder(original, reports.append)
+def test_a_file_is_converted_once_and_again_when_it_has_changed(original: Path, cache: Path):
+    copy, reports = cache / "copy.gguf", list[Progress]()
+    copy.write_bytes(original.read_bytes())
+    first = gguf_folder(copy, reports.append)
     count = len(reports)
 
-    assert gguf_folder(original, reports.append) == first
+    assert gguf_folder(copy, reports.append) == first
     assert (len(reports), reports[-1].done) == (count, reports[-1].total)
     assert folders(cache) == [first]
+    write_gguf(copy, kinds={"": "Q4_0"})
+    assert gguf_folder(copy) != first
 
 
 @pytest.mark.parametrize("parent", [False, True], ids=["file", "folder"])
@@ -74,15 +75,6 @@ def test_a_blob_without_an_ending_is_known_by_its_content(original: Path, tmp_pa
     blob.write_bytes(original.read_bytes())
 
     assert (resolve(str(blob), "target") / "model.safetensors").is_file()
-
-
-def test_a_changed_file_is_converted_again(original: Path, tmp_path: Path):
-    copy = tmp_path / "copy.gguf"
-    write_gguf(copy, kinds={"": "Q8_0"})
-    first = gguf_folder(copy)
-    write_gguf(copy, kinds={"": "Q4_0"})
-
-    assert gguf_folder(copy) != first
 
 
 def test_ends_of_a_turn_and_of_a_text_end_an_answer(tmp_path: Path):
@@ -139,18 +131,18 @@ def test_what_cannot_be_converted_is_told_by_its_reason(tmp_path: Path, metadata
     assert words in refusal(path, tmp_path)
 
 
-def test_rope_factors_of_an_unknown_rule_are_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "numbers", "words"),
+    [
+        ("rope_freqs.weight", np.linspace(1, 7, 32, dtype=np.float32), "scales its rope in an unknown way"),
+        ("blk.0.ssm_a", np.ones(4, np.float32), "has a tensor 'blk.0.ssm_a'"),
+    ],
+)
+def test_unknown_tensors_and_rope_factors_are_refused(tmp_path: Path, name: str, numbers: np.ndarray, words: str):
     path = tmp_path / "m.gguf"
-    write_gguf(path, extra={"rope_freqs.weight": np.linspace(1, 7, 32, dtype=np.float32)})
+    write_gguf(path, extra={name: numbers})
 
-    assert "scales its rope in an unknown way" in refusal(path, tmp_path)
-
-
-def test_an_unknown_tensor_is_refused(tmp_path: Path):
-    path = tmp_path / "m.gguf"
-    write_gguf(path, extra={"blk.0.ssm_a": np.ones(4, np.float32)})
-
-    assert "has a tensor 'blk.0.ssm_a'" in refusal(path, tmp_path)
+    assert words in refusal(path, tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"GGUF\x01\x00\x00\x00", b"GGUF\x00\x00\x00\x03"])

@@ -11,7 +11,7 @@ from orchestrator.machine.gguf.folder import write_tokenizer
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
-from tests.support.models.gguf_files import CHAT_TEMPLATE, END, START, byte_letters, vocabulary
+from tests.support.models.gguf_files import CHAT_TEMPLATE, END, START, vocabulary
 
 TEXTS = (
     "hello world 1234",
@@ -72,16 +72,15 @@ def test_the_pre_tokenizer_decides_whether_digits_stay_together(tmp_path: Path, 
     assert (len(codec(tmp_path, pre=pre).encode("12", special=False)) == 1) is whole
 
 
-def test_merges_are_used(tmp_path: Path):
-    assert codec(tmp_path).encode("hello", special=False) == [vocabulary().index("hello")]
-
-
-def test_control_tokens_are_found_in_a_text_and_make_none(tmp_path: Path):
+def test_merges_are_used_and_control_tokens_are_found_in_a_text_and_make_none(tmp_path: Path):
     found = codec(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     tokens = found.encode("<|start|>he<tool><|end|>", special=False)
 
+    assert found.encode("hello", special=False) == [vocabulary().index("hello")]
     assert (tokens[0], tokens[-1]) == (START, END)
     assert found.decode(tokens) == "he<tool>"
+    assert (settings["bos_token"], settings["eos_token"]) == ("<|start|>", "<|end|>")
 
 
 @pytest.mark.parametrize(
@@ -143,14 +142,3 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, settings: dict[str,
     with pytest.raises(InputError, match=words) as caught:
         codec(tmp_path, **settings)
     assert "\n" not in str(caught.value)
-
-
-def test_settings_name_the_special_tokens(tmp_path: Path):
-    codec(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-
-    assert (settings["bos_token"], settings["eos_token"]) == ("<|start|>", "<|end|>")
-
-
-def test_every_byte_has_a_letter():
-    assert len(set(byte_letters())) == 256

@@ -1,25 +1,29 @@
 """Laws of models that are already on the disk: they are found where other programs keep them, and never copied."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
-import huggingface_hub.constants
+import huggingface_hub
 import pytest
 
 from orchestrator.cli.commands.pairs import LocalModel, local_models
 from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.errors import InputError
 from tests.support.models.gguf_files import write_gguf
+from tests.support.paths import DEMO_TARGET
 
 DIGEST = "sha256:" + "ab" * 32
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(home / "hub"))
+    return home
 
 
 def model_folder(folder: Path) -> Path:
@@ -52,18 +56,16 @@ def test_a_disk_without_models_has_none():
     assert local_models() == []
 
 
-def test_downloads_of_hugging_face_have_their_ids(home: Path):
+def test_downloads_of_hugging_face_have_their_ids_and_gguf_files_their_names(home: Path):
     model_folder(home / "hub/models--owner--name/snapshots/1234")
     (home / "hub/models--owner--half/snapshots/1234").mkdir(parents=True)
-
-    assert local_models() == [LocalModel("Hugging Face", "owner/name", "owner/name", 100)]
-
-
-def test_gguf_files_of_hugging_face_have_their_names(home: Path):
     file = gguf(home / "hub/models--owner--name-GGUF/snapshots/1234/name-Q8_0.gguf")
     name = "owner/name-GGUF:name-Q8_0.gguf"
 
-    assert local_models() == [LocalModel("Hugging Face", name, name, file.stat().st_size)]
+    assert sorted(local_models(), key=lambda model: model.name) == [
+        LocalModel("Hugging Face", "owner/name", "owner/name", 100),
+        LocalModel("Hugging Face", name, name, file.stat().st_size),
+    ]
 
 
 def test_lm_studios_models_are_paths(home: Path):
@@ -87,10 +89,12 @@ def test_ollamas_models_are_blobs(home: Path, parts: tuple[str, ...], name: str)
     assert local_models() == [LocalModel("Ollama", name, str(blob), blob.stat().st_size)]
 
 
-def test_what_is_found_can_be_used(home: Path):
+def test_what_is_found_can_be_used_and_is_not_copied(home: Path):
     ollama(home, "library", "tiny", "latest")
+    before = sorted(home.rglob("*"))
     (found,) = local_models()
 
+    assert sorted(home.rglob("*")) == before
     assert (resolve(found.target, "target") / "config.json").is_file()
 
 
@@ -102,9 +106,20 @@ def test_a_broken_manifest_is_passed_over(home: Path, content: str):
     assert local_models() == []
 
 
-def test_nothing_is_copied(home: Path):
-    ollama(home, "library", "tiny", "latest")
-    before = sorted(home.rglob("*"))
-    local_models()
+def test_weights_that_are_a_pipe_are_refused_at_once(tmp_path: Path):
+    weights = model_folder(tmp_path / "model") / "model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
 
-    assert sorted(home.rglob("*")) == before
+    with pytest.raises(InputError, match="not a regular file"):
+        resolve(str(weights.parent), "target", lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_a_deeply_nested_file_is_named_in_a_sentence(tmp_path: Path, name: str):
+    folder = model_folder(tmp_path / "model")
+    shutil.copy(DEMO_TARGET / "tokenizer.json", folder)
+    (folder / name).write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+
+    with pytest.raises(InputError, match=name):
+        assert ChatTemplate(folder, TextCodec(folder))

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.profiles.device_profiles import load_profile, mac_names, profile_names
 from protocol.errors import InputError
-from protocol.worker.pacing import ForwardPart
+from protocol.worker.pacing import PacedPart
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -21,7 +21,7 @@ def test_slow_motion_multiplies_every_time(name: str):
         device, slow = (getattr(profile, part).pace() for profile in (there, here))
         for tokens in (1, 2, 7, 16, 40):
             assert slow.forward(tokens) == pytest.approx(4 * device.forward(tokens))
-        assert slow.joint([ForwardPart(2, 3000)] * 3) == pytest.approx(4 * device.joint([ForwardPart(2, 3000)] * 3))
+        assert slow.joint([PacedPart(2, 3000)] * 3) == pytest.approx(4 * device.joint([PacedPart(2, 3000)] * 3))
         assert slow.prefill(512) == pytest.approx(4 * device.prefill(512))
 
 

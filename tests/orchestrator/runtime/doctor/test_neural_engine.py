@@ -17,7 +17,6 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import carry_out, placements
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.interface import DeviceState
 from draft_worker.coreml.toolchain import toolchain
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
@@ -42,15 +41,9 @@ from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSyste
 from protocol.errors import InputError
 from tests.support.models.coreml_programs import converted_demo
 
+pytestmark = pytest.mark.usefixtures("home")
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
 PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
 
 
 def failures(findings: list[Finding]) -> list[str]:
@@ -187,9 +180,9 @@ class Device(ExecutorRuntime):
         self._alone = units == "CPU_ONLY"
         self._calls = 0
 
-    def predict(self, function: str, inputs: Mapping[str, Array], state: DeviceState | None = None) -> dict[str, Array]:
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self._calls += 1
-        outputs = super().predict(function, inputs, state)
+        outputs = super().predict(function, inputs)
         if self._alone != (self.behaviour == "slow"):
             time.sleep(0.05)
         factor = {"lying": -1.0, "nan": float("nan"), "drifting": 1 + self._calls / 100}.get(self.behaviour, 1.0)
@@ -265,23 +258,23 @@ def test_logits_have_to_be_the_executors(deviation: float | None, same: float, c
     assert chosen(judge(outcomes, PLACE)[1]) == choice
 
 
-def test_operations_that_leave_the_engine_are_a_warning():
-    plan = StageOutcome("plan", "CPU_AND_NE", (Placed("width_8", 100, 60, 0.5, {"gather": 40}),), "done")
-    findings, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7), predicted("CPU_ONLY", 30), plan], PLACE)
-
-    assert chosen(verdict) == "coreml"
-    assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
-    assert "40 gather" in next(finding.text for finding in findings if finding.name == "compute plan")
-
-
-@pytest.mark.parametrize("placed", [Placed("width_8", 0, 0, 0.0, {}), Placed("width_8", 90, 0, 0.0, {"conv": 90})])
-def test_a_plan_never_decides(placed: Placed):
+@pytest.mark.parametrize(
+    ("placed", "words"),
+    [
+        (Placed("width_8", 100, 60, 0.5, {"gather": 40}), "40 gather"),
+        (Placed("width_8", 0, 0, 0.0, {}), ""),
+        (Placed("width_8", 90, 0, 0.0, {"conv": 90}), "90 conv"),
+    ],
+)
+def test_a_plan_warns_and_never_decides(placed: Placed, words: str):
     """Core ML may tell of the default function only, and a plan is an estimate: the times decide."""
     plan = StageOutcome("plan", "CPU_AND_NE", (placed,), "done")
     findings, verdict = judge([GOLDEN, predicted("CPU_AND_NE", 7), predicted("CPU_ONLY", 30), plan], PLACE)
+    (warning,) = [finding for finding in findings if finding.name == "compute plan"]
 
     assert chosen(verdict) == "coreml"
-    assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
+    assert warning.status == "warn"
+    assert words in warning.text
 
 
 def test_a_failure_that_lasts_decides_beside_one_that_may_not():
@@ -326,19 +319,15 @@ def test_packages_that_differ_have_other_fingerprints(tmp_path: Path):
         package_fingerprint(tmp_path)
 
 
-def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so():
+@pytest.mark.parametrize("draft", [demo_model("draft"), None])
+def test_the_pipeline_falls_back_to_the_same_model_in_mlx_and_says_so(draft: Path | None):
+    """None: the converted folder alone is known."""
     verdict = EngineVerdict(place=PLACE, choice="mlx", reason="latency: no faster")
-    choice = weigh("coreml", converted_demo(), str(demo_model("draft")), verdict)
+    choice = weigh("coreml", converted_demo(), str(draft or converted_demo()), verdict)
 
     assert (choice.engine, choice.folder) == ("mlx", demo_model("draft"))
     assert choice.note.startswith("The draft runs in MLX, not on the Neural Engine (latency: no faster)")
     assert "\n" not in choice.note
-
-
-def test_a_converted_folder_falls_back_to_the_model_that_it_was_made_from():
-    verdict = EngineVerdict(place=PLACE, choice="mlx", reason="it crashed")
-
-    assert weigh("coreml", converted_demo(), str(converted_demo()), verdict).folder == demo_model("draft")
 
 
 @pytest.mark.parametrize("choice", ["coreml", None])

@@ -35,6 +35,13 @@ def ring() -> Iterator[FeatureRing]:
     ring.close()
 
 
+@pytest.fixture
+def outlet() -> Iterator[FeatureOutlet]:
+    outlet = FeatureOutlet(READ)
+    yield outlet
+    outlet.close()
+
+
 def announced(ring: FeatureRing, first: int, count: int, round: int = 0) -> Features:
     ring.write(first, rows(first, count))
     return Features(ONE, round, ring.name, first, count)
@@ -44,77 +51,68 @@ def spans(shipments: list[FeatureShipment]) -> list[tuple[int, int]]:
     return [(shipment.block.first, shipment.block.rows) for shipment in shipments]
 
 
-def test_a_draft_gets_its_own_columns_of_what_is_announced(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_a_draft_gets_its_own_columns_of_what_is_announced(ring: FeatureRing, outlet: FeatureOutlet):
     outlet.announce(announced(ring, 7, 5, round=3))
-    (shipment,) = outlet.due()
+    (shipment,) = outlet.due().blocks
     found = received(shipment.block, shipment.payload)
-    outlet.close()
 
     assert (shipment.block.sequence, shipment.block.round, shipment.block.form) == (ONE, 3, READ)
     assert found is not None
     assert np.array_equal(found, rows(7, 5)[:, 1024:].astype(np.float32))
 
 
-def test_a_draft_that_starts_late_gets_what_the_ring_held_before(ring: FeatureRing):
+def test_a_draft_that_starts_late_gets_what_the_ring_held_before(ring: FeatureRing, outlet: FeatureOutlet):
     announced(ring, 0, 10)
-    outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 10, 2))
-    sent = spans(outlet.due())
-    outlet.close()
+    sent = spans(outlet.due().blocks)
 
     assert sent == [(0, 12)]
 
 
-def test_nothing_is_sent_twice(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_nothing_is_sent_twice(ring: FeatureRing, outlet: FeatureOutlet):
     message = announced(ring, 0, 10)
     outlet.announce(message)
     outlet.announce(message)
-    sent = spans(outlet.due())
+    sent = spans(outlet.due().blocks)
     outlet.announce(message)
     outlet.announce(announced(ring, 10, 2))
-    sent += spans(outlet.due())
-    outlet.close()
+    sent += spans(outlet.due().blocks)
 
     assert sent == [(0, 10), (10, 2)]
 
 
-def test_few_blocks_are_under_way_and_the_rest_follows_in_order(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_few_blocks_are_under_way_and_the_rest_follows_in_order(ring: FeatureRing, outlet: FeatureOutlet):
     outlet.announce(announced(ring, 0, 7 * A_BLOCK))
-    first = spans(outlet.due())
-    outlet.sent(len(first), 1.0)
-    assert outlet.due() == []
+    due = outlet.due()
+    first = spans(due.blocks)
+    due.sent(len(first), 1.0)
+    assert outlet.due().blocks == []
     assert not outlet.acknowledge(0.5)
     assert outlet.acknowledge(1.0)
-    rest = spans(outlet.due())
-    outlet.close()
+    rest = spans(outlet.due().blocks)
 
     assert len(first) == 4
     assert first + rest == [(start, A_BLOCK) for start in range(0, 7 * A_BLOCK, A_BLOCK)]
 
 
-def test_any_later_answer_acknowledges_what_was_sent_before(ring: FeatureRing):
+def test_any_later_answer_acknowledges_what_was_sent_before(ring: FeatureRing, outlet: FeatureOutlet):
     """The answer of a Ping may be lost with its connection."""
-    outlet = FeatureOutlet(READ)
     outlet.announce(announced(ring, 0, 7 * A_BLOCK))
-    outlet.sent(len(outlet.due()), 1.0)
+    due = outlet.due()
+    due.sent(len(due.blocks), 1.0)
     outlet.acknowledge(2.5)
-    left = outlet.due()
-    outlet.close()
+    left = outlet.due().blocks
 
     assert left
 
 
-def test_what_the_ring_lost_meanwhile_is_left_out(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_what_the_ring_lost_meanwhile_is_left_out(ring: FeatureRing, outlet: FeatureOutlet):
     outlet.announce(announced(ring, 0, 900))
-    outlet.sent(len(outlet.due()), 1.0)
+    due = outlet.due()
+    due.sent(len(due.blocks), 1.0)
     outlet.announce(announced(ring, 900, 900))
     outlet.acknowledge(1.0)
-    (first, *_) = spans(outlet.due())
-    outlet.close()
+    (first, *_) = spans(outlet.due().blocks)
 
     assert first == (800, A_BLOCK)
 
@@ -123,16 +121,15 @@ def test_a_ring_that_is_gone_and_outputs_that_are_not_recorded_send_nothing(ring
     gone, other = FeatureOutlet(READ), FeatureOutlet(FeatureForm((2,), 1024))
     gone.announce(Features(ONE, 0, "lp-00000000000000000000", 0, 10))
     other.announce(announced(ring, 0, 10))
-    sent = [*gone.due(), *other.due()]
+    sent = [*gone.due().blocks, *other.due().blocks]
     gone.close()
     other.close()
 
     assert sent == []
 
 
-def test_an_ended_sequence_is_forgotten(ring: FeatureRing):
-    outlet = FeatureOutlet(READ)
+def test_an_ended_sequence_is_forgotten(ring: FeatureRing, outlet: FeatureOutlet):
     outlet.announce(announced(ring, 0, 10))
     outlet.forget(ONE)
 
-    assert outlet.due() == []
+    assert outlet.due().blocks == []

@@ -1,6 +1,6 @@
 """What a worker may claim, and what the orchestrator believes: a lie costs the liar, and never a token or memory."""
 
-import ast
+import re
 from typing import Any
 
 import msgspec
@@ -110,15 +110,6 @@ def test_a_verdict_beyond_the_vocabulary_is_dropped_and_counted():
     assert request.ends_as_it_should()
 
 
-def test_a_verdict_over_nodes_that_were_never_sent_is_dropped_and_counted():
-    request = Request1()
-    request.answer()
-    request.claims(Verdict(ONE, 0, (node_id(ROOT, 7),), 1, 0.1), "target")
-
-    assert (request.tokens, request.stale) == ([], 1)
-    assert request.ends_as_it_should()
-
-
 @pytest.mark.parametrize(("logprobs", "count"), [(None, 1), (0, 0), (0, 2)])
 def test_a_verdict_that_tells_probabilities_of_more_or_fewer_tokens_is_dropped_and_counted(
     logprobs: int | None, count: int
@@ -171,16 +162,14 @@ def test_growth_told_a_hundred_times_is_held_once():
     assert request.ends_as_it_should()
 
 
-def test_tokens_that_the_target_does_not_have_are_not_held():
+@pytest.mark.parametrize(
+    ("parents", "tokens"),
+    [([ROOT, ROOT], [VOCABULARY, (1 << 31) - 1]), ([NodeId(number) for number in range(500)], [1] * 500)],
+    ids=["unknown tokens", "unknown nodes"],
+)
+def test_growth_that_there_can_not_be_is_not_held(parents: list[NodeId], tokens: list[int]):
     request = Request1()
-    request.claims(grow([ROOT, ROOT], [VOCABULARY, (1 << 31) - 1]))
-
-    assert request.nodes == 1
-
-
-def test_growth_on_unknown_nodes_is_not_held():
-    request = Request1()
-    request.claims(grow([NodeId(number) for number in range(500)], [1] * 500))
+    request.claims(grow(parents, tokens))
 
     assert request.nodes == 1
 
@@ -192,20 +181,6 @@ def test_distributions_are_held_only_where_somebody_asks_for_them(verification: 
     speculation = request.machine.sequences[ONE].speculation
 
     assert len(speculation.distributions([node for node in speculation.tree if node.token == 4])) == kept
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-def test_messages_of_sequences_that_do_not_exist_are_counted_and_leave_nothing(role: str):
-    request = Request1()
-    for number in range(2, 200):
-        other = SequenceId(number)
-        request.claims(msgspec.structs.replace(grow([ROOT], [4]), sequence=other), role)
-        request.claims(Verdict(other, 0, (), 1, 0.1), role)
-        request.claims(Fault("refused", "no", other), role)
-        request.claims(Prefilled(other, 0, 0, 0.0), role)
-
-    assert list(request.machine.sequences) == [ONE]
-    assert request.ends_as_it_should()
 
 
 def body(message: FromWorker | ToWorker, **changes: Any) -> bytes:
@@ -281,58 +256,19 @@ def test_the_largest_growth_fits_the_cap_of_a_workers_frame():
     assert decode(frame, FromWorker, MAX_WORKER_FRAME)[1] == growth
 
 
+_DANGERS = re.compile(
+    r"^\s*(import|from) (c?[Pp]ickle|dill|cloudpickle|marshal|shelve|jsonpickle|yaml|joblib)\b"
+    r"|(?<![.\w])(eval|exec|compile|__import__)\(|\btorch\.load\(|_pyobj\(|recv_serialized"
+    r"|\b(allow_pickle|trust_remote_code)=True",
+    re.MULTILINE,
+)
+
+
 def test_nothing_that_arrives_is_ever_run():
     """No unpickling, no evaluation, no loader that does either, anywhere in the program."""
-    root = PROJECT
-    files = [file for package in _PACKAGES for file in (root / package).rglob("*.py")]
-    found = [f"{file.relative_to(root)}: {what}" for file in files for what in _dangers(ast.parse(file.read_text()))]
+    files = [file for package in _PACKAGES for file in (PROJECT / package).rglob("*.py")]
 
     assert len(files) > 100
-    assert found == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import pickle",
-        "from marshal import loads",
-        "import shelve as s",
-        "eval(x)",
-        "exec(x)",
-        "yaml.load(x)",
-        "torch.load(x)",
-        "socket.recv_pyobj()",
-        "np.load(x, allow_pickle=True)",
-        "f(trust_remote_code=True)",
-    ],
-)
-def test_the_search_for_dangers_finds_them(text: str):
-    assert list(_dangers(ast.parse(text))) != []
-
-
-_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml", "joblib"}
-_CALLS = {"eval", "exec", "compile", "__import__"}
-_METHODS = {("torch", "load"), ("yaml", "load"), ("joblib", "load")}
-_PICKLING = {"recv_pyobj", "send_pyobj", "recv_serialized"}
-_ARGUMENTS = {"allow_pickle", "trust_remote_code"}
-
-
-def _dangers(tree: ast.AST) -> list[str]:
-    found: list[str] = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                found += [alias.name for alias in names if alias.name.split(".")[0] in _MODULES]
-            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in _MODULES:
-                found.append(module)
-            case ast.Call(func=ast.Name(id=name)) if name in _CALLS:
-                found.append(name)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if (name, method) in _METHODS:
-                found.append(f"{name}.{method}")
-            case ast.Attribute(attr=method) if method in _PICKLING:
-                found.append(method)
-            case ast.keyword(arg=str(name), value=ast.Constant(value=True)) if name in _ARGUMENTS:
-                found.append(name)
-            case _:
-                pass
-    return found
+    assert [(str(file), found[0]) for file in files for found in _DANGERS.finditer(file.read_text())] == []
+    for text in ("import pickle", "eval(x)", "torch.load(x)", "np.load(x, allow_pickle=True)", "socket.recv_pyobj()"):
+        assert _DANGERS.search(text)

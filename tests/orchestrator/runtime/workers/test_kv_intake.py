@@ -20,7 +20,8 @@ from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvForm, KvOffer, KvReference
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
 from protocol.messages.worker import Fault, Hello, Prefill
-from tests.target_worker.kv.test_checkpoint import PROMPT, Talk, exchange, expected, model, start, target
+from tests.support.target_requests import Request
+from tests.target_worker.kv.test_checkpoint import PROMPT, exchange, expected, model, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")
 ONE = SequenceId(1)
@@ -61,7 +62,7 @@ def test_the_target_adopts_what_another_machine_prefilled():
 
     assert partial == [None] * len(partial)
     assert isinstance(offer, KvOffer)
-    talk = Talk(target(), start(adopt=KvReference(offer.name, offer.tokens)))
+    talk = Request(target(), start(adopt=KvReference(offer.name, offer.tokens)))
     assert (talk.prefilled.adopted, talk.prefilled.tokens) == (89, 0)
     assert talk.decode(40) == list(expected(40))
 

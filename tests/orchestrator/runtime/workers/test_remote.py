@@ -35,7 +35,7 @@ from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
 from protocol.transport.link import Link
-from tests.support.conditioned_draft import ConditionedEngine, ConditionedSequence, features
+from tests.support.conditioned_draft import ConditionedEngine, ConditionedFake, features
 from tests.support.fake_draft import VOCABULARY
 from tests.support.processes import until
 
@@ -113,26 +113,35 @@ def kinds(events: list[WorkerEvent]) -> list[type]:
     return [type(event.message) if isinstance(event, Arrived) else type(event) for event in events]
 
 
-def test_an_arena_named_by_another_machine_is_never_heard_of(server: Server):
-    """The name may be that of a segment of this machine's: no process opens or unlinks it."""
-    worker = server.worker(GUEST, server.welcome(GUEST))
-    worker.send(modelled_hello("draft"))
-    worker.send(KvOffer(ONE, "lp-0123456789abcdef0123", 40, 4096, 0.0))
-    worker.send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
-    server.turn_until(lambda: Grow in kinds(server.events))
+NAME = "lp-0123456789abcdef0123"
+"""It may be that of a segment of this machine's: no process opens or unlinks it."""
+HELLO, TARGET_HELLO = modelled_hello("draft"), modelled_hello("target")
+GROW, VERDICT = Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1), Verdict(ONE, 0, (), 3, 0.1)
+UNHEARD: dict[str, tuple[str, list[Any], list[type]]] = {
+    "an arena": ("draft", [HELLO, KvOffer(ONE, NAME, 40, 4096, 0.0), GROW], [WorkerUp, Grow]),
+    "a ring": ("target", [replace(TARGET_HELLO, taps=Taps(12, 64)), Features(ONE, 0, NAME, 0, 10), VERDICT],
+               [WorkerUp, Verdict]),
+    "keys and values of a draft": ("draft", [HELLO, Shipment(KvBlock(ONE, 0, 0, 1, 0), bytes(64))], [WorkerUp]),
+    "a full disk": ("target", [TARGET_HELLO, CacheOff("No space left on device"), VERDICT], [WorkerUp, Verdict]),
+    "growth before hello": ("draft", [GROW], []),
+    "a draft that becomes the target": ("draft", [TARGET_HELLO, VERDICT], []),
+}  # fmt: skip
 
-    assert kinds(server.events) == [WorkerUp, Grow]
+
+@pytest.mark.parametrize(("role", "sent", "heard"), UNHEARD.values(), ids=UNHEARD)
+def test_what_another_machine_has_no_say_in_is_never_heard_of(
+    server: Server, role: str, sent: list[Any], heard: list[type]
+):
+    """Nor is a remote target believed to record features, which no process here could read."""
+    worker = server.worker(GUEST, server.welcome(GUEST, role))
+    for message in sent:
+        worker.send(message)
+    server.turn_until(lambda: server.remote.stale and len(server.events) >= len(heard))
+
+    assert kinds(server.events) == heard
     assert server.remote.stale == 1
-
-
-def test_keys_and_values_of_a_draft_are_never_heard_of(server: Server):
-    worker = server.worker(GUEST, server.welcome(GUEST))
-    worker.send(modelled_hello("draft"))
-    worker.send(Shipment(KvBlock(ONE, 0, 0, 1, 0), bytes(64)))
-    server.turn_until(lambda: server.remote.stale == 1)
-
-    assert kinds(server.events) == [WorkerUp]
     assert server.remote.intake.dropped == 0
+    assert not any(event.hello.taps for event in server.events if isinstance(event, WorkerUp))
 
 
 def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(server: Server):
@@ -171,23 +180,6 @@ def test_messages_with_an_unknown_stamp_do_not_count(server: Server, stamp: Stam
     server.turn_until(lambda: server.remote.stale == 1)
 
     assert server.events == []
-
-
-def test_messages_before_hello_do_not_count(server: Server):
-    server.worker(GUEST, server.welcome(GUEST)).send(Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1))
-    server.turn_until(lambda: server.remote.stale == 1)
-
-    assert server.events == []
-
-
-def test_a_draft_can_not_become_the_target(server: Server):
-    worker = server.worker(GUEST, server.welcome(GUEST, "draft"))
-    worker.send(modelled_hello("target"))
-    worker.send(Verdict(ONE, 0, (), 5, 0.1))
-    server.turn_until(lambda: server.remote.stale == 1)
-
-    assert WorkerUp not in kinds(server.events)
-    assert Verdict not in kinds(server.events)
 
 
 def test_a_guest_can_not_let_others_in(server: Server):
@@ -257,54 +249,60 @@ def test_a_draft_over_the_network_is_fed_the_rows_of_its_own_tokens(server: Serv
     ring.close()
 
     (sequence,) = engine.opened
-    assert isinstance(sequence, ConditionedSequence)
+    assert isinstance(sequence, ConditionedFake)
     assert sequence.positions == {index: index for index in range(899)}
     assert grow.staleness == 0
 
 
-@pytest.mark.usefixtures("registry")
-def test_a_draft_that_reads_features_gets_their_bytes_and_no_name(server: Server):
-    """Four blocks at most are under way until it answers a Ping behind them; Stop ends the rest."""
+@pytest.fixture
+def fed(server: Server, registry: Path) -> Iterator[tuple[str, int, Link]]:
+    """The name of a ring of 3000 rows, and the incarnation and the link of a draft that reads it."""
     ring = FeatureRing.create(FORM, ElementType.FLOAT16, fingerprint="a" * 64, epoch=EPOCH)
     ring.write(0, np.ones((3000, 128), np.float16))
     stamp = server.welcome(GUEST)
     worker = server.link(GUEST, stamp, ToWorker | FeatureBlock)
-    worker.send(replace(modelled_hello("draft"), features=FORM))
+    worker.send(replace(HELLO, features=FORM))
     server.turn_until(lambda: server.events)
+    yield ring.name, stamp.incarnation, worker
+    ring.unlink()
+    ring.close()
+
+
+def test_a_draft_that_reads_features_gets_their_bytes_and_no_name(server: Server, fed: tuple[str, int, Link]):
+    """Four blocks at most are under way until it answers a Ping behind them; Stop ends the rest."""
+    ring, draft, worker = fed
     got: list[Any] = []
-    server.remote.send(stamp.incarnation, Features(ONE, 0, ring.name, 0, 3000))
+    server.remote.send(draft, Features(ONE, 0, ring, 0, 3000))
     server.turn_until(lambda: got.extend(worker.receive(0)) or sum(isinstance(m, Ping) for m in got) >= 2)
     blocks = [message for message in got if isinstance(message, FeatureShipment)]
     again = [message for message in got if isinstance(message, Ping)][-1]
     worker.send(Pong(again.sent))
-    server.remote.send(stamp.incarnation, Stop(ONE))
+    server.remote.send(draft, Stop(ONE))
     server.turn_until(lambda: got.extend(worker.receive(0)) or any(isinstance(m, Stop) for m in got))
-    ring.unlink()
-    ring.close()
 
     assert not any(isinstance(message, Features) for message in got)
     assert [(shipment.block.first, shipment.block.rows) for shipment in blocks] == [(0, 2048), (2048, 952)]
     assert all(received(*shipment) is not None for shipment in blocks)
 
 
-@pytest.mark.usefixtures("registry")
-def test_a_fault_of_a_draft_releases_the_ring_that_it_reads(server: Server):
+def test_after_a_fault_a_draft_gets_the_rows_of_its_sequence_again(server: Server, fed: tuple[str, int, Link]):
     """No Stop follows: the draft has dropped the sequence already."""
-    ring = FeatureRing.create(FORM, ElementType.FLOAT16, fingerprint="a" * 64, epoch=EPOCH)
-    ring.write(0, np.ones((10, 128), np.float16))
-    stamp = server.welcome(GUEST)
-    worker = server.link(GUEST, stamp, ToWorker | FeatureBlock)
-    worker.send(replace(modelled_hello("draft"), features=FORM))
-    server.turn_until(lambda: server.events)
-    server.remote.send(stamp.incarnation, Features(ONE, 0, ring.name, 0, 10))
-    held = dict(server.remote._features._outlets[stamp.incarnation]._unsent)
-    worker.send(Fault("refused", "no", ONE))
-    server.turn_until(lambda: any(isinstance(getattr(event, "message", None), Fault) for event in server.events))
-    left = dict(server.remote._features._outlets[stamp.incarnation]._unsent)
-    ring.unlink()
-    ring.close()
+    ring, draft, worker = fed
+    got: list[FeatureShipment] = []
 
-    assert (list(held), list(left)) == ([ONE], [])
+    def blocks() -> int:
+        got.extend(message for message in worker.receive(0) if isinstance(message, FeatureShipment))
+        return len(got)
+
+    server.remote.send(draft, Features(ONE, 0, ring, 0, 10))
+    server.remote.send(draft, Features(ONE, 0, ring, 0, 10))
+    server.turn_until(lambda: blocks() == 1)
+    worker.send(Fault("refused", "no", ONE))
+    server.turn_until(lambda: Fault in kinds(server.events))
+    server.remote.send(draft, Features(ONE, 0, ring, 0, 10))
+    server.turn_until(lambda: blocks() == 2)
+
+    assert [(shipment.block.first, shipment.block.rows) for shipment in got] == [(0, 10)] * 2
 
 
 def test_a_draft_that_reads_tokens_alone_gets_no_features(server: Server):
@@ -318,28 +316,3 @@ def test_a_draft_that_reads_tokens_alone_gets_no_features(server: Server):
     server.turn_until(lambda: got.extend(worker.receive(0)) or any(isinstance(m, Stop) for m in got))
 
     assert {type(message) for message in got} == {Ping, Stop}
-
-
-def test_another_machines_target_says_nothing_about_a_disk_cache(server: Server):
-    worker = server.worker(GUEST, server.welcome(GUEST, "target"))
-    worker.send(modelled_hello("target"))
-    worker.send(CacheOff("No space left on device"))
-    worker.send(Verdict(ONE, 0, (), 3, 0.1))
-    server.turn_until(lambda: Verdict in kinds(server.events))
-
-    assert CacheOff not in kinds(server.events)
-    assert server.remote.stale == 1
-
-
-def test_a_ring_named_by_another_machine_is_never_heard_of(server: Server):
-    """Nor is a remote target believed to record features, which no process here could read."""
-    worker = server.worker(GUEST, server.welcome(GUEST, "target"))
-    worker.send(replace(modelled_hello("target"), taps=Taps(12, 64)))
-    worker.send(Features(ONE, 0, "lp-0123456789abcdef0123", 0, 10))
-    worker.send(Verdict(ONE, 0, (), 3, 0.1))
-    server.turn_until(lambda: Verdict in kinds(server.events))
-    (up, _) = server.events
-
-    assert isinstance(up, WorkerUp)
-    assert up.hello.taps is None
-    assert server.remote.stale == 1

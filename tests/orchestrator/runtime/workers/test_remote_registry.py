@@ -34,13 +34,16 @@ def hello(role: Role = "draft") -> Hello:
     return Hello(role, "mlx", "m", "llama", 32, 64, "t", "gpu", 1)
 
 
-def test_a_stamp_counts_only_from_the_guest_that_it_was_given_to():
+def test_a_stamp_counts_only_from_the_guest_that_it_was_given_to_until_its_worker_is_dropped():
     all = guests()
     worker = attached(all)
 
     assert all.find(worker.incarnation, ONE) is worker
     assert all.find(worker.incarnation, OTHER) is None
     assert all.find(worker.incarnation + 1, ONE) is None
+    all.drop(worker)
+    assert all.find(worker.incarnation, ONE) is None
+    assert all.deadline() is None
 
 
 def test_asking_again_for_the_same_life_gives_the_same_stamp_and_another_life_another():
@@ -55,16 +58,11 @@ def test_asking_again_for_the_same_life_gives_the_same_stamp_and_another_life_an
     assert attached(all, identity=OTHER, life=1).incarnation != first.incarnation
 
 
-def test_what_is_not_wanted_is_refused_with_the_reason():
-    all = guests(target="has one")
-
-    assert all.attach("mac", ONE, b"c", Attach("target", 1), 0.0) == "has one"
-
-
-def test_of_two_targets_the_second_waits_until_the_first_is_gone():
+def test_what_is_not_wanted_is_refused_with_the_reason_and_a_second_target_until_the_first_is_gone():
     all = guests()
     first = attached(all, role="target")
 
+    assert guests(target="has one").attach("mac", ONE, b"c", Attach("target", 1), 0.0) == "has one"
     assert isinstance(all.attach("other", OTHER, b"c", Attach("target", 1), 0.0), str)
     all.drop(first)
     assert attached(all, OTHER, "target").role == "target"
@@ -87,7 +85,7 @@ def test_a_worker_that_plays_another_part_is_not_introduced():
     assert worker.hello is None
 
 
-def test_a_silent_draft_is_given_up_after_ten_seconds_and_not_before():
+def test_a_silent_draft_is_given_up_after_ten_seconds_and_one_out_of_reach_at_once():
     all = guests()
     worker = attached(all, now=0.0)
     all.introduce(worker, b"peer", hello())
@@ -96,24 +94,9 @@ def test_a_silent_draft_is_given_up_after_ten_seconds_and_not_before():
     assert all.deadline() == 15.0
     assert all.overdue(14.9) == []
     assert all.overdue(15.0) == [worker]
-
-
-def test_a_worker_out_of_reach_is_given_up_at_once():
-    all = guests()
-    worker = attached(all)
     worker.lost = True
-
     assert all.overdue(0.0) == [worker]
     assert all.deadline() == 0.0
-
-
-def test_a_dropped_worker_has_no_stamp():
-    all = guests()
-    worker = attached(all)
-    all.drop(worker)
-
-    assert all.find(worker.incarnation, ONE) is None
-    assert all.deadline() is None
 
 
 def test_the_round_trip_is_the_shortest_of_the_last_probes():

@@ -17,7 +17,6 @@ from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.drafters.target_shape import TargetShape, target_shape
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
-from protocol.messages import features
 from tests.support.models.drafter_files import DRAFTED, FORMATS, LAYERS, RANK, VOCABULARY, WIDTH, Format, write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
@@ -59,10 +58,6 @@ def test_each_published_format_is_recognised(
     assert drafter.feature_bytes == len(outputs) * WIDTH * 2
 
 
-def test_the_final_output_is_numbered_as_in_messages():
-    assert FINAL == features.FINAL
-
-
 @pytest.mark.parametrize(
     ("form", "drafted", "block"),
     [
@@ -84,10 +79,7 @@ def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str
     [
         ("safeailab", _WIDE_LAYER + WIDTH + DRAFTED * WIDTH),
         ("dflash", 2 * (_LAYER + 8) + 2 * WIDTH + VOCABULARY * WIDTH),
-        (
-            "dspark",
-            2 * (_LAYER + 8) + 2 * WIDTH + VOCABULARY * WIDTH + VOCABULARY * RANK + WIDTH + RANK + 1,
-        ),
+        ("dspark", 2 * (_LAYER + 8) + 2 * WIDTH + VOCABULARY * WIDTH + VOCABULARY * RANK + WIDTH + RANK + 1),
         ("qwen_mtp", _LAYER + 2 * WIDTH * WIDTH + 3 * WIDTH + VOCABULARY * WIDTH),
     ],
 )

@@ -6,7 +6,6 @@ import numpy as np
 
 from protocol.messages.sampling import Sampling
 from protocol.sampling.processors.filters import FILTERS
-from protocol.sampling.sampler import Noise, scores
 from tests.support.processing import processed, processors
 
 _VOCABULARY = 100
@@ -29,16 +28,6 @@ def _logits(rows: int, seed: int = 0) -> mx.array:
 
 def _kept(row: mx.array) -> set[int]:
     return set(np.flatnonzero(np.isfinite(np.array(row))).tolist())
-
-
-def _softmax(row: mx.array) -> np.ndarray:
-    exponentials = np.exp(np.array(row, dtype=np.float64))
-    return exponentials / exponentials.sum()
-
-
-def test_plain_sampling_wants_no_processors():
-    assert processors(Sampling()) is None
-    assert processors(Sampling(temperature=1.0, seed=3)) is None
 
 
 def test_bias_for_an_unknown_token_is_ignored():
@@ -70,38 +59,6 @@ def test_moving_the_root_equals_a_path():
     assert np.array_equal(np.array(ahead), np.array(after.apply(logits, ((), (7,), (7, 5)))))
 
 
-def test_top_k_keeps_the_k_largest():
-    (row,) = _logits(1)
-
-    assert _kept(processed(row[None], Sampling(temperature=1.0, top_k=5))[0]) == set(
-        np.argsort(np.array(row))[-5:].tolist()
-    )
-
-
-def test_top_k_keeps_all_that_tie_at_the_threshold():
-    assert _kept(processed(mx.array([[1.0, 3.0, 2.0, 2.0]]), Sampling(temperature=1.0, top_k=2))[0]) == {1, 2, 3}
-
-
-def test_top_k_beyond_the_vocabulary_keeps_everything():
-    assert len(_kept(processed(_logits(1), Sampling(temperature=1.0, top_k=_VOCABULARY + 1))[0])) == _VOCABULARY
-
-
-def test_top_p_keeps_the_smallest_head_that_reaches_p():
-    (row,) = _logits(1)
-    order = np.argsort(-_softmax(row))
-    size = int(np.searchsorted(np.cumsum(_softmax(row)[order]), 0.7)) + 1
-
-    assert _kept(processed(row[None], Sampling(temperature=1.0, top_p=0.7))[0]) == set(order[:size].tolist())
-
-
-def test_min_p_keeps_what_reaches_its_share_of_the_best():
-    (row,) = _logits(1)
-    probabilities = _softmax(row)
-
-    expected = set(np.flatnonzero(probabilities >= 0.1 * probabilities.max()).tolist())
-    assert _kept(processed(row[None], Sampling(temperature=1.0, min_p=0.1))[0]) == expected
-
-
 def test_top_p_counts_mass_among_what_top_k_left():
     logits = mx.log(mx.array([[0.4, 0.2, 0.2, 0.1, 0.1]]))
 
@@ -122,15 +79,6 @@ def test_no_filter_is_applied_at_temperature_0():
 
     assert all(each.wanted(hot) for each in FILTERS)
     assert processors(cold) is None
-
-
-def test_filtered_tokens_are_never_sampled():
-    logits, sampling = _logits(1), Sampling(temperature=50.0, top_k=3)
-    noise, allowed = Noise(_VOCABULARY), _kept(processed(logits, Sampling(temperature=1.0, top_k=3))[0])
-
-    picks = {int(mx.argmax(scores(processed(logits, sampling), [position], sampling, noise))) for position in range(50)}
-
-    assert picks == allowed
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():

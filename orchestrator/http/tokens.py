@@ -1,0 +1,86 @@
+"""/tokenize, /detokenize and /apply-template, with the fields of llama.cpp's server and of vLLM's."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orchestrator.http.chat_request import ChatRequest, question
+from orchestrator.http.embeddings.routes import json_response
+from orchestrator.http.errors import ApiError
+from orchestrator.http.model_server import ModelServer
+from orchestrator.http.request_bodies import converted, decoded, read_body
+from protocol.messages.base import Token
+
+TOKENIZE, DETOKENIZE, APPLY_TEMPLATE = "/tokenize", "/detokenize", "/apply-template"
+
+
+class _Text(msgspec.Struct):
+    """`content` is llama.cpp's name, `prompt` is vLLM's, whose tokens have the special ones around a text."""
+
+    content: str | None = None
+    prompt: str | None = None
+    add_special: bool = False
+    add_special_tokens: bool = True
+    with_pieces: bool = False
+    return_token_strs: bool | None = None
+    model: str | None = None
+
+
+class _Tokens(msgspec.Struct):
+    tokens: tuple[Token, ...]
+    model: str | None = None
+
+
+class TokenRoutes:
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route(TOKENIZE, self.tokenize, methods=["POST"]),
+            Route(DETOKENIZE, self.detokenize, methods=["POST"]),
+            Route(APPLY_TEMPLATE, self.apply_template, methods=["POST"]),
+        ]
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text, or of a conversation."""
+        asked, chat = await read_body(request, _text_or_chat)
+        self._server.model_name(asked.model)
+        if chat is not None:
+            tokens = await self._server.chat_tokens(request, chat)
+        elif asked.prompt is not None:
+            tokens = await self._server.text_tokens(request, asked.prompt, special=asked.add_special_tokens)
+        else:
+            tokens = await self._server.text_tokens(request, asked.content or "", special=asked.add_special)
+        state = (await self._server.condition()).serving
+        told = {"count": len(tokens), "max_model_len": state and state.context}
+        spelt = [self._server.codec.spelt(token).decode(errors="replace") for token in tokens]
+        if asked.return_token_strs:
+            told["token_strs"] = spelt
+        pieces = [{"id": token, "piece": piece} for token, piece in zip(tokens, spelt, strict=True)]
+        return json_response({"tokens": pieces if asked.with_pieces else tokens, **told})
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens, special ones too."""
+        asked = await read_body(request, lambda content: decoded(content, _Tokens))
+        self._server.model_name(asked.model)
+        text = self._server.codec.decode(asked.tokens, frozenset(asked.tokens))
+        return json_response({"content": text, "prompt": text})
+
+    async def apply_template(self, request: Request) -> Response:
+        """A conversation as the model reads it."""
+        _, chat = await read_body(request, _text_or_chat)
+        if chat is None:
+            raise ApiError(400, "There are no messages: give at least one.", code="invalid_value", param="messages")
+        self._server.model_name(chat.model)
+        prompt = await self._server.rendered(request, chat)
+        return json_response({"prompt": prompt.text, **({"warnings": prompt.warnings} if prompt.notes else {})})
+
+
+def _text_or_chat(content: bytes) -> tuple[_Text, ChatRequest | None]:
+    fields = decoded(content, dict[str, Any])
+    return converted(fields, _Text), question(fields, ChatRequest) if "messages" in fields else None

@@ -1,0 +1,217 @@
+"""Laws of single decisions: how long the target waits, which nodes the draft grows, and how long chains are."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from orchestrator.core.options import Options
+from orchestrator.core.policy.adaptive import Adaptive
+from orchestrator.core.policy.decision import SequenceView, VerifyNodes, WaitUntil
+from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.strategies import STRATEGIES
+from orchestrator.core.speculation import Speculation
+from protocol.messages.base import NodeId, SequenceId
+from protocol.messages.plans import BestFirst, Chain, Distribution, FanOut
+from protocol.messages.worker import Grow
+from protocol.speculation.token_tree import node_id
+from tests.support.sequence_views import sequence_view
+
+ROOT, POSITION, VOCABULARY = NodeId(1), 5, 100
+LONGEST_PAUSE = 0.25
+
+
+def growth(token: int, seconds: float) -> Grow:
+    """One node, which no chain continues."""
+    return Grow(SequenceId(1), 0, (ROOT,), (token,), (0.9,), 1, seconds)
+
+
+def view(speculation: Speculation, now: float) -> SequenceView:
+    fields = {"now": now, "grown_at": speculation.grown_at, "drafting": speculation.drafting}
+    return sequence_view(speculation.tree, speculation.estimates, **fields)
+
+
+def pause(strategy: str, claimed: float, every: float, known: float = 0.02) -> float:
+    """Seconds that a strategy waits while a draft sends growth every so often that never completes a chain."""
+    estimates = Estimates()
+    estimates.target.observe(1, known)
+    speculation = Speculation(ROOT, 3, POSITION, estimates, True, 0.0)
+    speculation.start(0, 0.0)
+    decide = STRATEGIES[strategy](Options(strategy=strategy, fallback="neural")).decide
+    for step in itertools.count():
+        now = step * every
+        if isinstance(decide(view(speculation, now)), VerifyNodes):
+            return now
+        speculation.merge(growth(step % VOCABULARY, claimed), VOCABULARY, now)
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("strategy", ["sd", "ssd", "adaptive"])
+@pytest.mark.parametrize("claimed", [0.0, 0.001, 1.0, 1e6], ids=str)
+def test_a_flood_that_completes_no_chain_delays_the_target_for_a_moment(strategy: str, claimed: float):
+    assert pause(strategy, claimed, every=0.001) <= LONGEST_PAUSE
+
+
+def test_a_slow_draft_is_waited_for_as_long_as_its_chain_takes():
+    assert 0.4 < pause("sd", claimed=0.1, every=0.1) < 1.5
+
+
+@pytest.mark.parametrize("claimed", [0.05, 1.0, 1e6], ids=str)
+def test_no_step_took_longer_than_the_time_since_the_growth_before(claimed: float):
+    speculation = Speculation(ROOT, 3, POSITION, Estimates(), True, 10.0)
+    speculation.start(0, 10.0)
+    speculation.merge(growth(1, claimed), VOCABULARY, 10.2)
+    speculation.merge(growth(2, claimed), VOCABULARY, 10.3)
+
+    assert speculation.estimates.step.get(0.0) <= 0.15 + 1e-9
+
+
+# Which nodes the draft is asked to grow ----------------------------------------------------------
+
+
+def estimates(token_cost: float, acceptance: float = 0.5) -> Estimates:
+    """One token costs `token_cost` of a forward of one token."""
+    found = Estimates()
+    for _ in range(40):
+        for width in (1, 5, 9, 17):
+            found.target.observe(width, 0.1 * (1 + token_cost * (width - 1)))
+        found.acceptance.observe(acceptance)
+    return found
+
+
+def least(found: Estimates) -> float:
+    plan = Adaptive(Options()).plan(found, 1, None)
+    assert isinstance(plan, BestFirst)
+    return plan.least
+
+
+def test_the_more_a_token_costs_the_more_probable_a_node_must_be():
+    """Without measurements the draft grows whatever it can; even the dearest token leaves a limit."""
+    timeless = Estimates()
+    for width in (1, 5, 9, 17):
+        timeless.target.observe(width, 0.0)
+    limits = [least(estimates(cost)) for cost in (0.005, 0.02, 0.06)]
+
+    assert least(Estimates()) == 0.0
+    assert least(estimates(0.0)) == pytest.approx(0.0, abs=1e-6)
+    assert 0.0 <= least(timeless) < 0.01
+    assert 0.0 < limits[0] < limits[1] < limits[2] < 0.1
+    assert all(0.0 < least(estimates(1.0, acceptance)) <= 0.1 for acceptance in (0.0, 1.0))
+    assert least(estimates(0.02, 0.3)) < least(estimates(0.02, 0.8))
+
+
+@pytest.mark.parametrize(("claimed", "decision"), [(0.9, WaitUntil), (0.001, VerifyNodes)])
+def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decision: type):
+    """A node with the path probability 0.9 will be grown; none is, if the best open node has 0.001."""
+    found = estimates(0.01, 0.95)
+    speculation = Speculation(ROOT, 3, 5, found, True, 0.0)
+    speculation.start(0, 0.0)
+    speculation.merge(Grow(SequenceId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), VOCABULARY, 0.01)
+    view = sequence_view(speculation.tree, found, now=0.0101, ready_since=0.01, grown_at=0.01, drafting=True)
+
+    assert isinstance(Adaptive(Options()).decide(view), decision)
+
+
+# The length of chains, and prompt lookup ---------------------------------------------------------
+
+
+CHAIN = (7, 8, 9, 10)
+
+
+def with_chain(draft_tokens: int | None = None) -> SequenceView:
+    """A request whose draft has grown four nodes, one below the other."""
+    estimates = Estimates()
+    estimates.target.observe(1, 0.02)
+    speculation = Speculation(ROOT, 3, 5, estimates, True, 0.0)
+    speculation.start(0, 0.0)
+    parent = ROOT
+    for token in CHAIN:
+        speculation.merge(Grow(SequenceId(1), 0, (parent,), (token,), (0.9,), 1, 0.001), VOCABULARY, 0.0)
+        parent = node_id(parent, token)
+    return _view(speculation, draft_tokens)
+
+
+def without_draft(guesses: list[tuple[int, float]]) -> SequenceView:
+    """A request with guesses by prompt lookup alone."""
+    estimates = Estimates()
+    estimates.target.observe(1, 0.02)
+    estimates.target.observe(8, 0.021)
+    view = _view(Speculation(ROOT, 3, 5, estimates, True, 0.0), None)
+    view.lookup = lambda node, limit: guesses[:limit]
+    return view
+
+
+def _view(speculation: Speculation, draft_tokens: int | None) -> SequenceView:
+    fields = {"drafting": speculation.drafting, "draft_tokens": draft_tokens}
+    return sequence_view(speculation.tree, speculation.estimates, **fields)
+
+
+@pytest.mark.parametrize("strategy", ["sd", "ssd"])
+@pytest.mark.parametrize(("own", "length"), [(None, 3), (1, 1), (2, 2), (4, 4)])
+def test_a_request_with_a_k_of_its_own_gets_chains_of_that_length(strategy: str, own: int | None, length: int):
+    decision = STRATEGIES[strategy](Options(strategy=strategy, draft_tokens=3)).decide(with_chain(own))
+
+    assert isinstance(decision, VerifyNodes)
+    assert [node.token for node in decision.nodes] == list(CHAIN[:length])
+
+
+@pytest.mark.parametrize(("own", "length"), [(None, 3), (1, 1), (5, 5)])
+def test_the_draft_is_asked_for_chains_of_the_requests_own_k(own: int | None, length: int):
+    sd, ssd = (STRATEGIES[name](Options(strategy=name, draft_tokens=3)) for name in ("sd", "ssd"))
+
+    chain, fan_out = sd.plan(Estimates(), 1, own), ssd.plan(Estimates(), 1, own)
+
+    assert chain == Chain(length)
+    assert isinstance(fan_out, FanOut)
+    assert (fan_out.depth, len(fan_out.fan)) == (length, length + 1)
+
+
+@pytest.mark.parametrize(("strategy", "fallback"), [("adaptive", "adaptive"), ("ssd", "fast"), ("ssd", "adaptive")])
+def test_prompt_lookup_guesses_only_where_it_is_on(strategy: Any, fallback: Any):
+    def verified(lookup: Any) -> list[int]:
+        options = Options(strategy=strategy, fallback=fallback, lookup=lookup)
+        decision = STRATEGIES[strategy](options).decide(without_draft([(7, 0.99), (8, 0.99)]))
+        assert isinstance(decision, VerifyNodes)
+        return [node.token for node in decision.nodes]
+
+    assert verified("on") == [7, 8]
+    assert verified("off") == []
+
+
+# The speculation cache ---------------------------------------------------------------------------
+
+
+TOP = NodeId(7)
+
+
+def child(token: int, probability: float) -> Grow:
+    """A child of the root, sampled from a distribution of two tokens."""
+    q = Distribution(TOP, (token, token + 1), (probability, 1.0 - probability))
+    return Grow(SequenceId(1), 0, (TOP,), (token,), (probability,), 1, 0.01, distributions=(q,))
+
+
+def test_a_node_that_is_evaluated_twice_keeps_the_distribution_of_its_first_child():
+    """Rejection sampling of the first child would be biased by another one."""
+    speculation = Speculation(TOP, 3, 10, Estimates(), wanted=True, now=0.0)
+    first, second = child(5, 0.9), child(8, 0.4)
+    for growth in (first, second):
+        speculation.merge(growth, vocabulary=100, now=1.0)
+    main = speculation.tree.root.main_child
+    assert main is not None
+
+    assert main.token == 5
+    assert speculation.distributions([main]) == first.distributions
+
+
+def test_guesses_that_are_given_up_leave_an_empty_tree_and_a_miss():
+    speculation = Speculation(TOP, 3, 10, Estimates(), wanted=True, now=0.0)
+    speculation.merge(child(5, 0.9), vocabulary=100, now=1.0)
+    below = speculation.tree.root.children[5].id
+    speculation.merge(Grow(SequenceId(1), 0, (below,), (6,), (0.5,), 1, 0.01), vocabulary=100, now=1.0)
+    settlement = speculation.commit([5], round=1, now=2.0)
+    speculation.begin_anew(1, now=2.0)
+    settlement.apply()
+
+    assert settlement.hit
+    assert list(speculation.tree) == [speculation.tree.root]
+    assert speculation.lag(since=2.5) == 0.5

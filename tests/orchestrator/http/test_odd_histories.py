@@ -1,0 +1,400 @@
+"""Laws of histories: whatever an earlier turn contains, the model reads it as well as it can, and the answer says so.
+
+The templates refuse what those of the families refuse whose names they have.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from orchestrator.http.history import template_messages
+from orchestrator.text.chat_template import ChatTemplate
+from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post
+from tests.orchestrator.http.test_thinking import model
+from tests.support.fake_pipeline import READY, FakePipeline
+
+RESPONSES, MESSAGES, OLLAMA = "/v1/responses", "/v1/messages", "/api/chat"
+Asks: TypeAlias = Callable[..., tuple[str, list[str]]]
+
+_TURN = "<{{ m.role }}>{{ m.content }}"
+_CALLS = (
+    "{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }}({{ c.function.arguments | tojson }}){{ c.id }}]{% endfor %}"
+)
+_SYNTAX = '<tool_call>{% raw %}{"name": 1, "arguments": 2}{% endraw %}</tool_call>'
+_TOOLS = "{% for t in tools or [] %}{{ t | tojson }}" + _SYNTAX + "{% endfor %}"
+TEMPLATES = {
+    "chatml": _TOOLS + "{% for m in messages %}" + _TURN + _CALLS + "{% endfor %}",
+    "mistral": (
+        _TOOLS + "{% set start = 1 if messages[0].role == 'system' else 0 %}{% set n = namespace(i=0) %}"
+        "{% for m in messages[start:] if not (m.role == 'tool' or m.tool_calls is defined) %}"
+        "{% if (m.role == 'user') != (n.i % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% set n.i = n.i + 1 %}{% endfor %}"
+        "{% for m in messages %}{% if m.role not in ('user', 'assistant', 'tool') and not loop.first %}"
+        "{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}"
+        "{% for c in m.tool_calls or [] %}{% if c.id is not defined or c.id | length != 9 %}"
+        "{{ raise_exception('ids of length 9') }}{% endif %}{% endfor %}"
+        "{% if m.role == 'tool' and (m.tool_call_id is not defined or m.tool_call_id | length != 9) %}"
+        "{{ raise_exception('ids of length 9') }}{% endif %}"
+        + _TURN
+        + _CALLS
+        + "{% if m.role == 'tool' %}{{ m.tool_call_id }}{% endif %}{% endfor %}"
+    ),
+    "gemma": (
+        "{% for m in messages %}{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate') }}{% endif %}" + _TURN + "{% endfor %}"
+    ),
+    "llama": (
+        _TOOLS + "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}"
+        "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+        + _TURN
+        + _CALLS
+        + "{% endfor %}"
+    ),
+    "qwen": (
+        _TOOLS + "{% set n = namespace(asked=false) %}{% for m in messages %}"
+        "{% if m.role == 'user' %}{% set n.asked = true %}{% endif %}"
+        "{% if m.role in ('system', 'developer') and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}" + _TURN + _CALLS + "{% endfor %}"
+        "{% if not n.asked %}{{ raise_exception('No user query found in messages.') }}{% endif %}"
+    ),
+    "strict": (
+        "{% for t in tools or [] %}{{ t.function.description + t.function.parameters.properties | string }}"
+        '<tool_call>{% raw %}{"name": 1, "arguments": 2}{% endraw %}</tool_call>{% endfor %}'
+        "{% for m in messages %}" + _TURN + "{% endfor %}"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
+    def made(name: str) -> Path:
+        return tmp_path_factory.mktemp(name)
+
+    return {name: model(made(name), source) for name, source in TEMPLATES.items()}
+
+
+@pytest.fixture
+def ask(templates: dict[str, ChatTemplate]) -> Asks:
+    """What the model reads, and the warnings of the answer."""
+
+    def asked(template: str, path: str, **body: Any) -> tuple[str, list[str]]:
+        pipeline = FakePipeline(condition=structs.replace(READY, context=4096))
+        streamed = {"stream": False} if path == OLLAMA else {}
+        limit = {"max_tokens": 9} if path == MESSAGES else {}
+        answer = post(path, {**limit, **streamed, **body}, pipeline, template=templates[template])
+        assert answer.status_code == 200, answer.text
+        return templates[template].codec.decode(pipeline.asked[0][0]), answer.json().get("warnings", [])
+
+    return asked
+
+
+def user(text: Any = "Hi") -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: Any = "Yes?", *calls: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
+
+
+def call(id: str = "call_1", arguments: Any = '{"a": 1}', name: str = "add") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(id: str = "call_1", text: Any = "4") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+def system(text: str = "Be brief.", role: str = "system") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+# What a template refuses --------------------------------------------------------------------------
+
+NINE = "abc123XYZ"
+ADD = '[add({"a": 1})'
+MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
+    # The template, the messages, what the model reads, a word of each warning.
+    ("chatml", [system(), user(), system("Now."), said()], "<system>Be brief.<user>Hi<system>Now.<assistant>Yes?", []),
+    ("chatml", [user(), user(), said(), said()], "<user>Hi<user>Hi<assistant>Yes?<assistant>Yes?", []),
+    ("qwen", [system(), user(), system("Now."), said(), user()],
+     "<system>Be brief.<user>Hi\n\nNow.<assistant>Yes?<user>Hi", ["user's turn beside"]),
+    ("qwen", [user(), said(), system("Now.", "developer"), user("Go")],
+     "<user>Hi<assistant>Yes?<user>Now.\n\nGo", ["user's turn beside"]),
+    ("qwen", [system(), system("Be kind."), user()], "<system>Be brief.\n\nBe kind.<user>Hi", []),
+    ("qwen", [system()], "<system>Be brief.<user>", ["an empty one"]),
+    ("qwen", [system(), said("", call()), result()],
+     f"<system>Be brief.<user><assistant>{ADD}call_1]<tool>4", ["an empty one"]),
+    ("mistral", [user(), user("So?"), said(), user()], "<user>Hi\n\nSo?<assistant>Yes?<user>Hi", ["alternation"]),
+    ("mistral", [said(), user()], "<user><assistant>Yes?<user>Hi", ["an empty one"]),
+    ("mistral", [user(), said("", call(NINE)), result(NINE), user("So?"), said(), user()],
+     f"<user>Hi<assistant>{ADD}{NINE}]<tool>4\n\nSo?{NINE}<assistant>Yes?<user>Hi", ["behind the result"]),
+    ("mistral", [user(), said("", call(NINE)), result(NINE), system("Now."), said(), user()],
+     f"<user>Hi<assistant>{ADD}{NINE}]<tool>4\n\nNow.{NINE}<assistant>Yes?<user>Hi",
+     ["user's turn beside", "behind the result"]),
+    ("mistral", [user(), said("I add."), said("", call(NINE)), result(NINE), said()],
+     f"<user>Hi<assistant>I add.{ADD}{NINE}]<tool>4{NINE}<assistant>Yes?", ["behind a text"]),
+    ("mistral", [user(), said(), user(), said("", call(NINE)), result(NINE), said(), user()],
+     f"<user>Hi<assistant>Yes?<user>Hi<assistant>{ADD}{NINE}]<tool>4{NINE}<assistant>Yes?<user>Hi", []),
+    ("llama", [user(), said("I add.", call("1"), call("2", '{"b": 2}')), result("2", "5"), result("1")],
+     f'<user>Hi<assistant>I add.{ADD}1]<tool>4<assistant>[add({{"b": 2}})2]<tool>5', ["one call in a turn"]),
+    ("gemma", [system(), user(), said(), user()],
+     "<user>Be brief.\n\nHi<assistant>Yes?<user>Hi", ["no system message"]),
+    ("gemma", [user(), said("I add.", call()), result(), user("So?")],
+     '<user>Hi<assistant>I add.\n\n[Call of add: {"a": 1}]<user>[Result of add]\n4\n\nSo?', ["became text"]),
+    ("gemma", [system(), said(), user(), user()], "<user>Be brief.<assistant>Yes?<user>Hi\n\nHi",
+     ["no system message", "alternation"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "messages", "read", "words"), MENDED)
+def test_what_a_template_refuses_is_mended_and_told(
+    ask: Asks, template: str, messages: list[Any], read: str, words: list[str]
+):
+    text, warnings = ask(template, CHAT, messages=messages)
+
+    assert text == read
+    assert len(warnings) == len(words)
+    assert all(word in warning for word, warning in zip(words, warnings, strict=True))
+
+
+def test_ids_of_another_provider_are_replaced_consistently(ask: Asks):
+    messages = [user(), said("", call("toolu_01"), call(NINE)), result("toolu_01"), result(NINE, "5")]
+
+    text, (warning,) = ask("mistral", CHAT, messages=messages)
+    longer, _ = ask("mistral", CHAT, messages=[*messages, said(), user(), said("", call("x")), result("x")])
+
+    first, second = re.findall(r"\)(\w+)\]", text)
+    assert (len(first), first.isalnum(), second) == (9, True, NINE)
+    assert f"<tool>4{first}<tool>5{NINE}" in text
+    assert "nine letters" in warning
+    assert longer.startswith(text)
+
+
+@given(
+    roles=st.lists(st.sampled_from(["user", "system", "assistant", "calls"]), max_size=7),
+    name=st.sampled_from(["chatml", "qwen", "llama", "gemma"]),
+)
+def test_a_conversation_that_goes_on_is_mended_as_before(
+    templates: dict[str, ChatTemplate], roles: list[str], name: str
+):
+    messages = [system("S"), user("first")]
+    for place, role in enumerate(roles):
+        ids = [f"{place} {number}" for number in range(1 + place % 2)]
+        text = f"{role} {place}"
+        if role == "calls":
+            messages += [said(text, *map(call, ids)), *map(result, ids)]
+        else:
+            messages.append({"role": role, "content": text})
+    whole = templates[name].render(template_messages(messages), answering=False).text
+
+    # The KV of what the model read before each answer is used again.
+    for end in range(2, len(messages)):
+        if messages[end]["role"] == "assistant":
+            assert whole.startswith(templates[name].render(template_messages(messages[:end]), answering=False).text)
+
+
+def test_tools_without_a_description_or_parameters_are_completed_where_the_template_needs_them(ask: Asks):
+    bare = [{"type": "function", "function": {"name": "add"}}]
+
+    refused, (warning,) = ask("strict", CHAT, messages=[user()], tools=bare)
+    taken, warnings = ask("chatml", CHAT, messages=[user()], tools=bare)
+
+    assert refused.endswith("</tool_call><user>Hi")
+    assert "description and parameters" in warning
+    assert (taken.startswith('{"type": "function", "function": {"name": "add"}}'), warnings) == (True, [])
+
+
+@pytest.mark.parametrize("calls", [[], None])
+def test_an_empty_list_of_calls_is_none(ask: Asks, calls: Any):
+    turns = [user(), {**said(), "tool_calls": calls}, user("So?")]
+
+    assert ask("mistral", CHAT, messages=turns) == ("<user>Hi<assistant>Yes?<user>So?", [])
+
+
+def test_a_template_that_refuses_everything_says_why(tmp_path: Path):
+    template = model(tmp_path, "{{ raise_exception('never') }}")
+
+    refused = post(CHAT, {"messages": [system(), user()]}, template=template)
+
+    assert (refused.status_code, "never" in refused.json()["error"]["message"]) == (400, True)
+
+
+# What can't be read -------------------------------------------------------------------------------
+
+IMAGE: dict[str, Any] = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+IMAGE_URL: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+TEXT: dict[str, Any] = {"type": "text", "text": "Look."}
+FOUND = {"type": "search_result", "source": "https://x", "title": "X", "content": [{"type": "text", "text": "Four."}]}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Five."}}
+SEARCHED = {
+    "type": "web_search_tool_result",
+    "tool_use_id": "1",
+    "content": [{"type": "web_search_result", "url": "u"}],
+}
+USED = {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1}}
+PARTS: list[tuple[str, dict[str, Any], str, list[str]]] = [
+    # The route, the body, what the model reads behind the first turn, the kinds that the warning names.
+    (CHAT, {"messages": [user([TEXT, IMAGE_URL]), said(), user()]},
+     "<user>Look.[image_url left out]<assistant>Yes?<user>Hi", ["image_url"]),
+    (CHAT, {"messages": [user(), said("", call()), result(text=[TEXT, IMAGE_URL])]},
+     f"<user>Hi<assistant>{ADD}call_1]<tool>Look.[image_url left out]", ["image_url"]),
+    (CHAT, {"messages": [user(), said("", call()), result(), user([TEXT, IMAGE_URL])]},
+     f"<user>Hi<assistant>{ADD}call_1]<tool>4<user>Look.[image_url left out]", ["image_url"]),
+    (CHAT, {"messages": [user(), said([{"type": "thinking", "thinking": "Hm."}, TEXT]), user()]},
+     "<user>Hi<assistant>Look.<user>Hi", []),
+    (CHAT, {"messages": [user(), result(text={"sum": 4}), user(None), {"role": "user"}]},
+     '<user>Hi<tool>{"sum":4}<user><user>', []),
+    (CHAT, {"messages": [user(), {"role": "model", "content": "Yes?"}, {"role": "human", "content": "So?"}]},
+     "<user>Hi<assistant>Yes?<user>So?", []),
+    (CHAT, {"messages": [{"role": "narrator", "content": "Rain."}, user()]}, "<user>Rain.<user>Hi", ["'narrator'"]),
+    (MESSAGES, {"messages": [user([IMAGE, TEXT]), said(), user()]},
+     "<user>[image left out]Look.<assistant>Yes?<user>Hi", ["image"]),
+    (MESSAGES, {"messages": [user(), said([USED]),
+                             user([{"type": "tool_result", "tool_use_id": "1", "content": [IMAGE, TEXT]}])]},
+     f"<user>Hi<assistant>{ADD}1]<tool>[image left out]Look.", ["image"]),
+    (MESSAGES, {"messages": [user([DOCUMENT, FOUND])]}, "<user>Five.Four.", []),
+    (MESSAGES, {"messages": [user(), said([{"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}},
+                                           SEARCHED, TEXT]), user()]},
+     "<user>Hi<assistant>[server_tool_use left out][web_search_tool_result left out]Look.<user>Hi",
+     ["server_tool_use", "web_search_tool_result"]),
+    (MESSAGES, {"messages": [user(), said([USED]), user([
+        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "tool_reference", "tool_name": "add"}]}])]},
+     f"<user>Hi<assistant>{ADD}1]<tool>[tool_reference left out]", ["tool_reference"]),
+    (RESPONSES, {"input": [user([{"type": "input_image", "image_url": "x"}]), said(), user()]},
+     "<user>[input_image left out]<assistant>Yes?<user>Hi", ["input_image"]),
+    (OLLAMA, {"messages": [{**user("Look."), "images": ["aGk="]}, said(), user()]},
+     "<user>Look.[image left out]<assistant>Yes?<user>Hi", ["image"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "read", "words"), PARTS)
+def test_what_can_not_be_read_of_an_earlier_turn_is_a_placeholder(
+    ask: Asks, path: str, body: dict[str, Any], read: str, words: list[str]
+):
+    text, warnings = ask("chatml", path, **body)
+
+    assert text == read
+    assert len(warnings) == bool(words)
+    assert all(word in warnings[0] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [user(), said(), user([TEXT, IMAGE_URL])]}),
+        (MESSAGES, {"messages": [user([IMAGE])], "max_tokens": 9}),
+        (RESPONSES, {"input": [user([{"type": "input_image", "image_url": "x"}])]}),
+        (OLLAMA, {"messages": [{**user("Look."), "images": ["aGk="]}]}),
+    ],
+)
+def test_an_image_in_the_last_user_s_message_is_refused(path: str, body: dict[str, Any]):
+    refused = post(path, body)
+
+    assert (refused.status_code, "read only text" in refused.text) == (400, True)
+
+
+# Broken calls -------------------------------------------------------------------------------------
+
+CUT = '{"path": "a.txt", "content": "abc'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read", "told"),
+    [
+        ('{"a": 1}', {"a": 1}, False),
+        ({"a": 1}, {"a": 1}, False),
+        ("", {}, False),
+        (None, {}, False),
+        (CUT, {"arguments": CUT}, True),
+        ("[1, 2]", {"arguments": "[1, 2]"}, True),
+        ([1, 2], {"arguments": "[1,2]"}, True),
+        ("null", {"arguments": "null"}, True),
+        ('"text"', {"arguments": '"text"'}, True),
+        ("text", {"arguments": "text"}, True),
+    ],
+)
+def test_arguments_of_earlier_calls_are_always_objects(ask: Asks, arguments: Any, read: Any, told: bool):
+    turns = [user(), said("", call("1", arguments)), result("1")]
+    item = {"type": "function_call", "call_id": "1", "name": "add", "arguments": arguments}
+    output = {"type": "function_call_output", "call_id": "1", "output": "4"}
+
+    for template, path, body in (
+        ("chatml", CHAT, {"messages": turns}),
+        ("chatml", RESPONSES, {"input": [user(), item, output]}),
+        ("chatml", OLLAMA, {"messages": turns}),
+        ("chatml", MESSAGES, {"messages": [user(), said([{**USED, "input": arguments}]), user([
+            {"type": "tool_result", "tool_use_id": "1", "content": "4"}])]}),
+    ):  # fmt: skip
+        text, warnings = ask(template, path, **body)
+        written = re.search(r"\[add\((.*)\)\w+\]", text)
+        assert written is not None
+        assert json.loads(written[1]) == read
+        assert ["no JSON object" in warning for warning in warnings] == [True] * told
+
+
+@pytest.mark.parametrize("calls", [3, [{}], {"a": 1}, ["x"], [{"function": {"arguments": "{}"}}]])
+@pytest.mark.parametrize("path", [CHAT, OLLAMA])
+def test_calls_without_a_name_are_left_out(ask: Asks, path: str, calls: Any):
+    text, (warning,) = ask("chatml", path, messages=[user(), {**said(), "tool_calls": calls}, user()])
+
+    assert text == "<user>Hi<assistant>Yes?<user>Hi"
+    assert "without a name" in warning
+
+
+# Going on with the last turn ----------------------------------------------------------------------
+
+PREFILL = {"messages": [user(), said("The answer is ")]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"continue_final_message": True}),
+        (CHAT, {"continue_final_message": True, "add_generation_prompt": False}),
+        (CHAT, {"add_generation_prompt": False}),
+        (MESSAGES, {}),
+    ],
+)
+def test_an_answer_goes_on_with_the_assistant_s_last_turn(
+    tmp_path: Path, templates: dict[str, ChatTemplate], path: str, fields: dict[str, Any]
+):
+    ending = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>{% endfor %}"
+    asked = "{% if add_generation_prompt %}<assistant>{% endif %}"
+    pipeline = FakePipeline()
+
+    answer = post(path, {"max_tokens": 9, **PREFILL, **fields}, pipeline, template=model(tmp_path, ending + asked))
+
+    prompt = templates["chatml"].codec.decode(pipeline.asked[0][0])
+    assert prompt == "<user>Hi<end><assistant>The answer is "
+    assert '"Hello"' in answer.text
+
+
+def test_without_a_template_the_last_turn_goes_on_too():
+    pipeline = FakePipeline()
+
+    post(CHAT, {**PREFILL, "continue_final_message": True}, pipeline)
+
+    assert TEMPLATE.codec.decode(pipeline.asked[0][0]) == "User: Hi\nAssistant: The answer is "
+
+
+def test_a_template_that_drops_the_last_turn_has_it_behind_its_beginning_of_an_answer(tmp_path: Path):
+    source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    template = model(tmp_path, source + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    pipeline = FakePipeline()
+
+    post(CHAT, {**PREFILL, "continue_final_message": True}, pipeline, template=template)
+
+    assert template.codec.decode(pipeline.asked[0][0]) == "Hi<assistant>The answer is "
+
+
+def test_a_last_turn_that_is_not_the_assistant_s_begins_an_answer(ask: Asks):
+    assert ask("chatml", CHAT, messages=[user()], continue_final_message=True)[0] == "<user>Hi"
+    assert ask("chatml", MESSAGES, messages=[user(), said([USED])])[0] == f"<user>Hi<assistant>{ADD}1]"

@@ -1,0 +1,278 @@
+"""Laws of numbers and switches: what clients write reaches the pipeline as they mean it, or the answer says that it has
+no effect."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from orchestrator.api.sampling import SamplingParams
+from orchestrator.http.structured_output import response_grammar
+from orchestrator.text.chat_template import ChatTemplate
+from tests.orchestrator.http.test_logprobs import generated
+from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, post
+from tests.orchestrator.http.test_thinking import QWEN, model
+from tests.orchestrator.http.test_tool_calls import hermes
+from tests.support.fake_pipeline import READY, FakePipeline
+
+__all__ = ["hermes"]
+RESPONSES, MESSAGES, OLLAMA, GENERATE = "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
+TURNS = [{"role": "user", "content": "Hi"}]
+HI: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": TURNS},
+    COMPLETIONS: {"prompt": "Hi"},
+    RESPONSES: {"input": "Hi"},
+    MESSAGES: {"messages": TURNS, "max_tokens": 9},
+    OLLAMA: {"messages": TURNS, "stream": False},
+    GENERATE: {"prompt": "Hi", "stream": False},
+}
+ROOM = 200
+"""Fewer tokens than the context has left."""
+
+
+def ask(path: str, template: ChatTemplate | None = None, **fields: Any) -> tuple[SamplingParams, str, list[str]]:
+    """What the pipeline was asked for, the prompt, and the warnings."""
+    pipeline = FakePipeline(condition=structs.replace(READY, context=1024))
+    given = {} if template is None else {"template": template}
+    answer = post(path, {**HI[path], **fields}, pipeline, **given)
+    assert answer.status_code == 200, answer.text
+    ((prompt, params),) = pipeline.asked
+    text = "" if template is None else template.codec.decode(prompt)
+    return params, text, answer.json().get("warnings", [])
+
+
+# Numbers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [-1, 0, -2, -1.0])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETIONS, "max_tokens"),
+        (RESPONSES, "max_output_tokens"),
+        (MESSAGES, "max_tokens"),
+    ],
+)
+def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
+    fields: dict[str, Any] = {name: limit}
+    params, _, warnings = ask(path, **fields)
+
+    assert params.max_tokens is not None
+    assert (params.max_tokens > ROOM, warnings) == (True, [])
+
+
+def test_messages_without_a_limit_fill_the_context():
+    params, _, _ = ask(MESSAGES, max_tokens=None)
+
+    assert params.max_tokens is not None
+    assert params.max_tokens > ROOM
+
+
+def test_an_echo_with_a_limit_of_zero_is_the_prompt_alone():
+    answer = post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 0, "echo": True}).json()
+
+    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("Hi", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (CHAT, {"max_tokens": 100.0}, {"max_tokens": 100}),
+        (CHAT, {"top_k": 40.0, "n": 1.0, "seed": 7.0}, {"top_k": 40, "seed": 7}),
+        (RESPONSES, {"max_output_tokens": 100.0}, {"max_tokens": 100}),
+        (MESSAGES, {"max_tokens": 100.0, "top_k": 40.0}, {"max_tokens": 100, "top_k": 40}),
+        (CHAT, {"n": 0, "seed": -1}, {"seed": None}),
+        (COMPLETIONS, {"n": 0, "seed": -1}, {"seed": None}),
+        (RESPONSES, {"seed": -1}, {"seed": None}),
+        (MESSAGES, {"seed": -1}, {"seed": None}),
+        (OLLAMA, {"options": {"seed": -1, "num_predict": 5, "repeat_penalty": 0}},
+         {"seed": None, "max_tokens": 5, "repetition_penalty": 1.0}),
+        (OLLAMA, {"options": {"top_k": 40.0, "num_predict": 5.0}}, {"top_k": 40, "max_tokens": 5}),
+        (CHAT, {"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        (CHAT, {"repetition_penalty": 0}, {"repetition_penalty": 1.0}),
+        (CHAT, {"top_k": -1}, {"top_k": 0}),
+        (CHAT, {"top_p": 0}, {"top_p": 1e-6}),
+        (COMPLETIONS, {"top_p": 0.0}, {"top_p": 1e-6}),
+        (MESSAGES, {"top_p": 0}, {"top_p": 1e-6}),
+        (OLLAMA, {"options": {"top_p": 0}}, {"top_p": 1e-6}),
+        (COMPLETIONS, {"stop": [str(number) for number in range(70)]}, {"stop": tuple(map(str, range(70)))}),
+    ],
+)  # fmt: skip
+def test_a_number_means_what_clients_mean_by_it(path: str, fields: dict[str, Any], expected: dict[str, Any]):
+    params, _, warnings = ask(path, **fields)
+
+    assert {name: getattr(params, name) for name in expected} == expected
+    assert warnings == []
+
+
+# Thinking -----------------------------------------------------------------------------------------
+
+OFF = "<think>\n\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return model(tmp_path_factory.mktemp("thinker"), QWEN)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "off"),
+    [
+        (CHAT, {"thinking": {"type": "disabled"}}, True),
+        (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 9}}, False),
+        (CHAT, {"reasoning": {"effort": "none"}}, True),
+        (CHAT, {"reasoning": {"enabled": False}}, True),
+        (CHAT, {"reasoning": {"effort": "high"}}, False),
+        (CHAT, {"think": False}, True),
+        (RESPONSES, {"reasoning": {"effort": "none", "summary": "auto"}}, True),
+        (MESSAGES, {"thinking": {"type": "disabled"}}, True),
+        (OLLAMA, {"think": "none"}, True),
+        (OLLAMA, {"think": "max"}, False),
+        (OLLAMA, {"think": "xhigh"}, False),
+    ],
+)
+def test_thinking_is_switched_by_every_dialect_s_field(
+    thinker: ChatTemplate, path: str, fields: dict[str, Any], off: bool
+):
+    _, prompt, warnings = ask(path, thinker, **fields)
+
+    assert (prompt.endswith(OFF), warnings) == (off, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"reasoning_effort": "high"}),
+        (RESPONSES, {"reasoning": {"effort": "high"}}),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        (OLLAMA, {"think": True}),
+    ],
+)
+def test_a_model_that_does_not_think_says_so(path: str, fields: dict[str, Any]):
+    _, _, (warning,) = ask(path, **fields)
+
+    assert "writes no thinking" in warning
+
+
+def test_a_template_without_a_switch_for_thinking_says_so(tmp_path_factory: pytest.TempPathFactory):
+    always = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}"
+
+    _, _, (warning,) = ask(CHAT, model(tmp_path_factory.mktemp("always"), always), enable_thinking=False)
+
+    assert "no switch" in warning
+
+
+# Tools and forms ----------------------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FLAT = {"type": "function", "name": "add", "parameters": SCHEMA}
+WHOLE = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "as_openai"),
+    [
+        ("any", "required"),
+        ({"type": "any"}, "required"),
+        ({"type": "required"}, "required"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
+        ({"type": "function", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+def test_a_choice_of_tools_in_another_dialect_s_words_is_the_same(hermes: ChatTemplate, choice: Any, as_openai: Any):
+    found = ask(CHAT, hermes, tools=[FLAT], tool_choice=choice, seed=1)
+
+    assert found == ask(CHAT, hermes, tools=[WHOLE], tool_choice=as_openai, seed=1)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_tools_that_another_server_would_run_are_left_out(hermes: ChatTemplate, path: str):
+    searching = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    add = {"name": "add", "input_schema": SCHEMA} if path == MESSAGES else FLAT
+
+    _, prompt, (warning,) = ask(path, hermes, tools=[searching, add])
+
+    assert ("web_search" in prompt, '"name": "add"' in prompt) == (False, True)
+    assert "'web_search_20250305'" in warning
+
+
+STRICT = response_grammar({"type": "json_schema", "json_schema": {"schema": SCHEMA}})
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_schema", "schema": SCHEMA},
+        {"type": "json_schema", "json_schema": SCHEMA},
+        {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}},
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_schema_is_enforced_in_each_form_that_clients_write(path: str, form: Any):
+    params, _, warnings = ask(path, response_format=form)
+
+    assert (params.grammar, warnings) == (STRICT, [])
+
+
+def test_a_completion_with_a_wrong_form_is_refused():
+    refused = post(COMPLETIONS, {"prompt": "Hi", "response_format": {"type": "verse"}})
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+
+
+# Without effect -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "words"),
+    [
+        (CHAT, {"verbosity": "low", "prediction": {"type": "content"}}, ["verbosity", "prediction"]),
+        (COMPLETIONS, {"typical_p": 0.5}, ["typical_p"]),
+        (RESPONSES, {"max_tool_calls": 3}, ["max_tool_calls"]),
+        (RESPONSES, {"truncation": "auto"}, ["truncation"]),
+        (MESSAGES, {"context_management": {"edits": [1]}}, ["context_management"]),
+        (OLLAMA, {"options": {"num_ctx": 4096, "mirostat": 1}}, ["options.num_ctx", "options.mirostat"]),
+        (CHAT, {"x" * 1000: 1}, ["x" * 64]),
+    ],
+)
+def test_a_field_without_effect_is_told(path: str, fields: dict[str, Any], words: list[str]):
+    _, _, (warning,) = ask(path, **fields)
+
+    assert all(word in warning for word in words)
+    assert len(warning) < 200
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA])
+def test_fields_that_ask_for_nothing_are_not_told(path: str):
+    idle = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "some_vendor": None}
+
+    assert ask(path, **idle)[2] == []
+
+
+def test_no_body_can_write_the_warnings():
+    assert ask(CHAT, notes=[["kind", "text"]])[2] == []
+
+
+# Ollama's log-probabilities -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "raw"), [(OLLAMA, {}), (GENERATE, {}), (GENERATE, {"raw": True})])
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollama_tells_log_probabilities(path: str, raw: dict[str, Any], stream: bool):
+    texts, result = generated((), 1)
+    pipeline = FakePipeline(lambda _: [piece.text for piece in texts], result=result)
+    asked = {**HI[path], **raw, "stream": stream, "logprobs": True, "top_logprobs": 3}
+
+    answer = post(path, asked, pipeline)
+
+    assert pipeline.asked[0][1].logprobs == 3
+    if not stream:
+        expected = post(CHAT, {**HI[CHAT], "logprobs": True, "top_logprobs": 3}, pipeline).json()
+        assert answer.json()["logprobs"] == expected["choices"][0]["logprobs"]["content"]
+    assert all(json.loads(line)["model"] == "demo" for line in answer.text.splitlines())

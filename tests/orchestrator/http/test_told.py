@@ -1,0 +1,60 @@
+"""Laws of what the server tells about its models and their tokens, in the words of its clients."""
+
+import pytest
+
+from tests.orchestrator.http.test_rules import CODEC, HELLO, TEMPLATE, get, post
+from tests.support.fake_pipeline import READY, FakePipeline
+
+TURNS = HELLO["messages"]
+
+
+@pytest.mark.parametrize(("condition", "context"), [(READY, READY.context), (None, None)])
+def test_models_tell_their_context_and_sampling_under_each_name(condition: None, context: int | None):
+    (card,) = get("/v1/models", FakePipeline(condition=condition)).json()["data"]
+
+    for name in ("context_length", "max_model_len", "context_window", "max_context_length", "loaded_context_length"):
+        assert card[name] == context
+    assert card["default_parameters"] == card["sampling_defaults"]
+    assert "temperature" in card["default_parameters"]
+
+
+def test_clients_of_lm_studio_find_its_routes():
+    (card,) = get("/api/v0/models").json()["data"]
+
+    assert (card["id"], card["type"], card["state"], card["capabilities"]) == ("demo", "llm", "loaded", [])
+    assert card["loaded_context_length"] == READY.context
+    answer = post("/api/v0/chat/completions", HELLO).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello"
+
+
+def test_a_text_becomes_tokens_and_text_again():
+    tokens = CODEC.encode("Say it.", special=False)
+
+    told = post("/tokenize", {"content": "Say it.", "with_pieces": True}).json()
+
+    assert [piece["id"] for piece in told["tokens"]] == tokens
+    assert "".join(piece["piece"] for piece in told["tokens"]) == "Say it."
+    assert (told["count"], told["max_model_len"]) == (len(tokens), READY.context)
+    assert post("/tokenize", {"prompt": "Say it."}).json()["tokens"] == CODEC.encode("Say it.")
+    assert post("/detokenize", {"tokens": tokens}).json() == {"content": "Say it.", "prompt": "Say it."}
+
+
+def test_a_conversation_becomes_its_prompt_and_its_tokens():
+    told = post("/apply-template", HELLO).json()
+
+    assert told == {"prompt": TEMPLATE.text(TURNS)}
+    assert post("/tokenize", {**HELLO, "return_token_strs": True}).json()["tokens"] == TEMPLATE.tokens(TURNS)
+    assert post("/apply-template", {"content": "Hi"}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template", "/v1/responses/compact"])
+def test_the_key_and_the_model_s_name_are_checked(path: str):
+    body = {"tokens": [1], **HELLO, "input": "Hi", "model": "other"}
+
+    assert post(path, body).status_code == 404
+    assert post(path, body, headers={}).status_code == 401
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1 << 40], "x"])
+def test_what_is_no_token_is_refused(tokens: object):
+    assert post("/detokenize", {"tokens": tokens}).status_code == 400

@@ -1,0 +1,107 @@
+"""What `doctor` says of the installed packages, the local network and MLX's kernels."""
+
+import errno
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from orchestrator.machine.network import reachable_host
+from orchestrator.runtime.doctor.doctor import (
+    local_network,
+    macos_version,
+    metal_kernels,
+    metal_wheel_target,
+    newest_target,
+    reinstall,
+)
+from protocol.security.addresses import Endpoint
+
+
+def test_the_next_step_fits_the_way_of_installation(tmp_path: Path):
+    assert "install launch-pipeline again with" in reinstall(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "launch-pipeline").touch()
+
+    assert reinstall(tmp_path).startswith(f"delete {tmp_path}/.venv")
+
+
+# The local network -------------------------------------------------------------------------------
+
+
+def forbidden() -> None:
+    raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+
+def test_on_macos_a_program_that_may_not_is_told_what_to_allow():
+    finding = local_network("192.168.1.5", "darwin", forbidden)
+
+    assert finding.status == "warn"
+    assert "Local Network" in (finding.next_step or "")
+    assert "in Terminal and over SSH no permission is needed" in (finding.next_step or "")
+
+
+def test_on_macos_a_program_that_may_is_fine_and_warned_of_others():
+    finding = local_network("192.168.1.5", "darwin", lambda: None)
+
+    assert finding.status == "ok"
+    assert "launchd agent, may be refused" in finding.text
+
+
+def test_other_systems_are_not_queried():
+    assert local_network("192.168.1.5", "linux", forbidden).status == "ok"
+    assert local_network(None, "darwin", forbidden).status == "ok"
+
+
+def test_a_join_line_names_the_bound_host_unless_that_means_any():
+    assert reachable_host(Endpoint("192.168.1.5", 1)) == "192.168.1.5"
+    assert reachable_host(Endpoint("0.0.0.0", 1)) not in ("0.0.0.0", "")
+
+
+# MLX's kernels on a Mac --------------------------------------------------------------------------
+
+
+def test_a_build_for_an_older_macos_is_told_with_the_next_step():
+    finding = metal_kernels("26.1", 15, "0.32.4")
+
+    assert finding.status == "warn"
+    assert "built for macOS 15, and this is macOS 26.1" in finding.text
+    assert "SYSTEM_VERSION_COMPAT=0" in (finding.next_step or "")
+    assert "mlx==0.32.4 mlx-metal==0.32.4" in (finding.next_step or "")
+
+
+@pytest.mark.parametrize(
+    ("system", "built_for"), [("26.1", 26), ("15.6.1", 15), ("14.7", 14), ("27.0", 26), ("", 15), ("26.1", None)]
+)
+def test_the_newest_build_that_fits_is_fine_and_what_is_not_known_is_no_warning(system: str, built_for: int | None):
+    assert metal_kernels(system, built_for, "0.32.4").status == "ok"
+
+
+def test_the_wheel_names_the_macos_that_it_was_built_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    info = tmp_path / "mlx_metal-0.32.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx-metal\nVersion: 0.32.4\n")
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-macosx_15_0_arm64\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert metal_wheel_target() == 15
+    assert importlib.metadata.version("mlx-metal") == "0.32.4"
+
+
+def test_a_tag_without_a_macos_names_none():
+    assert newest_target(["py3-none-any"]) is None
+    assert newest_target(["py3-none-macosx_14_0_arm64", "py3-none-macosx_26_0_arm64"]) == 26
+
+
+def test_macos_is_asked_for_its_true_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A program that answers as macOS does: with SYSTEM_VERSION_COMPAT=1 it names an older version."""
+    fake = tmp_path / "sw_vers"
+    fake.write_text(
+        '#!/bin/sh\n[ "$1" = -productVersion ] || exit 64\n'
+        'if [ "$SYSTEM_VERSION_COMPAT" = 1 ]; then echo 10.16; else echo 26.1; fi\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("SYSTEM_VERSION_COMPAT", "1")
+
+    assert macos_version(str(fake)) == "26.1"
+    assert macos_version(str(tmp_path / "absent")) == ""

@@ -1,0 +1,72 @@
+"""A schema is accepted or a SchemaError, at once, whatever stands where a number belongs."""
+
+import json
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.messages.grammar import Grammar
+from protocol.sampling.grammar import flaw
+from protocol.sampling.schema_bounds import SchemaError, parsed
+
+NUMERIC = (
+    *("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+)
+TEXTS = st.from_regex(r"-?[0-9]{1,9}(\.[0-9]{1,9})?([eE][+-]?[0-9]{1,12})?", fullmatch=True)
+NUMBERS: st.SearchStrategy[Any] = st.one_of(
+    TEXTS, st.sampled_from(["NaN", "sNaN", "-Infinity", "", "1e1000000000"]), st.integers(), st.floats(), st.booleans()
+)
+SCHEMAS: st.SearchStrategy[Any] = st.recursive(
+    st.dictionaries(st.sampled_from(NUMERIC), NUMBERS, max_size=3),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=4).map(lambda schemas: {"allOf": schemas}),
+        st.dictionaries(st.sampled_from((*NUMERIC, "a")), inner, max_size=3).map(lambda named: {"properties": named}),
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=SCHEMAS)
+def test_whatever_stands_for_a_number_is_accepted_or_refused_at_once(schema: Any):
+    began = time.process_time()
+    with suppress(SchemaError):
+        parsed(json.dumps(schema))
+
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"multipleOf": "1e1000000000"},
+        {"allOf": [{"multipleOf": f"1e{999_990 + place}"} for place in range(8)]},
+        {"multipleOf": "3"},
+    ],
+)
+def test_a_number_given_as_a_text_is_refused_at_once(schema: Any):
+    began = time.process_time()
+    told = flaw(Grammar(json.dumps(schema)))
+
+    assert told is not None
+    assert "multipleOf" in told
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1e308", "1" + "0" * 4000])
+def test_a_number_that_is_too_large_is_refused(number: str):
+    with pytest.raises(SchemaError, match="multipleOf"):
+        parsed(f'{{"multipleOf": {number}}}')
+
+
+def test_a_property_may_have_the_name_of_a_keyword():
+    assert parsed(json.dumps({"properties": {"multipleOf": {"type": "string"}}}))
+
+
+def test_a_zero_hides_no_other_divisor():
+    with pytest.raises(SchemaError, match="multipleOf"):
+        parsed(json.dumps({"allOf": [{"multipleOf": 0}, {"multipleOf": 9999}, {"multipleOf": 9999}]}))

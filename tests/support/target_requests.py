@@ -1,0 +1,69 @@
+"""The orchestrator's end of a request at a target worker: valid rounds, and the tokens that they commit."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from protocol.messages.base import NodeId
+from protocol.messages.kv import KvOffer
+from protocol.messages.worker import FromWorker, Hello, Prefilled, Prefilling, Start, ToWorker, Verdict, Verify
+from protocol.speculation.token_tree import node_id
+from tests.support.models.tiny_models import VOCABULARY
+
+ROOT = NodeId(1234)
+HELLO = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1)
+
+
+def answers(worker: Any, message: ToWorker) -> list[Any]:
+    """All replies to a message and of the work that follows, but for how far a prompt has been read."""
+    replies = list(worker.handle(message))
+    while worker.has_work:
+        replies += worker.work()
+    return [reply for reply in replies if not isinstance(reply, Prefilling)]
+
+
+class Request:
+    """Sends a Start, and then round by round a Verify of the tokens below the root and their parents' entries (0 is the
+    root)."""
+
+    def __init__(self, worker: Any, start: Start) -> None:
+        self.worker = worker
+        self.sequence, self.round, self.root = start.sequence, start.round, start.root
+        self.prompt, self.tokens = start.tokens, list(start.tokens)
+        self.offers: list[KvOffer] = []
+        self.replies = self.ask(start)
+
+    @property
+    def prefilled(self) -> Prefilled:
+        (prefilled,) = (reply for reply in self.replies if isinstance(reply, Prefilled))
+        return prefilled
+
+    def ask(self, message: ToWorker) -> list[FromWorker]:
+        replies = answers(self.worker, message)
+        self.offers += [reply for reply in replies if isinstance(reply, KvOffer)]
+        return replies
+
+    def verify(self, tokens: Sequence[int] = (), parents: Sequence[int] = (), **others: Any) -> Verify:
+        place = len(self.tokens) - 1
+        entries = (self.tokens[-1], *tokens), (-1, *parents)
+        return Verify(self.sequence, self.round, self.root, place, *entries, **others)
+
+    def fold(self, verify: Verify, replies: Iterable[FromWorker]) -> Verdict:
+        """Commit what the verdict among the replies accepts."""
+        (verdict,) = (each for each in replies if isinstance(each, Verdict) and each.sequence == self.sequence)
+        ids = [verify.root]
+        for token, parent in zip(verify.tokens[1:], verify.parents[1:], strict=True):
+            ids.append(node_id(ids[parent], token))
+        self.tokens += [*(verify.tokens[ids.index(node)] for node in verdict.path), verdict.bonus]
+        self.root = node_id((self.root, *verdict.path)[-1], verdict.bonus)
+        self.round += 1
+        return verdict
+
+    def step(self, tokens: Sequence[int] = (), parents: Sequence[int] = (), **others: Any) -> Verdict:
+        verify = self.verify(tokens, parents, **others)
+        return self.fold(verify, self.ask(verify))
+
+    def decode(self, count: int) -> list[int]:
+        """Rounds of single tokens; all tokens so far."""
+        for _ in range(count):
+            self.step()
+        return self.tokens
