@@ -17,10 +17,12 @@ def _build(setup: WorkerSetup) -> Worker:
     # Slow imports: `serve` notices the end of the parent process meanwhile.
     import_models()
     from target_worker.assembly import build
+    from target_worker.level_fall import FallingTarget
     from target_worker.tensor_parallel.rank_shortage import LeadingWorker
 
     worker = build(setup)
-    return SurvivingWorker(worker) if setup.hosts is None else LeadingWorker(worker, setup.hosts.ranks)
+    # Ranks run the same forwards, so one of them can't leave a forward.
+    return SurvivingWorker(FallingTarget(worker)) if setup.hosts is None else LeadingWorker(worker, setup.hosts.ranks)
 
 
 if __name__ == "__main__":

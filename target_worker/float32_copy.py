@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import mlx.core as mx
-from mlx_lm.utils import dequantize_model, load_model, save_config, save_model
+from mlx_lm.utils import dequantize_model, save_config, save_model
+
+from protocol.inference.stored_model import load_network
 
 
 def main() -> int:
@@ -18,7 +20,7 @@ def main() -> int:
 
 def copy_in_32_bits(folder: Path, copy: Path) -> None:
     """Make `copy`, with the tokenizer of the model in `folder`."""
-    network, config = load_model(folder, lazy=True, trust_remote_code=False)
+    network, config = load_network(folder)
     network = dequantize_model(network)
     network.set_dtype(mx.float32)
     save_model(copy, network)

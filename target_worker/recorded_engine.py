@@ -70,6 +70,10 @@ class RecordedModel:
         """A new, empty sequence, which follows no text yet."""
         return RecordedSequence(self.states)
 
+    def lower(self, reason: str) -> bool:
+        """No forward is computed that a lower level would do without."""
+        return False
+
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         """(L, V) logits of each part, not yet computed."""
         return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]

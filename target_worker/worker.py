@@ -22,6 +22,7 @@ from protocol.messages.worker import (
     FromWorker,
     Hello,
     KvCut,
+    Lowered,
     Prefilled,
     Start,
     Stop,
@@ -196,6 +197,26 @@ class TargetWorker:
             else:
                 self._begun_again.add(id)
                 yield Fault("lost", "The target ran out of memory and freed some: start the sequence again.", id)
+
+    def lower(self, reason: str) -> bool:
+        """Evaluate at the next lower level, because a forward failed for this `reason`; False at the lowest one.
+        `begin_all_again` follows."""
+        lowered = self._engine.model.lower(reason)
+        if lowered:
+            log.warning("a forward failed, so the target is a %s model now: %s", self._engine.model.level, reason)
+        return lowered
+
+    def begin_all_again(self, reason: str) -> Iterator[Lowered | Fault]:
+        """Free all sequences, whose KV is of the level before. Each begins again with its next Start."""
+        ids = {*self._sequences, *self._at_work}
+        self._early = None
+        for id in ids:
+            self._free(id)
+        self._prefix_sharing.clear()
+        gc.collect()
+        yield Lowered(self._engine.model.level, plain(reason))
+        for id in sorted(ids):
+            yield Fault("lost", "The target fell to a lower level: start the sequence again.", id)
 
     def _prefilled(self, sequence: TargetSequence) -> Prefilled:
         self._saving.add(sequence)

@@ -19,6 +19,8 @@ from draft_worker.drafters.files import DrafterFolder
 from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.drafters.description import NAMES
 from protocol.contracts.drafters.mtp import unknown
+from protocol.contracts.model_config import translated
+from protocol.inference.stored_model import defaults_of
 
 Tensors = dict[str, mx.array]
 Ends = Callable[[mx.array], mx.array]
@@ -124,7 +126,8 @@ def read_mtp(folder: Path) -> ReadMtp:
     try:
         module = import_module(f"mlx_lm.models.{family.module}")
         arguments = getattr(module, "TextModelArgs", module.ModelArgs)
-        args = arguments.from_dict(text | {"num_hidden_layers": 1} | family.form)
+        stated = translated(text, (), lambda _: defaults_of(arguments))
+        args = arguments.from_dict(stated | {"num_hidden_layers": 1} | family.form)
         model = (module.TextModel if hasattr(module, "TextModel") else module.Model)(args)
         width, vocabulary, eps = int(args.hidden_size), int(args.vocab_size), float(args.rms_norm_eps)
         network = MtpHead(model.model.layers[0], width, eps)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import dequantize_model
 
 from draft_worker.head_tokens import HeadTokens
 from draft_worker.short_head import ShortHead
 from protocol.errors import InputError
+from protocol.inference.stored_model import load_network
 
 Layer = Callable[[mx.array], mx.array]
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
@@ -74,7 +75,7 @@ def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | No
     Raises InputError if they can't be found.
     """
     try:
-        network: Any = load_model(folder, lazy=True, trust_remote_code=False)[0]
+        network: Any = load_network(folder)[0]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise InputError(
             f"The target in {folder}, whose embedding the draft uses, can't be loaded ({str(error)[:200]}): "

@@ -10,11 +10,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import dequantize_model
 
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
 from protocol.inference.observed_modules import observing
+from protocol.inference.stored_model import load_network
 
 
 class Target:
@@ -79,7 +80,8 @@ class Target:
         kind = stated.get("type") or stated.get("rope_type", "default")
         if kind in ("default", "mrope"):
             return None
-        return {name: value for name, value in stated.items() if name != "rope_theta"}
+        repeated = {"rope_theta", "type"} if "rope_type" in stated else {"rope_theta"}
+        return {name: value for name, value in stated.items() if name not in repeated}
 
     @property
     def vocabulary(self) -> int:
@@ -141,7 +143,7 @@ def trained(network: nn.Module) -> int:
 
 def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
     try:
-        return load_model(folder, lazy=True)
+        return load_network(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise InputError(f"{folder} can't be loaded as a target ({error}): pass a model in mlx-lm's format.") from error
 

@@ -26,6 +26,7 @@ from protocol.messages.worker import (
     Forest,
     Grow,
     Hello,
+    Lowered,
     Prefilled,
     Prefilling,
     PromptLikelihoods,
@@ -229,6 +230,9 @@ class Machine:
         match event.role, event.message:
             case "target", Verdict() as verdict:
                 return self._on_verdict(verdict, now)
+            case "target", Lowered(level):
+                self._workers.lower(event.incarnation, level)
+                return []
             case "target", Prefilling() as prefilling:
                 return self._on_prefilling(prefilling, now)
             case "target", PromptLikelihoods() as told:

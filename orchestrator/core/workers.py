@@ -10,7 +10,7 @@ from orchestrator.core.commands import Command, SendMessage
 from orchestrator.core.events import Arrived, Request, WorkerDown, WorkerUp
 from orchestrator.core.sequence import Sequence
 from protocol.contracts.engines import DraftModel, offered_engines
-from protocol.messages.base import Role, SequenceId
+from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Output, Tap
 from protocol.messages.worker import Hello
 from protocol.shown_names import model_name
@@ -87,6 +87,12 @@ class WorkerRegistry:
             self._workers = {key: worker for key, worker in self._workers.items() if key[0] != role}
         hello = self._limited(event.hello) if role == "target" else event.hello
         self._workers[role, event.incarnation] = _Worker(event.incarnation, hello, event.remote, now)
+        self._note_target()
+
+    def lower(self, incarnation: int, level: Level) -> None:
+        """The target verifies less from now on."""
+        worker = self._workers["target", incarnation]
+        worker.hello = replace(worker.hello, level=level)
         self._note_target()
 
     def remove(self, event: WorkerDown) -> bool:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -111,12 +111,13 @@ class ChatPrompts:
         # Without a thought in it, only a grammar of optional calls leaves room for one.
         room = grammar is None or grammar.optional or grammar.thought is not None
         opened = room and self.form.opens_thought(text)
+        # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
+        marked = self.form.marked if grammar is None or grammar.optional or grammar.free else frozenset[int]()
         return RenderedChat(
             text,
-            lambda: self.form.parser(opened, tools, question.most_calls),
+            lambda: self.form.parser(opened, tools, question.most_calls, marks=bool(marked)),
             self.form.shown,
-            # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
-            self.form.marked if grammar is None or grammar.optional or grammar.free else frozenset(),
+            marked,
             grammar,
             self.form.thought_text(opened) if room else None,
             [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
@@ -170,6 +171,9 @@ def _unread(left_out: Sequence[str]) -> list[Note]:
     ]
 
 
+SpecialTokens: TypeAlias = Literal["all", "begin", "none"]
+"""Those that are added to a text: all that the tokenizer adds; BOS alone, to a conversation that the model's template
+rendered; none."""
 _SHORT_CHARACTERS = 1 << 16
 """Of all texts of a request; longer ones take turns."""
 
@@ -185,18 +189,23 @@ class PromptEncoder:
         self._turn = asyncio.Lock()
 
     async def encode(
-        self, prompts: Sequence[Prompt], *, special: bool, context: int | None = None
+        self, prompts: Sequence[Prompt], *, special: SpecialTokens, context: int | None = None
     ) -> list[Sequence[int]]:
-        """`special`: as in `TextCodec.encode`. Raises ApiError for a text that is too long for `context` tokens
-        whatever its tokens are; other texts may be too long as well."""
+        """Raises ApiError for a text that is too long for `context` tokens whatever its tokens are; other texts may be
+        too long as well."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if context is not None:
             await asyncio.to_thread(self._require_room, texts, context)
         async with self._turn if sum(map(len, texts)) > _SHORT_CHARACTERS else nullcontext():
             return await in_thread(self._encode, prompts, special)
 
-    def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[Sequence[int]]:
-        return [self._codec.encode(each, special) if isinstance(each, str) else each for each in prompts]
+    def _encode(self, prompts: Sequence[Prompt], special: SpecialTokens) -> list[Sequence[int]]:
+        def encoded(text: str) -> list[int]:
+            if special == "begin":
+                return self._codec.encode_rendered(text)
+            return self._codec.encode(text, special=special == "all")
+
+        return [encoded(each) if isinstance(each, str) else each for each in prompts]
 
     def _require_room(self, texts: Sequence[str], context: int) -> None:
         for text in texts:
@@ -250,17 +259,20 @@ class Preparation:
     ) -> Ready:
         """`prepare` is called in a thread."""
         prepared = await asyncio.to_thread(prepare)
-        special = not isinstance(question, ChatRequest) or not self._template.own
+        special = "begin" if isinstance(question, ChatRequest) and self._template.own else "all"
         prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
         return await asyncio.to_thread(self._ready, question, prepared, prompts, state)
 
     async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
         """The tokens of a chat's prompt, however many."""
         prompt = await asyncio.to_thread(self.prompts.render, question)
-        return await self.text_tokens(prompt.text, special=not self._template.own)
+        return await self._tokens(prompt.text, "begin" if self._template.own else "all")
 
     async def text_tokens(self, text: str, *, special: bool) -> Sequence[int]:
         """`special`: as in `TextCodec.encode`."""
+        return await self._tokens(text, "all" if special else "none")
+
+    async def _tokens(self, text: str, special: SpecialTokens) -> Sequence[int]:
         (tokens,) = await self._encoder.encode([text], special=special)
         return tokens
 

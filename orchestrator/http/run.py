@@ -25,7 +25,8 @@ from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.machine.models.levels import level_note
-from orchestrator.text.chat_template import ChatTemplate, abandon_renderings
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.template_sources import abandon_renderings
 from orchestrator.text.tokenizer import TextCodec
 from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import InputError

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 import zmq
+from msgspec.structs import replace
 
 from orchestrator.core.commands import (
     Command,
@@ -35,13 +36,13 @@ from orchestrator.runtime.notices import Notice, NoticeSender
 from orchestrator.runtime.recording import Journal
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.pool import DraftLost, WorkerEventOrError, WorkerPool, WorkerRetired
+from orchestrator.runtime.workers.pool import DraftLost, WorkerEventOrError, WorkerNews, WorkerPool, WorkerRetired
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
 from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
-from protocol.messages.worker import CacheOff, Hello, KvCut, ToWorker
+from protocol.messages.worker import CacheOff, Hello, KvCut, Lowered, ToWorker
 
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
@@ -213,6 +214,14 @@ class Orchestrator:
                     self._cut.add(role)
                     log.warning("KV was cut", role=role, kept=cut.kept, tokens=cut.tokens, bytes=cut.memory)
                     self._notices.send(Notice(_cut_text(role, cut), "warning"))
+            case Arrived(role="target", message=Lowered(level, reason)):
+                self._hellos["target"] = replace(self._hellos["target"], level=level)
+                log.warning("a forward failed, so the target verifies less", level=level, reason=reason)
+                text = f"A forward of the target failed ({reason.rstrip('.')}), so it verifies less from now on (level "
+                self._notices.send(Notice(f"{text}{level}). Requests go on.", "warning"))
+                self._step(event)
+            case WorkerNews(text):
+                self._notices.send(Notice(text, "warning"))
             case WorkerRetired(incarnation):
                 # It was ended on purpose, so it does not count as lost.
                 self._up.pop(incarnation, None)

@@ -1,28 +1,27 @@
 """Converts a conversation to the tokens of a prompt: by the model's template, or a plain form without one.
 
-Knows the tokenizer's files, and no model. Templates are the model folder's and run in Jinja's sandbox.
+Knows the tokenizer's files, and no model.
 """
 
-import ctypes
-import datetime
-import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
+from jinja2 import Template, TemplateError
 from jinja2.meta import find_undeclared_variables
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.text.mending import Conversation, mended
+from orchestrator.text.template_sources import (
+    environment,
+    read_json,
+    render_template,
+    special_tokens,
+    template_sources,
+    words_of,
+)
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import InputError, PipelineError
+from protocol.errors import InputError
 
 ChatMessage = Mapping[str, Any]
 """`role` and `content`, as OpenAI's API has them; content is text, or a list of text parts."""
@@ -31,9 +30,6 @@ _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant"
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
 _END = "\N{OBJECT REPLACEMENT CHARACTER}end-of-messages\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for the content of the last message, to find what the template puts before it."""
-_MOST_SECONDS = 10.0
-"""Of one rendering. The longest honest ones take tenths of a second."""
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class Rendering(NamedTuple):
@@ -52,9 +48,9 @@ class ChatTemplate:
     def __init__(self, folder: Path, codec: TextCodec | None = None) -> None:
         self.folder = folder
         self.codec = codec or TextCodec(folder)
-        self._settings = settings = _json(folder / "tokenizer_config.json")
-        self._sources = _sources(folder, settings)
-        self._special = {name: text for name in _SPECIAL if (text := _special(settings.get(name)))}
+        self._settings = settings = read_json(folder / "tokenizer_config.json")
+        self._sources = template_sources(folder, settings)
+        self._special = special_tokens(settings)
         self._compiled = {name: self._read(source) for name, source in self._sources.items()}
 
     @property
@@ -77,7 +73,7 @@ class ChatTemplate:
     def variables(self) -> frozenset[str]:
         """Names that the template reads, for instance messages and enable_thinking."""
         source = self._sources.get("default")
-        return frozenset() if source is None else frozenset(find_undeclared_variables(_environment().parse(source)))
+        return frozenset() if source is None else frozenset(find_undeclared_variables(environment().parse(source)))
 
     def mentions(self, text: str) -> bool:
         """Whether `text` stands in the source of the template, or of that for tools."""
@@ -91,7 +87,7 @@ class ChatTemplate:
     def knows_tools(self) -> bool:
         """Whether the template says anything about `tools`."""
         source = self._sources.get(self._name(tools=True))
-        return source is not None and "tools" in find_undeclared_variables(_environment().parse(source))
+        return source is not None and "tools" in find_undeclared_variables(environment().parse(source))
 
     def text(
         self,
@@ -134,7 +130,7 @@ class ChatTemplate:
                 "messages": conversation.messages,
                 "tools": list(conversation.tools) if conversation.tools else None,
             }
-            return _rendered(template, add_generation_prompt=answering, **told, **known)
+            return render_template(template, add_generation_prompt=answering, **told, **known)
 
         found = mended(Conversation(flat, tools), rendered)
         if not continued:
@@ -148,8 +144,9 @@ class ChatTemplate:
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
-        """`text` as token ids. A model's own template contains its special tokens, so none is added."""
-        return self.codec.encode(self.text(messages, tools, **variables), special=not self.own)
+        """`text` as token ids. A model's own template contains its special tokens, so at most BOS is added."""
+        text = self.text(messages, tools, **variables)
+        return self.codec.encode_rendered(text) if self.own else self.codec.encode(text)
 
     def _name(self, tools: bool) -> str:
         """Some models have a template of its own for tools."""
@@ -157,83 +154,16 @@ class ChatTemplate:
 
     def _read(self, source: str) -> Template:
         try:
-            return _environment().from_string(source)
+            return environment().from_string(source)
         except (TemplateError, RecursionError) as error:
             raise InputError(
-                f"The chat template in {self.folder} is broken ({_words(error)}): download the model again."
+                f"The chat template in {self.folder} is broken ({words_of(error)}): download the model again."
             ) from error
 
 
 def has_template(folder: Path) -> bool:
     """Whether the model in `folder` brings a template. Does not load its tokenizer."""
-    return bool(_sources(folder, _json(folder / "tokenizer_config.json")))
-
-
-def abandon_renderings() -> None:
-    """End all renderings of this process now; those who wait for one get a PipelineError. For its end."""
-    for limit in list(_Limited.running):
-        limit.stop()
-
-
-class _TooLong(BaseException):
-    """Not an Exception, which Jinja would take for a fault in the template and explain at length."""
-
-
-class _Limited:
-    """Raises `_TooLong` in the thread that entered it after `_MOST_SECONDS`. A template is a program: its loops can
-    last for years, and Python ends no thread from outside by other means."""
-
-    running: ClassVar[set["_Limited"]] = set()
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self._timer = threading.Timer(_MOST_SECONDS, self.stop)
-        self._timer.daemon = True
-
-    def __enter__(self) -> None:
-        self.running.add(self)
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self.running.discard(self)
-            # One that came too late must not hit what follows.
-            _raise_in(self._thread, None)
-
-    def stop(self) -> None:
-        with self._lock:
-            if self in self.running:
-                self.running.discard(self)
-                _raise_in(self._thread, _TooLong)
-
-
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise `error` in a thread at its next step in Python; None: no longer."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
-
-
-def _rendered(template: Template, /, **known: Any) -> str:
-    try:
-        with _Limited():
-            return template.render(known)
-    except _TooLong as error:
-        raise PipelineError(
-            f"The model's chat template did not end within {_MOST_SECONDS:.0f} s, or the server ended: choose another "
-            "model if this happens again."
-        ) from error
-    # A faulty template raises Python's own errors in Jinja.
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        raise InputError(f"The model's chat template refuses these messages: {_words(error)}") from error
+    return bool(template_sources(folder, read_json(folder / "tokenizer_config.json")))
 
 
 def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:
@@ -250,50 +180,6 @@ def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:
     return "\n".join([*turns, "Assistant:"] if answering else turns)
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks the text that a model was trained on; here it is replaced by its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses powers: no time limit could end the computation of a huge one."""
-
-    intercepted_binops = frozenset(("**",))
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        raise SecurityError("a template may compute no powers")
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The Jinja environment that templates on Hugging Face expect."""
-    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _refuse
-    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return made
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(words: object) -> None:
-    raise TemplateError(str(words))
-
-
 def _flat(message: ChatMessage) -> dict[str, Any]:
     """The message with its text parts joined. Raises InputError for content that is not text."""
     role, content = message.get("role"), message.get("content")
@@ -307,36 +193,3 @@ def _flat(message: ChatMessage) -> dict[str, Any]:
     if content is not None and not isinstance(content, str):
         raise InputError(f"A message's content is of type {type(content).__name__} and must be text.")
     return {**message, "content": content or ""}
-
-
-def _sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name. A separate file takes precedence over the tokenizer's settings."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return {"default": file.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} can't be read ({error}): download the model again.") from error
-    found = _json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
-    if isinstance(found, str):
-        return {"default": found}
-    named = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    return {str(each.get("name")): str(each.get("template")) for each in named}
-
-
-def _special(token: object) -> str:
-    """The text of a special token, given as a string or as an object with `content`."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else ""
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} can't be read ({error}): download the model again.") from error
-    return content if isinstance(content, dict) else {}
-
-
-def _words(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from orchestrator.text.template_sources import written_behind_answers
 from protocol.errors import InputError
 
 _COMPOSITION = 4
@@ -126,7 +127,7 @@ def _steps(step: Mapping[str, Any] | None, members: str) -> Iterable[Mapping[str
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """A decoder returns it for bytes that are no character, or the beginning of one."""
 MARK = "\ufdd0"
-"""Comes before the text of a marked token. A noncharacter, which no text has."""
+"""Comes before the text of a marked token. In a stream with such tokens, one that is text itself is doubled."""
 _WINDOW = 32
 """Most tokens that a stream decodes again with the next one."""
 _CONTEXT = 8
@@ -162,9 +163,18 @@ class TextCodec:
         self._silent = self.eos | {id for id, token in added.items() if token.special}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`."""
+        """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`. A
+        text that begins with BOS gets no second one."""
         # The form for one text holds the interpreter's lock until it is done, this one does not.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        begin = self._begin if special else []
+        return ids[len(begin) :] if begin and ids[len(begin) : 2 * len(begin)] == begin else ids
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a conversation that the model's template rendered: only BOS is added, where the tokenizer adds one and
+        the template does not."""
+        ids = self.encode(text, special=False)
+        return ids if ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
 
     def least_tokens(self, text: str) -> int:
         """A number of tokens that `encode` never goes below, found without tokenizing.
@@ -224,6 +234,13 @@ class TextCodec:
         return [len(decoder.decode(b"" if token in self._silent else self.spelt(token))) for token in tokens]
 
     @cached_property
+    def _begin(self) -> list[int]:
+        """What the post-processor puts before a text."""
+        found = self._tokenizer.encode("a")
+        added = found.special_tokens_mask
+        return found.ids[: added.index(0)] if 0 in added else []
+
+    @cached_property
     def _reach(self) -> TokenReach | None:
         return token_reach(self._tokenizer.to_str(), _BYTES)
 
@@ -266,7 +283,7 @@ class TextStream:
         text = self._codec.decode(self._window, self._shown)
         piece = text[self._returned :]
         self._returned = len(text)
-        return piece
+        return self._escaped(piece)
 
     def _with_mark(self, token: int) -> str:
         piece, own = self._push(token), self._codec.decode([token], self._shown)
@@ -286,7 +303,10 @@ class TextStream:
             self._advance()
         elif not bounded:
             self._shorten(len(text) - self._returned)
-        return piece
+        return self._escaped(piece)
+
+    def _escaped(self, piece: str) -> str:
+        return piece.replace(MARK, 2 * MARK) if self._marked else piece
 
     def _shorten(self, held: int) -> None:
         """Forget tokens on which the text to come does not depend. `held`: characters that were not returned."""
@@ -315,7 +335,8 @@ def _load(folder: Path) -> Tokenizer:
 
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """The union of three files: chat models name the end of a turn in one and the end of a text in another."""
+    """The union of three files: chat models name the end of a turn in one and the end of a text in another. Where none
+    of them is what the template writes behind an answer, the first special token there too."""
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         named = _json(folder / name).get("eos_token_id")
@@ -328,7 +349,12 @@ def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     if isinstance(token, dict):
         token = token.get("content")
     id = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    return frozenset(ids if id is None else ids | {id})
+    ids |= set() if id is None else {id}
+    special = {id for id, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    behind = [
+        id for id in tokenizer.encode(written_behind_answers(folder), add_special_tokens=False).ids if id in special
+    ]
+    return frozenset(ids if ids.intersection(behind) else ids.union(behind[:1]))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 import mlx.core as mx
 import numpy as np
 from mlx import nn
-from mlx_lm import utils
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlx_lm.utils import dequantize_model
 
@@ -27,6 +26,7 @@ from protocol.inference.observed_modules import modules_of
 from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
+from protocol.inference.stored_model import load_network
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import MAX_CONTEXT, Level
@@ -125,7 +125,7 @@ class LanguageModel:
         With `division`, this process's share of it. Its sequences hold keys and values in `kv_bits` bits.
         """
         try:
-            model, config = _load(folder)
+            model, config = load_network(folder)
             if mx.default_device() == mx.Device(mx.cpu):
                 # A CPU has fast kernels for float32 alone; quantized products are many times slower.
                 model = dequantize_model(model)
@@ -156,6 +156,15 @@ class LanguageModel:
     def sequence(self) -> "TreeSequence":
         """A new, empty sequence."""
         return TreeSequence(self.network, self.level, self._encodings, self.tap)
+
+    def lower(self, reason: str) -> bool:
+        """Fall to the next lower level, because a forward failed for this `reason`. False, and nothing changes, at the
+        lowest one. Sequences that exist keep their level."""
+        below = {"tree": _LOWER, "chain": _LOWER[1:], "plain": ()}[self.level]
+        if not below:
+            return False
+        self.level, self.level_reason, self.joins = below[0], f"a forward failed: {reason}", False
+        return True
 
     def record(self, outputs: Outputs) -> None:
         """Record these outputs, which the tap allows, in the forwards of all sequences from now on; none if there are
@@ -279,13 +288,6 @@ class PositionedRope(nn.Module):
             return self.inner(x, offset=offset, **others)
         rows = self.inner(mx.transpose(x, (2, 1, 0, 3)), offset=tree.positions, **others)
         return mx.transpose(rows, (2, 1, 0, 3))
-
-
-_load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
-
-
-def _load(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    return _load_model(folder, lazy=True, trust_remote_code=False)
 
 
 def stated_context(config: Mapping[str, Any]) -> int:

@@ -113,6 +113,13 @@ class Prefilled(Message, frozen=True):
     paced: Paced | None = None
 
 
+class Lowered(Message, frozen=True):
+    """A forward of the target failed, so it verifies less from now on. It has lost all sequences."""
+
+    level: Level
+    reason: PlainText
+
+
 class CacheOff(Message, frozen=True):
     """The target keeps no more KV on disk and finds none there, until it is started again."""
 
@@ -317,6 +324,7 @@ class Shutdown(Message, frozen=True):
 
 FromWorker: TypeAlias = (
     Hello
+    | Lowered
     | CacheOff
     | KvCut
     | Prefilling

@@ -75,7 +75,9 @@ def started(*arguments: str) -> Iterator[Serving]:
         assert server.health() in ("loading", "ok")
         until(lambda: server.health() == "ok", SECONDS)
         yield server
-    assert (server.code, server.errors.strip()) == (130, "Interrupted.")
+    *told, last = server.errors.strip().splitlines()
+    assert (server.code, last) == (130, "Interrupted.")
+    assert all(line.startswith("The draft worker ") for line in told if line)
     assert KEY not in server.output
 
 

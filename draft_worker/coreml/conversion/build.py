@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import dequantize_model
 
 from draft_worker.coreml.conversion.architectures import Architecture, architecture_of, known
 from draft_worker.coreml.conversion.convertible import Convertible
@@ -27,6 +27,7 @@ from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from protocol.contracts.coreml.conversion import FOLDER_FACTS, Choices, Progress
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
+from protocol.inference.stored_model import load_network
 
 
 class Checkpoint(Convertible):
@@ -60,7 +61,7 @@ class Checkpoint(Convertible):
     def load(cls, folder: Path) -> "Checkpoint":
         """The model in a folder of config.json and model*.safetensors; code in the folder is never run."""
         try:
-            loaded: Any = load_model(folder, lazy=True, trust_remote_code=False)
+            loaded: Any = load_network(folder)
         except FileNotFoundError as error:
             raise InputError(
                 f"{folder} holds no model ({error}): pass a folder with config.json and model*.safetensors."

@@ -16,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+from mlx_lm.utils import dequantize_model, load_tokenizer
 
 from draft_worker.conditioned.runner import Wave
 from draft_worker.coreml.arrays import Array, Single
@@ -44,6 +44,7 @@ from protocol.contracts.drafters.target_shape import target_shape
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
+from protocol.inference.stored_model import load_network
 from protocol.inference.tap import proved_tap
 from protocol.messages.features import FeatureForm
 
@@ -106,7 +107,7 @@ class TargetFeatures(NamedTuple):
 def target_features(folder: Path, form: FeatureForm) -> TargetFeatures:
     """What the target in `folder` leaves of a text for a drafter of this form. Raises InputError if it can't be had."""
     try:
-        loaded: Any = load_model(folder, lazy=True, trust_remote_code=False)
+        loaded: Any = load_network(folder)
         tokens: list[int] = list(load_tokenizer(folder).encode(_TEXT))[:_MOST]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise InputError(f"The target in {folder} can't be loaded ({str(error)[:200]}): download it again.") from error

@@ -16,13 +16,14 @@ import msgspec
 from mlx_lm.generate import BatchGenerator, generate_step, generation_stream, speculative_generate_step, wired_limit
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_sampler
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import dequantize_model
 
 from orchestrator.lab.bench.mlx_lm import BatchJob, BatchJobResult, Job, JobResult, Setup
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError, PipelineError
 from protocol.inference.device import spare_compiler
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
+from protocol.inference.stored_model import load_network
 from protocol.messages.worker import Paced
 from protocol.worker.pacing import DevicePace, PacedPart, Pacer
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
@@ -243,7 +244,7 @@ def _prefilled(network: Any, tokens: Sequence[int]) -> list[Any]:
 
 def _loaded(folder: str) -> Any:
     """A stock mlx-lm model, cast as our workers cast theirs: float32 on a processor."""
-    network, _ = load_model(Path(folder), lazy=True, trust_remote_code=False)
+    network, _ = load_network(Path(folder))
     if mx.default_device() == mx.Device(mx.cpu):
         network = dequantize_model(network)
         network.set_dtype(mx.float32)

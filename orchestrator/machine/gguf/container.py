@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from orchestrator.machine.gguf.split_files import part_names
 from protocol.errors import InputError
 
 _MAGIC = b"GGUF"
@@ -41,7 +42,32 @@ class GgufFile(NamedTuple):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Raises InputError for a file that can't be read, is cut off or broken, or has tensors of unknown types."""
+    """The model in a file, or in the parts beside it of which it is one.
+
+    Raises InputError for a file that is missing, can't be read, is cut off or broken, or has tensors of unknown types.
+    """
+    names = part_names(path.name)
+    missing = [name for name in names if not path.with_name(name).is_file()]
+    if missing and len(names) > 1:
+        raise InputError(
+            f"{path} is one of {len(names)} parts, and {len(missing)} of them are missing, first {missing[0]}: "
+            "download them into the same folder."
+        )
+    first, *others = [_read(path.with_name(name)) for name in names]
+    count = first.metadata.get("split.count", 1)
+    if count not in (0, 1, len(names)):
+        raise InputError(
+            f"{path} is one of {count} parts, which its name does not say: give the parts back the names that end in "
+            f"-00001-of-{count:05}.gguf and so on."
+        )
+    tensors = {name: tensor for file in (first, *others) for name, tensor in file.tensors.items()}
+    whole = first.metadata.get("split.tensors.count", len(tensors))
+    if whole != len(tensors):
+        raise InputError(f"{path} has {len(tensors)} of {whole} tensors in its parts: download them again.")
+    return first._replace(tensors=tensors)
+
+
+def _read(path: Path) -> GgufFile:
     try:
         data = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:

@@ -14,9 +14,17 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from orchestrator.machine.cache_entries import made_once
-from orchestrator.machine.gguf.architectures import model_config, row_order, tensor_name
+from orchestrator.machine.gguf.architectures import (
+    Architecture,
+    architecture_of,
+    model_config,
+    row_order,
+    stored_shape,
+    tensor_name,
+)
 from orchestrator.machine.gguf.container import GgufFile, read_gguf
-from orchestrator.machine.gguf.weights import GROUP, Part, common_format, packed_bits, parts
+from orchestrator.machine.gguf.split_files import part_names
+from orchestrator.machine.gguf.weights import GROUP, Packed, Part, common_format, packed, parts
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
@@ -60,16 +68,22 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "jais"), _gpt2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _digits_then_gpt2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _by(_LLAMA3)),
+    **dict.fromkeys(("lfm2", "falcon3", "pixtral"), _by(_LLAMA3)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _by(_QWEN2)),
     **dict.fromkeys(("gpt-4o", "llama4"), _by(_O200K)),
     "tekken": _by(_TEKKEN),
 }
 """By llama.cpp's name of the kind, with its regular expressions."""
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o", "llama4")
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "tekken", "gpt-4o", "llama4")
 """Kinds in which a word of the vocabulary is a token, whatever the merges say."""
 _COMPOSED = ("qwen2", "deepseek-r1-qwen")
 """Kinds whose text is in Unicode's NFC."""
-_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "llama4", "tekken")
+_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "llama4", "tekken")
+_KINDS = {
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe"), "qwen2"),
+    **{"gpt-oss": "gpt-4o", "lfm2": "lfm2", "glm4": "glm4"},
+}
+"""The kind of an architecture's tokenizer in a file that does not state it. Others have several kinds."""
 
 
 def write_tokenizer(file: GgufFile, folder: Path) -> None:
@@ -158,7 +172,8 @@ def _merges(vocabulary: dict[str, int], scores: Any) -> list[tuple[str, str]]:
 
 
 def _kind(file: GgufFile) -> str:
-    return str(file.metadata.get("tokenizer.ggml.pre", "not told"))
+    default = _KINDS.get(str(file.metadata.get("general.architecture")), "not told")
+    return str(file.metadata.get("tokenizer.ggml.pre", default))
 
 
 def _add_tokens(tokenizer: Tokenizer, file: GgufFile, tokens: list[str]) -> None:
@@ -190,16 +205,21 @@ def _add_ends(tokenizer: Tokenizer, file: GgufFile, tokens: list[str]) -> None:
 def _settings(file: GgufFile, tokens: list[str]) -> dict[str, Any]:
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: token_id(file, short) for name, short in names.items()}
-    template = file.metadata.get("tokenizer.chat_template")
+    key = "tokenizer.chat_template"
+    named = {name.removeprefix(f"{key}."): each for name, each in file.metadata.items() if name.startswith(f"{key}.")}
+    template: Any = file.metadata.get(key)
+    if isinstance(template, str) and named:
+        named = {"default": template, **named}
+        template = [{"name": name, "template": each} for name, each in named.items() if isinstance(each, str)]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         **{name: tokens[id] for name, id in ids.items() if id is not None and id < len(tokens)},
-        **({"chat_template": template} if isinstance(template, str) else {}),
+        **({"chat_template": template} if isinstance(template, str | list) else {}),
     }
 
 
-_SIZES = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2}
+_SIZES = {"U8": 1, "U32": 4, "F32": 4, "F16": 2, "BF16": 2}
 _ALIGNMENT = 8
 
 
@@ -224,7 +244,7 @@ def write_safetensors(file: Path, parts: Sequence[Part], on_bytes: Callable[[int
     assert written == total, f"{written} bytes instead of {total}"
 
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised if the same file becomes another folder, so that folders of older versions are not used."""
 _MIB = 1 << 20
 _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
@@ -242,11 +262,17 @@ def gguf_folder(file: Path, on_progress: OnProgress = silent) -> Path:
 def gguf_place(file: Path) -> Path:
     """Where the folder of the model in `file` is, once it was made. Raises InputError for a file that is not there."""
     try:
-        facts = file.stat()
+        facts = [file.stat(), *(part.stat() for part in _parts_of(file) if part.is_file())]
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): check the file.") from error
-    key = sha256(f"{_FORMAT} {file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:32]
+    sizes = " ".join(f"{each.st_size} {each.st_mtime_ns}" for each in facts)
+    key = sha256(f"{_FORMAT} {file.resolve()} {sizes}".encode()).hexdigest()[:32]
     return _place(file, key)
+
+
+def _parts_of(file: Path) -> list[Path]:
+    """Other files of the same model."""
+    return [file.with_name(name) for name in part_names(file.name) if name != file.name]
 
 
 def _place(file: Path, key: str) -> Path:
@@ -262,8 +288,7 @@ def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> 
     Raises InputError for a file that can't be read, OSError if `folder` can't be written.
     """
     file = read_gguf(path)
-    _require_whole(file)
-    config = model_config(file)
+    architecture, config = architecture_of(file), model_config(file)
     write_tokenizer(file, folder)
     _write(folder / "config.json", config | _tokens(file) | _quantization(_packed(file)))
     if sampling := _sampling(file):
@@ -271,41 +296,43 @@ def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> 
     stage = f"reading {path.name}"
     write_safetensors(
         folder / "model.safetensors",
-        _all_parts(file, config),
+        _all_parts(file, architecture, config),
         lambda done, total: on_progress(Progress(stage, -(-done // _MIB), -(-total // _MIB))),
     )
 
 
-def _require_whole(file: GgufFile) -> None:
-    if (count := file.metadata.get("split.count", 1)) != 1:
-        raise InputError(f"{file.path} is one of {count} parts: join them first with `llama-gguf-split --merge`.")
-
-
-def _all_parts(file: GgufFile, config: dict[str, Any]) -> list[Part]:
+def _all_parts(file: GgufFile, architecture: Architecture, config: dict[str, Any]) -> list[Part]:
     format = common_format(list(file.tensors.values()))
     found: list[Part] = []
     for tensor in file.tensors.values():
         name = tensor_name(file, tensor.name)
         if name is not None:
-            found += parts(tensor, name, format, row_order(config, tensor.name))
+            order = row_order(architecture, config, tensor.name)
+            offset = architecture.norm_offset if "norm." in tensor.name else 0.0
+            found += parts(tensor._replace(shape=stored_shape(tensor)), name, format, order, offset)
     return found
 
 
-def _packed(file: GgufFile) -> dict[str, int]:
-    """Bits of the packed layers by mlx-lm's names."""
-    named = ((tensor_name(file, tensor.name), packed_bits(tensor)) for tensor in file.tensors.values())
-    return {name.removesuffix(".weight"): bits for name, bits in named if name is not None and bits is not None}
+def _packed(file: GgufFile) -> dict[str, Packed]:
+    """The packed layers by mlx-lm's names."""
+    named = ((tensor_name(file, tensor.name), packed(tensor)) for tensor in file.tensors.values())
+    return {name.removesuffix(".weight"): how for name, how in named if name is not None and how is not None}
 
 
-def _quantization(bits: dict[str, int]) -> dict[str, Any]:
-    """The most frequent bits for the model, and an entry for each layer of others."""
-    if not bits:
+def _quantization(layers: dict[str, Packed]) -> dict[str, Any]:
+    """The most frequent packing for the model, and an entry for each layer of another."""
+    if not layers:
         return {}
-    found = list(bits.values())
+    found = list(layers.values())
     common = max(set(found), key=found.count)
-    others = {name: {"group_size": GROUP, "bits": each} for name, each in bits.items() if each != common}
-    quantization = {"group_size": GROUP, "bits": common, **others}
+    others = {name: _stated(each) for name, each in layers.items() if each != common}
+    quantization = {**_stated(common), **others}
     return {"quantization": quantization, "quantization_config": quantization}
+
+
+def _stated(how: Packed) -> dict[str, Any]:
+    mode = {} if how.mode == "affine" else {"mode": how.mode}
+    return {"group_size": GROUP, "bits": how.bits, **mode}
 
 
 def _tokens(file: GgufFile) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A GGUF tensor's bytes as MLX stores weights: 4 and 8 bits in groups of 32 as they are, K-quants in float16.
+"""A GGUF tensor's bytes as MLX stores weights: 4 and 8 bits in groups of 32 as they are, all others in float16.
 
 Knows no names and no architecture.
 """
@@ -44,13 +44,21 @@ class _Packing(NamedTuple):
     bits: int
     weight: Callable[[Bytes], Bytes]
     scales: Callable[[Bytes], Bytes]
-    biases: Callable[[Bytes], Bytes]
+    biases: Callable[[Bytes], Bytes] | None
+    """None for MXFP4, whose scales are exponents of a byte (OCP Microscaling Formats)."""
 
 
-def packed_bits(tensor: GgufTensor) -> int | None:
-    """Bits of a weight if MLX can have the matrix as it is, else None."""
+class Packed(NamedTuple):
+    """How MLX reads a packed matrix."""
+
+    bits: int
+    mode: str
+
+
+def packed(tensor: GgufTensor) -> Packed | None:
+    """The packing of a matrix that MLX can have as it is, else None."""
     packing = _PACKINGS.get(tensor.kind) if len(tensor.shape) > 1 else None
-    return packing.bits if packing else None
+    return packing and Packed(packing.bits, "affine" if packing.biases else "mxfp4")
 
 
 def common_format(tensors: list[GgufTensor]) -> Format:
@@ -59,10 +67,11 @@ def common_format(tensors: list[GgufTensor]) -> Format:
     return _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else "F16"
 
 
-def parts(tensor: GgufTensor, name: str, format: Format, order: Any = None) -> list[Part]:
+def parts(tensor: GgufTensor, name: str, format: Format, order: Any = None, offset: float = 0.0) -> list[Part]:
     """What is stored of the tensor: `name`, and beside packed weights their scales and biases.
 
-    `order`: where each row stands in the file. Raises InputError for a quantisation that can't be read.
+    `order`: where each row stands in the file; `offset`: what the file adds to each number. Raises InputError for a
+    quantisation that can't be read.
     """
     rows, columns = len(tensor.rows), int(np.prod(tensor.shape)) // len(tensor.rows)
     step = max(1, _CHUNK // columns)
@@ -76,7 +85,7 @@ def parts(tensor: GgufTensor, name: str, format: Format, order: Any = None) -> l
         return made
 
     packing = _PACKINGS.get(tensor.kind)
-    if packing is not None and packed_bits(tensor):
+    if packing is not None and packed(tensor):
         block = tensor.rows.shape[1] * GROUP // columns
         groups = (*tensor.shape[:-1], columns // GROUP)
         stem = name.removesuffix(".weight")
@@ -84,15 +93,23 @@ def parts(tensor: GgufTensor, name: str, format: Format, order: Any = None) -> l
         def by_block(convert: Callable[[Bytes], Bytes]) -> Callable[[], Iterator[Bytes]]:
             return chunks(lambda taken: convert(taken.reshape(-1, block)))
 
+        weight = Part(name, "U32", (*tensor.shape[:-1], columns * packing.bits // 32), by_block(packing.weight))
+        if packing.biases is None:
+            return [weight, Part(f"{stem}.scales", "U8", groups, by_block(packing.scales))]
         return [
-            Part(name, "U32", (*tensor.shape[:-1], columns * packing.bits // 32), by_block(packing.weight)),
+            weight,
             Part(f"{stem}.scales", "F16", groups, by_block(packing.scales)),
             Part(f"{stem}.biases", "F16", groups, by_block(packing.biases)),
         ]
-    if _PLAIN.get(tensor.kind) == format:
+    if _PLAIN.get(tensor.kind) == format and not offset:
         return [Part(name, format, tensor.shape, chunks(lambda taken: taken.reshape(-1)))]
     _require_readable(tensor)
-    return [Part(name, format, tensor.shape, chunks(lambda taken: _written(floats(taken, tensor.kind), format)))]
+
+    def plain(taken: Bytes) -> Bytes:
+        numbers = floats(taken, tensor.kind)
+        return _written(numbers - np.float32(offset) if offset else numbers, format)
+
+    return [Part(name, format, tensor.shape, chunks(plain))]
 
 
 def floats(rows: Bytes, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -106,7 +123,7 @@ def _require_readable(tensor: GgufTensor) -> None:
     except (NotImplementedError, KeyError, ValueError) as error:
         raise InputError(
             f"The tensor {tensor.name} is quantised in {tensor.kind.name}, which can't be read: choose a file in Q4_0, "
-            "Q4_1, Q8_0, a K-quant or F16."
+            "Q4_1, Q8_0, MXFP4, a K-quant or F16."
         ) from error
 
 
@@ -153,4 +170,6 @@ _PACKINGS: dict[GGMLQuantizationType, _Packing] = {
     GGMLQuantizationType.Q8_0: _Packing(
         8, lambda b: b[:, 2:] ^ np.uint8(0x80), lambda b: _bytes(b[:, :2]), lambda b: _times(b[:, :2], -128.0)
     ),
+    # exponent, 16 bytes: w = 2^(exponent - 127) * E2M1(q)
+    GGMLQuantizationType.MXFP4: _Packing(4, lambda b: _nibbles(b[:, 1:]), lambda b: _bytes(b[:, :1]), None),
 }

@@ -1,15 +1,16 @@
 """A model's name to its folder: the demo pair, a folder, a GGUF file, or a Hugging Face download. Opens no weights."""
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from orchestrator.machine.gguf.split_files import part_names
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.reachability import reachable
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
+from protocol.contracts.weight_files import require_complete
 from protocol.errors import InputError
 from protocol.messages.base import Role
 
@@ -49,7 +50,8 @@ def known_folder(name: str) -> Path | None:
     elif _HUB_FILE.fullmatch(name):
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(*name.split(":", 1))
+        id, first = name.split(":", 1)
+        found = try_to_load_from_cache(id, part_names(first)[0])
         file = Path(found) if isinstance(found, str) else None
     else:
         file = path if path.is_file() else None
@@ -64,9 +66,12 @@ def known_folder(name: str) -> Path | None:
 def _resolved(name: str, role: Role, on_progress: OnProgress) -> Path:
     folder = Path(name).expanduser()
     if name and folder.exists():
-        return _local(folder.resolve(), on_progress)
+        # The parts of a split file are found beside it by their names, which a link's target does not have.
+        return _local(folder.absolute() if len(part_names(folder.name)) > 1 else folder.resolve(), on_progress)
     if _HUB_FILE.fullmatch(name):
-        return _converted(hub_file(*name.split(":", 1)), on_progress)
+        id, file = name.split(":", 1)
+        first, *_ = [hub_file(id, part) for part in part_names(file)]
+        return _converted(first, on_progress)
     if _looks_like_a_path(name):
         raise InputError(f"There is no folder {name!r}: check the path of the {role}, or pass a Hugging Face id.")
     if not _HUB_ID.fullmatch(name):
@@ -109,8 +114,10 @@ def weight_bytes(folder: Path) -> int:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """GGUF files of language models; `mmproj` files hold the part of a model that reads images."""
-    return sorted(file for file in folder.glob("*.gguf") if "mmproj" not in file.name)
+    """GGUF files of language models, of split ones the first part; `mmproj` files hold the part of a model that reads
+    images."""
+    files = sorted(file for file in folder.glob("*.gguf") if "mmproj" not in file.name)
+    return [file for file in files if part_names(file.name)[0] == file.name]
 
 
 def gguf_file(name: str) -> Path | None:
@@ -171,25 +178,8 @@ def _checked(folder: Path) -> Path:
         raise InputError(f"{folder} has no tokenizer.json: {_COMPLETE}; pass such a folder.")
     if not any(folder.glob("model*.safetensors")):
         raise InputError(f"{folder} has no model*.safetensors: {_COMPLETE}; convert it with `mlx_lm.convert`.")
-    for file in folder.glob("*.safetensors"):
-        # A pipe would keep whoever opens it waiting for ever.
-        if not file.is_file():
-            raise InputError(f"{file} is not a regular file: download the model again.")
-    missing = _missing_shards(folder)
-    if missing:
-        raise InputError(f"{folder} lacks {len(missing)} of its weight files, first {missing[0]}: download it again.")
+    require_complete(folder)
     return folder
-
-
-def _missing_shards(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return []
-    try:
-        shards = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{index} is broken: download the model again.") from error
-    return sorted(shard for shard in shards if not (folder / str(shard)).is_file())
 
 
 def _downloaded(name: str) -> Path:

@@ -44,8 +44,15 @@ class DraftLost:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerNews:
+    """A local worker died at work, or runs again, as a sentence for the user."""
+
+    text: str
+
+
 WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
-WorkerEventOrError: TypeAlias = WorkerEvent | WorkerRetired | DraftLost | PipelineError
+WorkerEventOrError: TypeAlias = WorkerEvent | WorkerNews | WorkerRetired | DraftLost | PipelineError
 """An event, or the reason why the pipeline has failed."""
 
 
@@ -186,6 +193,8 @@ class LocalWorkers:
         self._hellos: dict[int, Hello] = {}
         self._faults: dict[int, str] = {}
         """The fatal fault that a worker reported before it ended, by incarnation."""
+        self._died: set[Seat] = set()
+        """Seats whose worker died at work and is started again."""
 
     def start(self, roles: Iterable[Role], poller: zmq.Poller) -> None:
         """Start a worker for each role, and register all sockets in `poller`."""
@@ -326,6 +335,9 @@ class LocalWorkers:
                 self._peers[incarnation] = arrival.peer
                 self._hellos[incarnation] = hello
                 log.info("worker up", role=hello.role, model=hello.model, device=hello.device)
+                if child.seat in self._died:
+                    self._died.discard(child.seat)
+                    yield WorkerNews(f"The {child.role} worker runs again.")
                 yield WorkerUp(incarnation, hello, shares_device=self.supervisor.begins_shared(child.seat))
                 self._probe(incarnation)
             case Pong() as pong:
@@ -375,5 +387,10 @@ class LocalWorkers:
                 yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
             else:
                 log.error("continuing without this worker", reason=text)
+                yield WorkerNews(f"{text} Requests go on without it.")
                 if death.seat == "draft":
                     yield DraftLost(death.seat, death.text)
+        if self.supervisor.restarting(death.seat):
+            self._died.add(death.seat)
+            cause = f"failed ({reason.rstrip('.')})." if reason else f"{death.text.rstrip('.')}."
+            yield WorkerNews(f"The {death.seat} worker {cause} Starting it again.")

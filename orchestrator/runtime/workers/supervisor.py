@@ -158,7 +158,8 @@ class Supervisor:
         delay = at_once if child.retired else self._policies[seat].died(now)
         if delay is not None:
             self._due[seat] = now + delay
-        text = f"{cause}. Its last words: {self._last_words(child)}"
+        words = self._session.last_words(child.log)
+        text = f"{cause}. Its last words: {words}" if words else f"{cause}."
         return Death(seat, child.incarnation, text, child.retired)
 
     def restarting(self, seat: Seat) -> bool:
@@ -299,9 +300,6 @@ class Supervisor:
 
     def _environment(self, role: Role) -> Mapping[str, str]:
         return worker_environment(role, self._cores_of(role))
-
-    def _last_words(self, child: Child) -> str:
-        return self._session.last_words(child.log) or "none."
 
 
 def _role(seat: Seat) -> Role:

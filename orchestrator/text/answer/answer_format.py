@@ -76,20 +76,25 @@ class AnswerFormat:
             return ThoughtText("", "".join(HARMONY_ANSWER), opened=True)
         return None if self.thought is None else ThoughtText(self.thought.start, self.thought.end, opened)
 
-    def parser(self, opened: bool, tools: Tools, most_calls: int | None) -> AnswerParser:
-        """`opened`: as `opens_thought` has it; `tools`: those that the request offers."""
+    def parser(self, opened: bool, tools: Tools, most_calls: int | None, *, marks: bool = True) -> AnswerParser:
+        """`opened`: as `opens_thought` has it; `tools`: those that the request offers; `marks`: the output has them
+        before `marked` tokens."""
         if self.harmony:
             return HarmonyParser(bool(tools), most_calls)
         thought = ThoughtParser(self.thought, opened) if self.thought else None
         calls = ToolCallParser(self.tools, tools, most_calls) if self.tools and tools else None
         dropped = self.thought.wrappers if self.thought else ()
-        return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None)
+        return MarkedParser(thought, calls, WrapperParser(dropped) if dropped else None, marks)
+
+
+_PIECES = re.compile(rf"[^{MARK}]+|{MARK}{MARK}|{MARK}")
+"""Texts, marks that are text, and marks."""
 
 
 class MarkedParser:
     """Thoughts, if the model writes any, text and calls.
 
-    A thought comes first, or at a `MARK`, but not inside a call.
+    A thought comes first, or at a `MARK`, but not inside a call. Two `MARK`s are one that is text.
     """
 
     def __init__(
@@ -97,10 +102,15 @@ class MarkedParser:
         thought: ThoughtParser | None = None,
         calls: ToolCallParser | None = None,
         wrappers: WrapperParser | None = None,
+        marks: bool = True,
     ) -> None:
+        """`marks`: without them, a `MARK` is text."""
+        self._marks = marks
         self._thought = thought
         self._calls = calls
         self._wrappers = wrappers
+        self._held = ""
+        """A `MARK` at the end of the text so far: a second one may follow."""
 
     @property
     def thoughts(self) -> Sequence[ThoughtSpan]:
@@ -109,10 +119,18 @@ class MarkedParser:
     def push(self, text: str) -> Sequence[Part]:
         if self._thought is None:
             return self._parsed([Spoken(text)])
-        first, *marked = text.split(MARK)
-        parts = self._parsed(self._thought.push(first))
-        for piece in marked:
-            parts += self._mark(self._thought)
+        if not self._marks:
+            return self._parsed(self._thought.push(text))
+        text = self._held + text
+        self._held = MARK if (len(text) - len(text.rstrip(MARK))) % 2 else ""
+        parts: list[Part] = []
+        for piece in _PIECES.findall(text.removesuffix(self._held)):
+            if piece == MARK:
+                parts += self._mark(self._thought)
+                continue
+            if piece == 2 * MARK:
+                self._thought.pass_over(1)
+                piece = MARK
             parts += self._parsed(self._thought.push(piece))
         return parts
 

@@ -106,7 +106,11 @@ class ThoughtParser:
         if may_open and self.answering:
             self._state, self._opened, self._fresh = _State.BEFORE, False, True
             self.thoughts.append(ThoughtSpan(self._seen))
-        self._seen += 1
+        self.pass_over(1)
+
+    def pass_over(self, characters: int) -> None:
+        """So many characters of the output are not pushed."""
+        self._seen += characters
 
     def push(self, text: str) -> list[Reasoning | Spoken]:
         self._seen += len(text)

@@ -171,7 +171,7 @@ def test_what_can_not_be_converted_is_refused_by_the_name_of_its_field(case: str
 def test_a_folder_is_read_with_the_fields_that_the_model_drops(name: str, tmp_path: Path):
     """mlx-lm's Gemma 2 forgets its positions; models with pictures hold the decoder as their language model."""
     changes: dict[str, Any] = {"num_hidden_layers": 2, "max_position_embeddings": 256}
-    changes |= _BOTH if name == "mistral3" else {"sliding_window_pattern": 2}
+    changes |= _BOTH | {"rope_parameters": None} if name == "mistral3" else {"sliding_window_pattern": 2}
     model, config = tiny(name, **changes), architectures.configuration(name, **changes)
     (tmp_path / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
@@ -180,6 +180,19 @@ def test_a_folder_is_read_with_the_fields_that_the_model_drops(name: str, tmp_pa
 
     assert loaded.shape.positions == 256
     assert loaded.fingerprint() == Checkpoint(tiny(name, **changes), config=config).fingerprint()
+
+
+def test_a_folder_in_the_newer_form_is_converted_with_its_positions(tmp_path: Path):
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(tiny("llama").parameters())))
+    config = architectures.configuration("llama") | {"max_position_embeddings": 256}
+    del config["rope_theta"]
+
+    found = []
+    for rope in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(config | rope))
+        found.append(Checkpoint.load(tmp_path).fingerprint())
+
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_window_of_a_tree_is_that_of_each_node_s_own_path():

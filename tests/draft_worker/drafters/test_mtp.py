@@ -105,6 +105,23 @@ def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path
     assert np.allclose(np.array(ours)[0], np.stack(expected), atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3", "glm4_moe"])
+def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, name: str):
+    folder = _write(tmp_path, name)
+    config, file = configuration(name), folder / "config.json"
+    rope = {"rope_theta": 5_432.0, "partial_rotary_factor": config.pop("partial_rotary_factor", 1.0)}
+    older, newer = config | rope | {"rope_scaling": None}, config | {"rope_parameters": rope}
+    del newer["rope_theta"]
+    newer.pop("rope_scaling", None)
+
+    found = []
+    for form in (older, newer):
+        file.write_text(json.dumps(form))
+        found.append(np.array(_borrowing(folder)(mx.array([[5, 17, 3, 90]]), STATES[None, :4])))
+
+    assert np.array_equal(*found)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_trees_equal_their_paths(tmp_path: Path, name: str):
     network = _borrowing(_write(tmp_path, name))

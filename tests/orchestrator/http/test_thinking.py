@@ -232,6 +232,19 @@ def test_the_mark_of_a_token_is_not_that_of_its_text(may: ChatTemplate):
     assert said.replace(MARK, "") == codec.decode(tokens)
 
 
+def test_a_character_that_is_used_as_a_mark_passes_through_answers(may: ChatTemplate):
+    codec, text = may.codec, f"a{MARK}b{MARK}"
+    start = codec.id_of("<think>")
+    assert start is not None
+    marked, plain = codec.stream(marked=frozenset([start])), codec.stream()
+    said = [marked.push([token]) for token in codec.encode(text, special=False)] + [marked.finish()]
+
+    answer = post(CHAT, HELLO, responses.saying(said), template=may).json()
+
+    assert "".join([*map(plain.push, [[token] for token in codec.encode(text, special=False)]), plain.finish()]) == text
+    assert answer["choices"][0]["message"]["content"] == text
+
+
 @pytest.mark.parametrize(
     ("name", "thought"),
     [

@@ -152,6 +152,15 @@ def test_a_later_thought_begins_where_its_marker_is_a_token(markers: ThoughtMark
     assert thinking([said], markers=markers) == thinking([*said], markers=markers) == expected
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_a_character_that_is_used_as_a_mark_may_be_text(size: int):
+    said = f"{MARK}<think>a{2 * MARK}</think>b{2 * MARK}<think>{4 * MARK}{MARK}<think>c</think>d"
+    expected = [Reasoning(f"a{MARK}"), Spoken(f"b{MARK}<think>{2 * MARK}"), Reasoning("c"), Spoken("d")]
+
+    assert thinking([said[place : place + size] for place in range(0, len(said), size)]) == expected
+    assert AnswerFormat(THINK).parser(False, (), None, marks=False).push(f"b{MARK}c") == [Spoken(f"b{MARK}c")]
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_thought_may_follow_a_call(name: str):
     said = f"{CALLS[name]}\n{MARK}<think>Hm.</think>\n\n{CALLS[name]}"

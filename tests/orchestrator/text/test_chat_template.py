@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, processors
 
-from orchestrator.text import chat_template
-from orchestrator.text.chat_template import ChatTemplate, abandon_renderings
+from orchestrator.text import template_sources
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.template_sources import abandon_renderings
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_TARGET
@@ -139,8 +141,59 @@ def test_a_template_that_fails_or_reaches_out_is_a_sentence(tmp_path: Path, sour
         ChatTemplate(model(tmp_path, source)).text(ASKED)
 
 
+TURNS = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + END + '\n' }}{% endfor %}"""
+
+
+def ending(folder: Path, end: str, template: str = TURNS, ends: object = 2) -> TextCodec:
+    """The tokenizer of a model whose template ends its turns with `end`, and whose config names `ends`."""
+    model(folder, template.replace("END", f"'{end}'"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("<|im_start|>", "<|channel|>", end)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return TextCodec(folder)
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"])
+def test_the_end_of_a_turn_is_found_in_the_template(tmp_path: Path, end: str):
+    codec = ending(tmp_path, end)
+
+    assert codec.eos - {codec.id_of(end)} == TextCodec(DEMO).eos | {2}
+    assert codec.id_of(end) in codec.eos
+
+
+def test_a_template_that_writes_a_named_end_adds_none(tmp_path: Path):
+    named = TextCodec(DEMO).eos
+    written = ending(tmp_path, "<|im_end|>", TURNS.replace("+ END", f"+ END + '{TextCodec(DEMO).shown(min(named))}'"))
+
+    assert written.eos == named | {2}
+
+
+def test_a_token_that_ends_the_parts_of_an_answer_is_no_end(tmp_path: Path):
+    codec = ending(tmp_path, "<|end|>", TURNS.replace("'<|im_start|>'", "'<|channel|>'"))
+
+    assert codec.id_of("<|end|>") not in codec.eos
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_conversation_begins_with_exactly_one_bos(tmp_path: Path, written: bool):
+    ending(tmp_path, "<|im_end|>", "{{ bos_token }}" * written + TURNS)
+    file = tmp_path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    tokenizer.save(str(file))
+    template = ChatTemplate(tmp_path)
+
+    tokens = template.tokens(ASKED)
+
+    assert tokens == [bos, *template.codec.encode(template.text(ASKED).removeprefix("<s>"), special=False)]
+    assert template.codec.encode("<s>Once") == template.codec.encode("Once") != template.codec.encode("Once", False)
+
+
 def test_a_template_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chat_template, "_MOST_SECONDS", 0.3)
+    monkeypatch.setattr(template_sources, "_MOST_SECONDS", 0.3)
     template, began = ChatTemplate(model(tmp_path, ENDLESS)), time.monotonic()
 
     with pytest.raises(PipelineError, match="did not end within"):
@@ -149,7 +202,11 @@ def test_a_template_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_end_of_the_server_waits_for_no_template(tmp_path: Path):
-    template, ended = ChatTemplate(model(tmp_path, ENDLESS)), threading.Event()
+    # It begins to loop with the conversation; the tokenizer, which looks for the end of a turn, does not meet it.
+    template, ended = (
+        ChatTemplate(model(tmp_path, "{% if add_generation_prompt %}" + ENDLESS + "{% endif %}")),
+        threading.Event(),
+    )
 
     def render() -> None:
         with pytest.raises(PipelineError):

@@ -62,13 +62,16 @@ def weights(model: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.array(array.astype(mx.float32)) for name, array in flat}
 
 
-def gguf_name(name: str) -> str:
-    """A tensor's name in a GGUF file."""
+def gguf_name(name: str, names: Mapping[str, str] | None = None) -> str:
+    """A tensor's name in a GGUF file. `names`: where an architecture's differ from Llama's."""
+    known = _NAMES | dict(names or {})
     stem, _, kind = name.rpartition(".")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.{kind}"
+    if kind == "sinks":
+        stem, kind = name, "weight"
+    if stem in known:
+        return f"{known[stem]}.{kind}"
     _, _, layer, inner = stem.split(".", 3)
-    return f"blk.{layer}.{_NAMES[inner]}.{kind}"
+    return f"blk.{layer}.{known[inner]}.{kind}"
 
 
 def interleaved(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -112,7 +115,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture)
     entries = _metadata(arguments, architecture) | dict(metadata or {})
     for key, value in entries.items():
-        _add(writer, key, value)
+        add_entry(writer, key, value)
     held: dict[str, np.ndarray[Any, Any]] = {}
     for name, array in weights(model).items():
         short = gguf_name(name)
@@ -142,8 +145,6 @@ def separated(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
 
 
 def _metadata(arguments: Any, architecture: str) -> dict[str, Any]:
-    tokens = vocabulary()
-    types = [1] * 262 + [3, 3, 4, 3] + [5] * 6
     head = arguments.hidden_size // arguments.num_attention_heads
     return {
         f"{architecture}.block_count": arguments.num_hidden_layers,
@@ -155,6 +156,15 @@ def _metadata(arguments: Any, architecture: str) -> dict[str, Any]:
         f"{architecture}.attention.key_length": getattr(arguments, "head_dim", None) or head,
         f"{architecture}.rope.freq_base": float(arguments.rope_theta),
         f"{architecture}.attention.layer_norm_rms_epsilon": float(arguments.rms_norm_eps),
+        **tokenizer_metadata(),
+    }
+
+
+def tokenizer_metadata() -> dict[str, Any]:
+    """The entries of a byte-level tokenizer with `vocabulary`."""
+    tokens = vocabulary()
+    types = [1] * 262 + [3, 3, 4, 3] + [5] * 6
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": tokens,
@@ -166,7 +176,8 @@ def _metadata(arguments: Any, architecture: str) -> dict[str, Any]:
     }
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_entry(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Add an entry of the type of its value; none for None."""
     match value:
         case None:
             pass

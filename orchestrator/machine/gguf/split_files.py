@@ -1,0 +1,13 @@
+"""Models in several GGUF files, by the names that llama.cpp's `gguf-split` gives them. Opens no file."""
+
+import re
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of the model of which a file of this name is one; only itself for a whole model."""
+    found = _PART.fullmatch(name)
+    if found is None:
+        return [name]
+    return [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]

@@ -1,0 +1,63 @@
+"""Reads an mlx-lm model from its folder. Every process that needs a model's network gets it here."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlx import nn
+from mlx_lm import utils
+
+from protocol.contracts.model_config import stated_bases, translated
+from protocol.contracts.weight_files import examined_weights
+from protocol.errors import InputError
+from protocol.inference.observed_modules import modules_of
+
+_load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
+_classes_of: Callable[[dict[str, Any]], tuple[Any, Any]] = vars(utils)["_get_classes"]
+
+
+def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The network in `folder`, its weights not yet read, and the content of config.json in the form of mlx-lm.
+
+    Code in the folder is never run. Raises InputError for weight files that are not whole, and for a config.json that
+    mlx-lm would misread; beside that, what mlx-lm raises.
+    """
+    tensors = examined_weights(folder)
+
+    def classes(config: dict[str, Any]) -> tuple[Any, Any]:
+        found = _classes_of(config)
+        try:
+            config.update(translated(config, tensors, _defaults))
+        except InputError as error:
+            raise InputError(f"The model in {folder} can't be used. {error}") from error
+        return found
+
+    network, config = _load_model(folder, lazy=True, get_model_classes=classes, trust_remote_code=False)
+    _validate_bases(folder, network, config)
+    return network, config
+
+
+def _defaults(config: Mapping[str, Any]) -> Mapping[str, object]:
+    """The fields that mlx-lm's architecture reads, with their defaults; none for an architecture that it lacks."""
+    try:
+        _, arguments = _classes_of(dict(config))
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return defaults_of(arguments)
+
+
+def defaults_of(arguments: Any) -> Mapping[str, object]:
+    """The fields of an architecture's `ModelArgs`, with their defaults."""
+    return {name: each.default for name, each in inspect.signature(arguments).parameters.items()}
+
+
+def _validate_bases(folder: Path, network: nn.Module, config: dict[str, Any]) -> None:
+    """No logits would show a wrong base."""
+    stated = stated_bases(config)
+    used = {float(module.base) for module in modules_of(network) if isinstance(module, nn.RoPE)}
+    if stated and used and used.isdisjoint(stated):
+        raise InputError(
+            f"The config.json in {folder} states a rotary base of {min(stated):,.0f}, and mlx-lm's code for this "
+            f"architecture computes with {min(used):,.0f}: choose another model."
+        )
