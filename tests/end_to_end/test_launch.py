@@ -40,7 +40,9 @@ def test_a_server_is_started_for_the_program_and_ends_with_it(reference: Referen
 
     assert (code, told["text"], told["model"]) == (3, _answer(reference), "mine")
     assert told["arguments"] == ["exec", "--json"]
-    assert errors.splitlines()[:2] == ["Loading models ...", f"codex asks mine at {str(told['base'])[:-3]}."]
+    loading, kept, asks, *_ = errors.splitlines()
+    assert (loading, asks) == ("Loading models ...", f"codex asks mine at {str(told['base'])[:-3]}.")
+    assert kept.startswith("Keeps about ")
     assert "knows no tools" in errors
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from protocol.inference.device import compute
+
 
 def main() -> int:
     folder = Path(sys.argv[-1])
@@ -18,6 +20,7 @@ def main() -> int:
     network = module.Model(module.ModelArgs.from_dict(config))
     network.set_dtype(mx.float16)
     weights = dict(tree_flatten(network.parameters()))
+    compute(weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return 0
 
