@@ -1,6 +1,7 @@
 """Laws of giving up a hit for guesses that know the target's latest features."""
 
 import random
+from statistics import mean
 
 import pytest
 from msgspec.structs import replace
@@ -115,20 +116,29 @@ def renewals(simulation: Simulation) -> float:
     return sum(reroot.anew for reroot in reroots) / len(reroots)
 
 
+def choosing(fading: float, step: float) -> tuple[float, float]:
+    """Mean share of given up hits, and mean time relative to a draft that reads no features, over several lengths."""
+    pairs = [
+        (decoded(fading, step, reads=True, tokens=tokens), decoded(fading, step, reads=False, tokens=tokens))
+        for tokens in (300, 380, 400, 460, 600)
+    ]
+    return mean(renewals(choice) for choice, _ in pairs), mean(choice.now / without.now for choice, without in pairs)
+
+
 @pytest.mark.thorough
 def test_guesses_that_fade_quickly_are_made_anew_and_decoding_is_faster():
-    with_choice, without = decoded(0.55, 0.002, reads=True), decoded(0.55, 0.002, reads=False)
+    share, time = choosing(0.55, 0.002)
 
-    assert renewals(with_choice) > 0.2
-    assert with_choice.now < 0.98 * without.now
+    assert share > 0.2
+    assert time < 0.96
 
 
 @pytest.mark.thorough
 def test_guesses_that_last_are_kept_and_trying_costs_little():
-    with_choice, without = decoded(1.0, 0.004, reads=True), decoded(1.0, 0.004, reads=False)
+    share, time = choosing(1.0, 0.004)
 
-    assert renewals(with_choice) < 0.08
-    assert with_choice.now < 1.03 * without.now
+    assert share < 0.08
+    assert time < 1.03
 
 
 @pytest.mark.parametrize(("strategy", "reads"), [("sd", True), ("ssd", True), ("adaptive", False)])
