@@ -10,8 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.result import Result
-from orchestrator.api.summary import conclusion, counts, figures, speed
+from orchestrator.api.result import Result, conclusion, counts, figures, speed
 from orchestrator.lab.findings import Findings
 from orchestrator.machine.finding import Finding
 

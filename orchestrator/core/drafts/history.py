@@ -2,8 +2,7 @@
 
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.tries import Freshness, TurnTaking
+from orchestrator.core.policy.estimates import Estimates, Freshness, TurnTaking
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Hello, Prefilled

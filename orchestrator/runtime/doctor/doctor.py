@@ -18,8 +18,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.blas.library import HOW_TO_GET_ONE, Blas, fast_blas
-from orchestrator.machine.blas.speed import ForwardTimes, forward_times
+from orchestrator.machine.blas.library import HOW_TO_GET_ONE, Blas, ForwardTimes, fast_blas, forward_times
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
 from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import MlxDevice

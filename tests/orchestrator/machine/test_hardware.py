@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.blas.library import Blas
-from orchestrator.machine.blas.speed import ForwardTimes
+from orchestrator.machine.blas.library import Blas, ForwardTimes
 from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
 from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.runtime.doctor import doctor

@@ -17,9 +17,19 @@ from dataclasses import dataclass, field
 import httpx
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.lab.drill.held import Sample, figures, growth, levels
 from orchestrator.lab.drill.outcome import DrillOutcome, OnStep, left_behind
-from orchestrator.lab.drill.processes import mark, members, own_registry, remains, until, usage
+from orchestrator.lab.drill.processes import (
+    Sample,
+    figures,
+    growth,
+    levels,
+    mark,
+    members,
+    own_registry,
+    remains,
+    until,
+    usage,
+)
 from protocol.own_modules import module_command
 
 PROMISE = "conversations, eight clients, contexts to their end: every answer exact; memory, descriptors, threads flat"

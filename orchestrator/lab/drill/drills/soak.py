@@ -18,9 +18,8 @@ import zmq
 from orchestrator.api.client import STAMP, Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.drill.drill_requests import DrillRequest, drill_requests, serve, wrong
-from orchestrator.lab.drill.held import figures, growth, levels
 from orchestrator.lab.drill.outcome import DrillOutcome, OnStep, left_behind
-from orchestrator.lab.drill.processes import Usage, mark, members, own_registry, remains, usage
+from orchestrator.lab.drill.processes import Usage, figures, growth, levels, mark, members, own_registry, remains, usage
 from protocol.messages.base import Message, SequenceId
 from protocol.messages.client import Cancel
 from protocol.messages.worker import Ping, Verdict
