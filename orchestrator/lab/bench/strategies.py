@@ -18,9 +18,10 @@ from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_t
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import WARM_UP_TOKENS, count_answers, requests_of, run
-from orchestrator.lab.findings import Bar, Cell, Check, Column, Field, Findings, Line, Panel, Table, Watch, tabulated
+from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, tabulated
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.cache_entries import made_once
+from orchestrator.machine.check import Check
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.engines import NO_DRAFT
@@ -35,7 +36,7 @@ _LARGE = 20.0
 """Tokens/s without decimals in an interval."""
 
 
-def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Findings:
+def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
     """Raises InputError or PipelineError for what can't be measured."""
     requests = _requests(plan, prompts, watch)
     texts = None
@@ -50,7 +51,7 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Fi
     return findings(rows(measurements, names), plan, len(prompts), by_category, absent)
 
 
-def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> list[BenchRequest]:
+def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> list[BenchRequest]:
     """Every turn of the prompts; the target answers those before others first."""
     if count := count_answers(prompts):
         watch.begin(count, "the target, to answer the first turns")
