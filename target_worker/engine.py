@@ -58,6 +58,11 @@ class TargetEngine:
         self._exchange = exchange
         self._grammars = Grammars(model.folder, model.vocabulary)
 
+    def draw_ahead(self, sequence: "TargetSequence") -> None:
+        """Begin to draw the noise behind the sequence's root, while the device has nothing to do."""
+        if not sequence.sampling.greedy:
+            self.noise.draw_ahead(sequence.sampling.seed, sequence.position + 1)
+
     def refusal(self, start: Start) -> str | None:
         """Why this sequence can't be served, as a sentence; None if it can."""
         if len(start.tokens) > self.model.context:
@@ -296,8 +301,7 @@ class TargetSequence:
         self.root = node_id((self.root, *verdict.path)[-1], walk.bonus)
         self.round = verdict.round + 1
         self.verdict = verdict
-        if not self.sampling.greedy:
-            self._engine.noise.draw_ahead(self.sampling.seed, self.position + 1)
+        self._engine.draw_ahead(self)
 
     def _forget(self) -> None:
         """Let go of rows behind windows that need not be saved any more."""

@@ -310,6 +310,9 @@ class _LanguageEngine(TargetEngine):
     def begin_forward(self, asked: Sequence[Proposal]) -> list[Any]:
         return [sequence.cache.evaluate(proposal.tokens, proposal.parents) for sequence, proposal in asked]
 
+    def draw_ahead(self, sequence: TargetSequence) -> None:
+        """A language's tokens need no noise."""
+
     def walks(self, logits: Sequence[Any], asked: Sequence[Proposal]) -> list[Any]:
         """Down from the root while the language's token is a node of the tree."""
         found = []
