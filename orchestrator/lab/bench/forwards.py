@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from orchestrator.lab.bench.intervals import Ratio, paired_ratio
+from orchestrator.lab.bench.figures import Ratio, paired_ratio
 from orchestrator.lab.findings import Field, Findings, Listener, tabulated
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.check import Check

@@ -11,8 +11,15 @@ import msgspec
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.contender import GenerationTask
-from orchestrator.lab.bench.figures import BenchRow, best_of_each_line, rows, rows_by_category
-from orchestrator.lab.bench.intervals import FEWEST_PROMPTS, Interval, Ratio
+from orchestrator.lab.bench.figures import (
+    FEWEST_PROMPTS,
+    BenchRow,
+    Interval,
+    Ratio,
+    best_of_each_line,
+    rows,
+    rows_by_category,
+)
 from orchestrator.lab.bench.measurement import BenchRequest, settings
 from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens, remote_name
 from orchestrator.lab.bench.plan import BenchPlan

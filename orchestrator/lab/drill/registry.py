@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from orchestrator.lab.drill.drills import commands, conversations, draft, segments, soak, target_kill
+from orchestrator.lab.drill.drills import commands, conversations, segments, soak, workers
 from orchestrator.lab.drill.outcome import DrillName, DrillOutcome, OnStep
 
 
@@ -20,10 +20,10 @@ class Drill:
 
 
 DRILLS: dict[DrillName, Drill] = {
-    "draft-kill": Drill(draft.KILL_PROMISE, draft.kill, full=200, quick=9),
-    "draft-stop": Drill(draft.STOP_PROMISE, draft.stop, full=60, quick=6),
-    "draft-garbage": Drill(draft.GARBAGE_PROMISE, draft.send_garbage, full=100, quick=10),
-    "target-kill": Drill(target_kill.PROMISE, target_kill.run, full=50, quick=4),
+    "draft-kill": Drill(workers.KILL_PROMISE, workers.kill_draft, full=200, quick=9),
+    "draft-stop": Drill(workers.STOP_PROMISE, workers.stop_draft, full=60, quick=6),
+    "draft-garbage": Drill(workers.GARBAGE_PROMISE, workers.send_garbage, full=100, quick=10),
+    "target-kill": Drill(workers.TARGET_PROMISE, workers.kill_target, full=50, quick=4),
     "orchestrator-kill": Drill(commands.KILL_PROMISE, commands.kill_orchestrator, full=100, quick=6),
     "interrupt": Drill(commands.INTERRUPT_PROMISE, commands.interrupt, full=50, quick=9),
     "segments": Drill(segments.PROMISE, segments.run, full=1000, quick=40),

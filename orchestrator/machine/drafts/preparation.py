@@ -17,8 +17,7 @@ from orchestrator.machine.cache_entries import UnwritableCache
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.hardware import gpu_working_set, installed_version, memory_bytes
-from orchestrator.machine.memory.budget import usable
-from orchestrator.machine.memory.refusal import size
+from orchestrator.machine.memory.budget import size, usable
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.coreml.conversion import Progress
