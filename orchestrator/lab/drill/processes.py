@@ -4,11 +4,12 @@ import os
 import re
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from orchestrator.runtime.session import sessions_home
 from protocol.kv.segments import stale_segments
@@ -99,6 +100,46 @@ def own_registry() -> Iterator[Path]:
             del os.environ[SEGMENTS_VARIABLE]
             if before is not None:
                 os.environ[SEGMENTS_VARIABLE] = before
+
+
+# A long drill's clients and looks at processes ----------------------------------------------------
+
+
+class DrillClient(Protocol):
+    """Sends one request after the other, until `ended` is set."""
+
+    failures: list[str]
+    ended: threading.Event
+
+    def run(self) -> None: ...
+
+
+@contextmanager
+def at_work(clients: Sequence[DrillClient]) -> Iterator[None]:
+    """Each client runs on a thread of its own. One that does not end within a minute has failed."""
+    threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    yield
+    for client in clients:
+        client.ended.set()
+    for client, thread in zip(clients, threads, strict=True):
+        thread.join(60.0)
+        client.failures += ["A client still waits for its answer."] if thread.is_alive() else []
+
+
+def every(seconds: float, count: int) -> Iterator[int]:
+    """The numbers below `count`, one each time that so many seconds have passed."""
+    due = time.monotonic()
+    for number in range(count):
+        due += seconds
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield number
+
+
+def usages(pids: Mapping[str, int]) -> dict[str, Usage]:
+    """What each of these processes that runs holds, by its name."""
+    return {name: held for name, pid in pids.items() if (held := usage(pid)) is not None}
 
 
 # Whether what they held grew ----------------------------------------------------------------------
