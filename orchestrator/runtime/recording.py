@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, WorkerDown, WorkerUp
-from orchestrator.runtime.workers.pool import Trace
 from protocol.errors import InputError
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
@@ -123,9 +122,11 @@ def load_record(folder: Path) -> Record:
     return msgspec.json.decode((folder / _FILE).read_bytes(), type=Record)
 
 
-class Recording(Trace):
-    """Holds the newest spans, messages and clock offsets, and writes them to `folder`. Nothing is written before the
-    end."""
+class Recording:
+    """A `Trace` (`workers/pool.py`) that holds the newest spans, messages and clock offsets.
+
+    It writes them to `folder` at the end, and nothing before.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -21,7 +21,7 @@ from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import usable_cores, worker_environment
 from orchestrator.machine.known_servers import KnownServer, remember
 from orchestrator.runtime.session import Session
-from orchestrator.runtime.workers.supervisor import launch, worker_command
+from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import Role, plain

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 import zmq
@@ -24,6 +24,9 @@ from protocol.messages.remote import WorkerEntry, WorkerStatus
 from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
 from protocol.transport.codec import Stamp
 from protocol.transport.hub import Arrival, Hub
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.recording import Recording
 
 log = structlog.get_logger()
 
@@ -84,7 +87,7 @@ class WorkerPool:
     """Local and remote workers behind one interface; each worker is identified by its incarnation."""
 
     def __init__(
-        self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, drafts: bool, trace: Trace
+        self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, drafts: bool, trace: "Trace | Recording"
     ) -> None:
         """`drafts`: whether the strategy uses a draft."""
         self._setup = setup
@@ -201,7 +204,9 @@ class WorkerPool:
 class LocalWorkers:
     """Starts one worker for each role, exchanges messages with it, and restarts it when it dies."""
 
-    def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, trace: Trace) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, trace: "Trace | Recording"
+    ) -> None:
         session = Session(Path(setup.session))
         self._setup = setup
         self.supervisor = Supervisor(setup, session, epoch)

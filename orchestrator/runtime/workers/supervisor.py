@@ -7,13 +7,11 @@ import socket
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
-
-import msgspec
 
 from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import worker_environment
@@ -23,9 +21,9 @@ from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup, machines, model_folders, trained_drafter
+from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.contracts.kv_bits import UNQUANTIZED
 from protocol.messages.base import Role
-from protocol.own_modules import module_command
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
 
@@ -315,28 +313,3 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def _cause(code: int) -> str:
     return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-
-
-def worker_command(role: Role) -> tuple[str, ...]:
-    """The command line of our own worker of this role."""
-    module = "draft_worker.prefill" if role == "prefill" else f"{role}_worker"
-    return module_command(module)
-
-
-def launch(
-    command: Sequence[str], setup: WorkerSetup, log: Path, environment: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The process and our end of a socket pair. The end reads end of file when the worker ends, and vice versa."""
-    ours, theirs = socket.socketpair()
-    complete = msgspec.structs.replace(setup, life=theirs.fileno())
-    with theirs, log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, msgspec.json.encode(complete).decode()],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, **environment},
-        )
-    return process, ours
