@@ -17,11 +17,10 @@ from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start
-from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
 from protocol.speculation.rolling_context import RollingContext
-from protocol.speculation.token_tree import Node, TokenTree, node_id
+from protocol.speculation.token_tree import Calibration, Node, TokenTree, node_id
 
 if TYPE_CHECKING:
     from protocol.sampling.processors.logits_processors import LogitsProcessors

@@ -16,8 +16,8 @@ from protocol.messages.base import SequenceId
 from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
-from protocol.speculation.calibration import Calibration
 from protocol.speculation.rolling_context import RollingContext
+from protocol.speculation.token_tree import Calibration
 from protocol.worker.pacing import Pacer
 
 _JOINT_NODES = 64

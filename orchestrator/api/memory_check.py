@@ -6,9 +6,17 @@ import msgspec
 
 from orchestrator.core.options import FIXED_ARENAS, Options
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
-from orchestrator.machine.memory.budget import TARGET, Budget, MemorySettings, PipelineNeeds, usable
+from orchestrator.machine.memory.budget import (
+    LEAST_USEFUL,
+    TARGET,
+    Budget,
+    MemorySettings,
+    PipelineNeeds,
+    refusal,
+    size,
+    usable,
+)
 from orchestrator.machine.memory.kv_plan import KvPlan, kv_plan, planned_bytes
-from orchestrator.machine.memory.refusal import LEAST_USEFUL, refusal, size
 from orchestrator.runtime.memory_needed import memory_settings, pipeline_needs
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError

@@ -16,8 +16,7 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.workers import foreign_tokenizer
 from orchestrator.machine.blas.library import HOW_TO_GET_ONE
 from orchestrator.machine.drafts.converted_draft import converted_draft
-from orchestrator.machine.drafts.draft_choice import DraftChoice
-from orchestrator.machine.drafts.pair_choice import pair_for
+from orchestrator.machine.drafts.draft_choice import DraftChoice, pair_for
 from orchestrator.machine.hardware import lacks_fast_blas
 from orchestrator.machine.known_servers import host_port
 from orchestrator.machine.profiles.device_profiles import load_profile

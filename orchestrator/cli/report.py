@@ -10,10 +10,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.result import Result
-from orchestrator.api.summary import conclusion, counts, figures, speed
+from orchestrator.api.result import Result, conclusion, counts, figures, speed
 from orchestrator.lab.findings import Findings
-from orchestrator.machine.finding import Finding
+from orchestrator.machine.check import Check
 
 _WIDEST = 1000
 """Characters; no table is wider."""
@@ -38,7 +37,7 @@ def summary(result: Result, sampled: bool, every: bool = False) -> Panel:
     return Panel(grid, title=speed(result.statistics), title_align="left", expand=False)
 
 
-def findings_table(findings: Iterable[Finding]) -> Table:
+def findings_table(findings: Iterable[Check]) -> Table:
     """What `doctor` found, and what to do about it."""
     table = Table(box=None, padding=(0, 2))
     for title in ("", "what", "found"):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
-from orchestrator.core.policy.running_means import Mean
+from orchestrator.core.policy.estimates import Mean
 from orchestrator.core.sequence import Sequence
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
 from protocol.messages.base import Role, SequenceId

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from orchestrator.core.events import Request
 from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.tries import MeasuredRound
+from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Settlement, Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
@@ -25,6 +24,8 @@ _READING_SECONDS = 0.25
 """Between two reports of how far a prompt has been read."""
 _SUFFIX = 8
 """Tokens of context handed to prompt lookup; its longest n-gram is shorter."""
+_MAX_LOOKUP_TOKENS = 4
+"""Longest chain of guesses by prompt lookup."""
 _FIRST_ROOT = NodeId(0)
 
 
@@ -208,21 +209,25 @@ class Sequence:
         self._max_tokens = min(self.request.max_tokens, target.context - len(self.request.tokens))
         self.level = target.level
 
-    def view(self, now: float, speculation: Speculation | None = None) -> SequenceView:
-        """What a strategy decides on; with the `speculation` of another draft, if one is given."""
-        speculation = speculation or self.speculation
-        # The bonus takes one of the remaining tokens, so only the others can be drafted.
+    @property
+    def _room(self) -> int:
+        """Most tokens below the root that can still be used: the bonus takes one of the remaining ones."""
+        return 0 if self.speculation.root_only else self.remaining - 1
+
+    def view(self, now: float) -> SequenceView:
+        """What a strategy decides on."""
+        speculation = self.speculation
         return SequenceView(
             tree=speculation.tree,
             estimates=speculation.estimates,
             now=now,
             ready_since=self.ready_since,
             grown_at=speculation.grown_at,
-            room=0 if speculation.root_only else self.remaining - 1,
+            room=self._room,
             drafting=speculation.drafting,
             lag=speculation.lag(self.ready_since),
             draft_ready_at=speculation.ready_at,
-            lookup=self._lookup_chain,
+            lookup=self._guesses_behind,
             steps=speculation.steps,
             in_turns=speculation.in_turns,
             resting=speculation.resting,
@@ -360,15 +365,20 @@ class Sequence:
         self._verified_nodes = {}
         return CommittedRound(self.stats, verified, verdict, tokens, emitted, now, hit, self.waited, alone, settlement)
 
-    def _lookup_chain(self, leaf: Node, limit: int) -> list[tuple[int, float]]:
-        """At most `limit` guesses (token, believed probability) by prompt lookup, one after the other behind `leaf`."""
+    def _guesses_behind(self, leaf: Node) -> list[Node]:
+        """A chain of guesses by prompt lookup, which is no part of the tree."""
         path: list[int] = []
         node = leaf
         while node.parent is not None and len(path) < _SUFFIX:
             path.append(node.token)
             node = node.parent
-        chain = self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit)
-        return [(token, self.estimates.lookup(claimed, 0)) for token, claimed in chain]
+        limit = min(_MAX_LOOKUP_TOKENS, self.tree.root.depth + self._room - leaf.depth)
+        nodes: list[Node] = []
+        for token, claimed in self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit):
+            parent = nodes[-1] if nodes else leaf
+            belief = self.estimates.lookup(claimed, 0)
+            nodes.append(parent.guess(token, belief, belief))
+        return nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from orchestrator.machine.check import Check
+
 Origin: TypeAlias = Literal["measured", "computed", "reported"]
 """measured: by this run; computed: from such numbers, by the formula beside it; reported: by others, elsewhere."""
 Cell: TypeAlias = str | int | float | tuple[float, ...] | None
@@ -98,15 +100,6 @@ def tabulated(
     )
 
 
-class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that is right, or that is not."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    text: str
-    next_step: str | None = None
-
-
 class AttachedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A text file beside the findings."""
 
@@ -177,7 +170,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return all(check.status != "fail" for check in self.checks)
 
 
-class Watch:
+class Listener:
     """Hears how a measurement goes on. This one tells nobody."""
 
     def begin(self, total: int, what: str) -> None:

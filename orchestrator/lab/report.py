@@ -15,22 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from orchestrator.lab.findings import (
-    Bar,
-    Cell,
-    Check,
-    Column,
-    Field,
-    Findings,
-    Line,
-    Panel,
-    Table,
-    Value,
-    Watch,
-    tabulated,
-)
+from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, Value, tabulated
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import fast_blas
+from orchestrator.machine.check import Check
 from orchestrator.machine.placement import usual_cores
 from protocol.errors import InputError
 
@@ -130,7 +118,7 @@ def _terminal_table(table: Table) -> TerminalTable:
     return grid
 
 
-class ProgressBar(Watch):
+class ProgressBar(Listener):
     """Shows on stderr what is measured and how much of it is done. A context."""
 
     def __init__(self) -> None:

@@ -33,10 +33,17 @@ from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.draft_engine import ChosenDraftEngine, DraftEngine
 from orchestrator.runtime.notices import Notice, NoticeSender
-from orchestrator.runtime.recording import Journal
+from orchestrator.runtime.recording import Journal, Recording
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.pool import DraftLost, WorkerEventOrError, WorkerNews, WorkerPool, WorkerRetired
+from orchestrator.runtime.workers.pool import (
+    DraftLost,
+    Trace,
+    WorkerEventOrError,
+    WorkerNews,
+    WorkerPool,
+    WorkerRetired,
+)
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
@@ -61,13 +68,13 @@ class Orchestrator:
         self._epoch = int.from_bytes(os.urandom(4)) + 1
         self._codec = TextCodec(Path(setup.target))
         self._machine = Machine(setup.options, setup.pace.name if setup.pace else "")
-        self._journal = Journal.to(setup.record)
+        self._journal = Journal(setup.record) if setup.record else None
+        self._trace = Recording(Path(setup.trace)) if setup.trace else Trace()
         self._subscribers = Subscribers[ClientAddress](
             TelemetryRecorder(self._machine, lru_cache(_CACHED_TEXTS)(self._codec.shown))
         )
         self._clients = ClientFrontend(context, setup, self._codec, self._state, self._subscribers)
-        self._workers = WorkerPool(context, setup, self._epoch, self._machine.strategy.drafts)
-        self._trace = self._workers.trace
+        self._workers = WorkerPool(context, setup, self._epoch, self._machine.strategy.drafts, self._trace)
         self._poller = zmq.Poller()
         drafting = setup.auto is not None and "draft" in self._workers.roles
         self._draft_engine = (
@@ -148,7 +155,8 @@ class Orchestrator:
 
     def _step(self, event: Event) -> None:
         began, now = self._trace.now(), time.monotonic()
-        self._journal.write(event, now)
+        if self._journal is not None:
+            self._journal.write(event, now)
         commands: list[Command] = []
         for command in self._machine.commands(event, now):
             commands.append(command)
@@ -286,7 +294,8 @@ class Orchestrator:
         self._notices.close()
         unlink_owned()
         self._clients.close()
-        self._journal.close()
+        if self._journal is not None:
+            self._journal.close()
         self._trace.save()
         with suppress(OSError):
             self._session.remove()

@@ -24,13 +24,13 @@ from orchestrator.machine.memory.budget import (
 from orchestrator.machine.memory.kv_form import KvSizes, attention_heads, keeps_latents, kv_form
 from orchestrator.machine.memory.kv_plan import kv_plan
 from orchestrator.machine.memory.weights import loaded_drafter, loaded_weights
-from orchestrator.runtime.models_held import (
+from orchestrator.runtime.setup import (
+    OrchestratorSetup,
     core_ml_packages,
     machines,
     model_folders,
     trained_drafter,
 )
-from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.target_shape import stated_shape
 from protocol.contracts.engines import NO_DRAFT

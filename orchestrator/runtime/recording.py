@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -30,26 +30,20 @@ _EVENTS: dict[str, type[Any]] = {
 
 class Journal:
     """Appends each event with its time to a file at once, as one JSON array a line, so that the record of a killed
-    orchestrator is whole; without a file it does nothing."""
+    orchestrator is whole."""
 
-    def __init__(self, file: IO[bytes] | None) -> None:
-        self._file = file
-
-    @classmethod
-    def to(cls, path: str) -> "Journal":
+    def __init__(self, path: str) -> None:
         """Raises InputError for a file that can't be written."""
         try:
-            return cls(Path(path).open("wb", buffering=0) if path else None)
+            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - closed with the journal
         except OSError as error:
             raise InputError(f"The record {path} can't be written ({error.strerror}): choose another file.") from error
 
     def write(self, event: Event, now: float) -> None:
-        if self._file is not None:
-            self._file.write(msgspec.json.encode([now, type(event).__name__, event]) + b"\n")
+        self._file.write(msgspec.json.encode([now, type(event).__name__, event]) + b"\n")
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
 
 def replay(path: Path) -> Iterator[tuple[Event, float]]:
@@ -128,34 +122,11 @@ def load_record(folder: Path) -> Record:
     return msgspec.json.decode((folder / _FILE).read_bytes(), type=Record)
 
 
-class Trace:
-    """Records nothing; the interface of `Recording`."""
+class Recording:
+    """A `Trace` (`workers/pool.py`) that holds the newest spans, messages and clock offsets.
 
-    def now(self) -> int:
-        return 0
-
-    def woke(self) -> None:
-        """The poll has returned."""
-
-    def arrived(self, role: Role, incarnation: int, message: Message) -> None:
-        """A worker's message was read."""
-
-    def stepped(self, began: int) -> None:
-        """An event and its commands are handled; that began at `began`."""
-
-    def sent(self, role: Role, incarnation: int, message: Message, began: int) -> None:
-        """A message was sent to a worker."""
-
-    def probe(self, incarnation: int) -> Ping | None:
-        """The next clock probe for this worker, if any."""
-
-    def save(self) -> None:
-        """Write everything."""
-
-
-class Recording(Trace):
-    """Holds the newest spans, messages and clock offsets, and writes them to `folder`. Nothing is written before the
-    end."""
+    It writes them to `folder` at the end, and nothing before.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

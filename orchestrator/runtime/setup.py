@@ -1,17 +1,21 @@
 """The setup of an orchestrator process: its one argument, in JSON."""
 
 import sys
+from pathlib import Path
 
 import msgspec
 
 from orchestrator.core.options import Options
+from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.drafts.auto_draft import AutoDraft
+from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.memory.kv_plan import KvPlan
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.coreml.neural_engine import EngineChoice
 from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName, draft_model
 from protocol.contracts.target_hosts import TargetHosts
+from protocol.messages.base import Role
 from protocol.messages.sampling import ModelSampling
 
 
@@ -77,3 +81,43 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @classmethod
     def from_arguments(cls) -> "OrchestratorSetup":
         return msgspec.json.decode(sys.argv[1], type=cls)
+
+
+# What its workers on this machine hold in MLX -----------------------------------------------------
+
+
+def drafts(setup: OrchestratorSetup) -> bool:
+    """Whether the pipeline starts a draft of ours."""
+    return STRATEGIES[setup.options.strategy].drafts and not setup.draft_command
+
+
+def model_folders(setup: OrchestratorSetup) -> dict[Role, Path]:
+    """The language model of each worker; no entry for a worker without one."""
+    folders: dict[Role, str] = {}
+    if setup.target_engine == "mlx" and not setup.target_texts:
+        folders["target"] = setup.target
+    if drafts(setup) and draft_model(setup.draft_engine) == "checkpoint":
+        folders["draft"] = setup.draft or setup.target
+    elif STRATEGIES[setup.options.strategy].drafts and setup.auto is not None:
+        # MLX drafts if Core ML fails.
+        folders["draft"] = setup.auto.checkpoint
+    if setup.prefill_engine == "mlx":
+        folders["prefill"] = setup.prefill or setup.target
+    return {role: Path(folder) for role, folder in folders.items()}
+
+
+def trained_drafter(setup: OrchestratorSetup) -> Path | None:
+    """The folder of the trained drafter that drafts in MLX."""
+    return Path(setup.draft) if drafts(setup) and draft_model(setup.draft_engine) == "drafter" else None
+
+
+def core_ml_packages(setup: OrchestratorSetup) -> dict[Role, Path]:
+    """The converted models that are loaded at the start."""
+    package = setup.draft if drafts(setup) and draft_model(setup.draft_engine) == "package" else ""
+    folders: dict[Role, str] = {"draft": package, "prefill": setup.prefill}
+    return {role: Path(folder) for role, folder in folders.items() if folder and is_converted(Path(folder))}
+
+
+def machines(setup: OrchestratorSetup) -> int:
+    """Among how many machines the target is divided."""
+    return 1 if setup.target_hosts is None or setup.target_hosts.local else setup.target_hosts.ranks

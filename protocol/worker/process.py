@@ -175,13 +175,14 @@ def run(worker: Worker, link: Link, patience: float | None = None) -> None:
                 link.send(reply)
 
 
-def die_with_parent(life: int) -> None:
-    """End this process at once when the parent's end of the socket pair `life` closes, for whatever reason."""
+def die_with_parent(life: int, end: Callable[[], None] = lambda: os._exit(1)) -> None:
+    """End this process when the parent's end of the socket pair `life` closes, for whatever reason: at once, or as
+    `end` does."""
 
     def watch() -> None:
         while os.read(life, 1):
             pass
-        os._exit(1)
+        end()
 
     threading.Thread(target=watch, daemon=True, name="death-pipe").start()
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.lab.findings import AttachedFile, Check, Findings, Table, Value
+from orchestrator.lab.findings import AttachedFile, Findings, Table, Value
 from orchestrator.lab.first_light.stage_process import SoFar, StageBroken, StageFindings, StageNotice
 from orchestrator.lab.first_light.stages import StageOrder
+from orchestrator.machine.check import Check
 
 SECRETS = Path(os.environ.get("FAKE_SECRETS", os.devnull))
 """A file with one text a line, all of which it tells everywhere."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.machine.conversion import conversion
+from orchestrator.machine.drafts.converted_draft import conversion
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.models.checkpoints import resolve
 from protocol.contracts.coreml.conversion import Choices, Finished, Progress

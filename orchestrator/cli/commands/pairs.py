@@ -19,8 +19,7 @@ from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.models.checkpoints import complete, gguf_files
 from orchestrator.machine.pairs.expectations import fits, forecast, kept_tokens, memory, tokenizers
 from orchestrator.machine.pairs.recommended_pairs import Pair, pairs
-from orchestrator.machine.profiles.calibration_file import calibration_file
-from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, calibration_file, load_profile
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 """The layer of an Ollama manifest that is a GGUF file."""

@@ -16,19 +16,19 @@ from orchestrator.cli.report import show
 from orchestrator.lab.simulate.acceptance import AcceptanceModel
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Scenario, pays_from, predict
-from orchestrator.lab.simulate.prediction.report import plan_findings, sweep_findings
 from orchestrator.lab.simulate.prediction.sweep import (
     DRAFTERS,
     SWEEPS,
+    plan_findings,
     sweep,
+    sweep_findings,
     with_draft_delay,
     with_draft_step,
     with_drafter,
     with_target_step,
 )
 from orchestrator.lab.simulate.trace import RecordedRequest, fit, read_trace
-from orchestrator.machine.profiles.calibration_file import calibration_file
-from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, calibration_file, load_profile
 from protocol.errors import InputError
 from protocol.messages.base import Level
 

@@ -263,8 +263,7 @@ def serve(
 def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | None:
     if name is None:
         return None
-    from orchestrator.machine.embeddings.folder import embedding_folder
-    from orchestrator.machine.embeddings.process import embedding_command
+    from orchestrator.machine.embeddings.process import embedding_command, embedding_folder
 
     with ConversionBar(quiet=False) as bar:
         folder = embedding_folder(name, bar)

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
-from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.running_means import MeasuredCost
-from orchestrator.core.policy.tries import TurnTaking
+from orchestrator.core.policy.estimates import Estimates, MeasuredCost, TurnTaking
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Hello, Prefilled

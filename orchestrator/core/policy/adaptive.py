@@ -9,14 +9,12 @@ from typing import Protocol
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.decision import (
-    MIN_GROWTH_TIMEOUT,
     Decision,
     SequenceView,
     VerifyNodes,
     WaitUntil,
-    growth_timeout,
 )
-from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.estimates import MIN_GROWTH_TIMEOUT, Estimates
 from orchestrator.core.policy.expected_rate import best_counts, with_growth
 from protocol.messages.base import MAX_STEPS
 from protocol.messages.plans import BestFirst, GrowthPlan
@@ -98,13 +96,13 @@ class Adaptive:
             return [WaitUntil(until, growth and growth.steps) for growth in expected]
         return [VerifyNodes(each.nodes(count)) for each, count in zip(guesses, now.nodes, strict=True)]
 
-    def _expected_growth(self, view: SequenceView, guesses: "Candidates") -> "_ExpectedGrowth | None":
+    def _expected_growth(self, view: SequenceView, guesses: "NodeChoice") -> "_ExpectedGrowth | None":
         """The next growth, if one can be waited for."""
         estimates, missed = view.estimates, not view.tree.root.children
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
         step = estimates.step.get(0.0)
-        if view.in_turns and (view.steps >= MAX_STEPS or view.now - view.ready_since > growth_timeout(estimates)):
+        if view.in_turns and (view.steps >= MAX_STEPS or view.now - view.ready_since > estimates.growth_timeout):
             return None  # a draft may answer each request with nothing that helps
         if view.in_turns:
             due = (view.now if view.resting else view.asked_at) + self._response(view)
@@ -172,7 +170,7 @@ class _ExpectedGrowth:
     """When it should arrive."""
     give_up: float
     """When to stop waiting for it."""
-    guesses: "Candidates"
+    guesses: "NodeChoice"
     """What it grows from."""
     steps: int | None
     """What to ask a resting draft for; None if the growth comes by itself."""
@@ -183,7 +181,7 @@ _SEARCHED = 8
 requests share it, the shorter are the paths that are worth their cost."""
 
 
-class Candidates(Protocol):
+class NodeChoice(Protocol):
     """Of one request, for one decision."""
 
     gains: list[float]
@@ -203,7 +201,7 @@ class Candidates(Protocol):
         ...
 
 
-def candidates(view: SequenceView, limit: int, lookup: bool, sharing: int) -> Candidates:
+def candidates(view: SequenceView, limit: int, lookup: bool, sharing: int) -> NodeChoice:
     """At most `limit` nodes, with guesses by prompt lookup if `lookup`, of one of `sharing` requests."""
     if view.level == "tree":
         return TreeCandidates(view, limit, lookup)
@@ -216,12 +214,12 @@ class TreeCandidates:
     def __init__(self, view: SequenceView, limit: int, lookup: bool) -> None:
         self._limit = limit
         self._nodes = drafted = _most_probable(view, limit)
-        self.gains = self._drafted = view.path_probabilities(drafted)
+        self.gains = self._drafted = view.tree.path_probabilities(drafted)
         leaves = [path for node, path in zip(drafted, self._drafted, strict=True) if not node.children]
         self.open = leaves if view.tree.root.children else [1.0]
         if lookup and (guesses := self._guesses(view)):
             self._nodes = list(merge(drafted, guesses, key=lambda node: -node.log_path))[:limit]
-            self.gains = view.path_probabilities(self._nodes)
+            self.gains = view.tree.path_probabilities(self._nodes)
 
     def nodes(self, count: int) -> list[Node]:
         return self._nodes[:count]
@@ -236,7 +234,7 @@ class TreeCandidates:
     def _guesses(self, view: SequenceView) -> list[Node]:
         """Guesses by prompt lookup behind the most probable leaf."""
         leaf = next((node for node in self._nodes or [view.tree.root] if not node.children), None)
-        return [] if leaf is None else view.lookup_chain(leaf)
+        return [] if leaf is None else view.lookup(leaf)
 
 
 class PathCandidates:
@@ -249,7 +247,7 @@ class PathCandidates:
         """`searched`: the number of most probable nodes that paths are made of."""
         root = view.tree.root
         drafted = _most_probable(view, searched)
-        probabilities = view.path_probabilities(drafted)
+        probabilities = view.tree.path_probabilities(drafted)
         leaves = [each for each in zip(drafted, probabilities, strict=True) if not each[0].children]
         self._open = leaves if root.children else [(root, 1.0)]
         self.open = [path for _, path in self._open]
@@ -259,8 +257,8 @@ class PathCandidates:
         self._drafted = self._paths.totals
         if lookup:
             for leaf in dict.fromkeys((root, self._paths.end)):
-                guesses = view.lookup_chain(leaf)
-                self._paths.add(guesses, view.path_probabilities(guesses))
+                guesses = view.lookup(leaf)
+                self._paths.add(guesses, view.tree.path_probabilities(guesses))
         self.gains = _differences(self._paths.totals)
 
     def nodes(self, count: int) -> list[Node]:

@@ -1,6 +1,5 @@
 """What a strategy may look at, and what it may decide, when the target is ready for a sequence. Pure."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -9,16 +8,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Estimates
 from protocol.messages.base import Level
 from protocol.messages.plans import GrowthPlan
-from protocol.speculation.token_tree import Node, TokenTree, node_id
-
-MIN_GROWTH_TIMEOUT = 0.2
-"""Seconds. The least time that a strategy waits for growth that is due: together with a forward of the target that is
-a pause of at most 250 ms."""
-_MAX_GROWTH_TIMEOUT = 2.0
-"""Seconds, whatever time a draft claims for its steps."""
-_TIMEOUT_STEPS = 8
-_MAX_LOOKUP_TOKENS = 4
-"""Longest chain of guesses by prompt lookup."""
+from protocol.speculation.token_tree import Node, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +51,8 @@ class SequenceView:
     """Seconds by which the draft was behind when the root became known."""
     draft_ready_at: float
     """When the draft has prefilled the prompt; infinite if that is unknown."""
-    lookup: Callable[[Node, int], list[tuple[int, float]]]
-    """A chain of at most so many guesses by prompt lookup behind a node, each a token and its believed probability."""
+    lookup: Callable[[Node], list[Node]]
+    """A chain of guesses by prompt lookup behind a node. They are no nodes of the tree, since no draft grew them."""
     steps: int = 0
     """Growth steps of the draft since it knows the present root."""
     in_turns: bool = False
@@ -77,22 +67,6 @@ class SequenceView:
     """The request's own K, for strategies that verify chains; None for the option's."""
     level: Level = "tree"
     """What the target verifies: any tree of guesses, or one path of them. Without guesses no strategy is asked."""
-
-    def path_probabilities(self, nodes: Sequence[Node]) -> list[float]:
-        """The path probability of each node."""
-        root, exp = self.tree.root.log_path, math.exp
-        return [exp(node.log_path - root) for node in nodes]
-
-    def lookup_chain(self, leaf: Node) -> list[Node]:
-        """Guesses behind `leaf` by prompt lookup. They are no nodes of the tree, since no draft grew them."""
-        limit = min(_MAX_LOOKUP_TOKENS, self.tree.root.depth + self.room - leaf.depth)
-        nodes: list[Node] = []
-        parent = leaf
-        for token, belief in self.lookup(leaf, limit):
-            log_path = parent.log_path + math.log(belief)
-            parent = Node(node_id(parent.id, token), parent, token, belief, log_path, parent.depth + 1)
-            nodes.append(parent)
-        return nodes
 
 
 class Strategy(Protocol):
@@ -122,8 +96,3 @@ class Strategy(Protocol):
     def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
         """One decision for each of the requests, whose trees can share one forward of the target."""
         ...
-
-
-def growth_timeout(estimates: Estimates) -> float:
-    """Seconds after which growth that is due is not waited for any more."""
-    return min(_MAX_GROWTH_TIMEOUT, max(MIN_GROWTH_TIMEOUT, _TIMEOUT_STEPS * estimates.step.get(0.0)))

@@ -1,15 +1,186 @@
-"""Running estimates of step times and of how often guesses are right. Pure. Updated by events."""
+"""What is measured of a draft with the target: times, how often guesses are right, and the choices that follow. Pure.
+
+`Estimates` has all of it. Events update it, and strategies read it.
+"""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from orchestrator.core.policy.running_means import Mean, MeasuredCost, WidthCost
-from orchestrator.core.policy.tries import Freshness, TurnTaking, Usefulness
+from orchestrator.core.policy.tries import Pause, Terms, Tries
 from protocol.messages.worker import Hello
-from protocol.speculation.calibration import Calibration
+from protocol.speculation.token_tree import Calibration
+
+MIN_GROWTH_TIMEOUT = 0.2
+"""Seconds. The least time that a strategy waits for growth that is due: together with a forward of the target that is
+a pause of at most 250 ms."""
+_MAX_GROWTH_TIMEOUT = 2.0
+"""Seconds, whatever time a draft claims for its steps."""
+_TIMEOUT_STEPS = 8
+
+
+@dataclass(slots=True)
+class Mean:
+    """An exponential running mean whose first observations count in full."""
+
+    window: int = 32
+    value: float | None = None
+    count: int = 0
+
+    def observe(self, value: float) -> None:
+        self.count += 1
+        share = 1.0 / min(self.count, self.window)
+        self.value = value if self.value is None else self.value + share * (value - self.value)
+
+    def get(self, default: float) -> float:
+        return default if self.value is None else self.value
+
+
+MeasuredCost = tuple[int, float]
+"""Width and seconds of a forward."""
+_NARROW_AT_FIRST, _NARROW_LATER = 8, 48
+"""Forwards, until there have been so many over one token, and then."""
+_LEAST_SECONDS = 1e-6
+"""A worker may claim that a forward took no time, and rates divide by it."""
+_MAX_RATIO = 100.0
+"""Largest believed ratio of two measured costs: a worker may claim any."""
+
+
+class WidthCost:
+    """Seconds of one forward over w tokens, for any w, from observed forwards.
+
+    cost(w) = r(w) (m + b (p(w) - p̄)), where
+
+    * p(w) is the prior: the worker's measured cost of the nearest measured width that is not narrower, relative to the
+      narrowest one; beyond the widest, the mean cost of one more token continues. So no line is drawn between two
+      widths at which kernels switch, and costs need not rise with the width. Without measurements,
+      p(w) = 1 + 0.03 (w - 1).
+    * m + b (p - p̄) is a weighted least-squares line through observed (p(w), seconds), with decaying weights. It scales
+      the prior (another clock, a busy device) and shifts it (attention over a longer context adds about the same to
+      every width). b is pulled to m / p̄, which is a pure scale: strongly by a measured prior, weakly without one.
+    * r(w) is the running mean of observed cost relative to that line at this width, shrunk to 1 while it has few
+      observations.
+    """
+
+    PRIOR_SLOPE = 0.03
+    """Cost of one more token relative to a forward of one, while nothing is measured."""
+    _ASSUMED_WEIGHT = 4.0 * PRIOR_SLOPE**2
+    """Weight of the pure scale beside observations without a measured prior: four observations one token apart."""
+    _MEASURED_WEIGHT = 2.0
+    """The same with a measured prior: about a dozen observations that differ by half of a forward of one token."""
+    _DECAY = 0.995
+    _OUTLIER = 3.0
+    _SHRINKAGE = 8
+    """Observations of a width that count as much as the prior's shape."""
+    _MEMORY = 64
+
+    def __init__(self, measured: Sequence[MeasuredCost] = ()) -> None:
+        """`measured`: by rising width; none if the worker measured nothing."""
+        self._weight = self._prior = self._seconds = self._prior_squared = self._product = 0.0
+        self._mean_prior = self._mean_seconds = self._slope = 0.0
+        self._ratios: dict[int, Mean] = {}
+        self._costs: dict[int, float] = {}
+        """Results since the last observation: a decision asks for each width several times."""
+        self._widths: list[int] = []
+        self._since_narrow = 0
+        """Forwards since the last one over one token."""
+        self._unit = 1.0
+        """Measured seconds at the narrowest width."""
+        self._measured: list[float] = []
+        """p of `_widths`."""
+        self.expect(measured)
+
+    @property
+    def known(self) -> bool:
+        return bool(self._measured) or self.observed
+
+    @property
+    def observed(self) -> bool:
+        return self._weight > 0.0
+
+    @property
+    def narrow_due(self) -> bool:
+        """Forwards over one token have become so rare that the line no longer tells what they cost."""
+        known = self._ratios[1].count if 1 in self._ratios else 0
+        return self._since_narrow >= (_NARROW_AT_FIRST if known < _NARROW_AT_FIRST else _NARROW_LATER)
+
+    def expect(self, measured: Sequence[MeasuredCost]) -> None:
+        """A worker with these measurements has come up: they replace all that was observed of its predecessor.
+
+        A worker that measured nothing continues its predecessor's estimate.
+        """
+        if not measured:
+            return
+        self._widths = [width for width, _ in measured]
+        self._unit = measured[0][1]
+        self._measured = [min(max(seconds / self._unit, 1 / _MAX_RATIO), _MAX_RATIO) for _, seconds in measured]
+        self._weight = self._prior = self._seconds = self._prior_squared = self._product = 0.0
+        self._ratios.clear()
+        self._costs.clear()
+
+    def observe(self, width: int, seconds: float) -> None:
+        """A forward of `width` tokens took `seconds`; an outlier counts as three times the estimate."""
+        seconds = max(_LEAST_SECONDS, seconds)
+        if self._measured or self._weight > 3.0:
+            seconds = min(seconds, self._OUTLIER * self(width))
+        decay, prior = self._DECAY, self._prior_of(width)
+        self._weight = decay * self._weight + 1.0
+        self._prior = decay * self._prior + prior
+        self._seconds = decay * self._seconds + seconds
+        self._prior_squared = decay * self._prior_squared + prior * prior
+        self._product = decay * self._product + prior * seconds
+        self._since_narrow = 0 if width == 1 else self._since_narrow + 1
+        self._fit()
+        line = self._line(width)
+        self._ratios.setdefault(width, Mean(window=self._MEMORY)).observe(seconds / line if line > 0.0 else 1.0)
+        self._costs.clear()
+
+    def __call__(self, width: int) -> float:
+        """Expected seconds for `width` tokens. Without measurements or observations: 1 plus the prior slope."""
+        cost = self._costs.get(width)
+        if cost is None:
+            cost = self._costs[width] = self._cost(width)
+        return cost
+
+    def _cost(self, width: int) -> float:
+        if not self._weight:
+            return self._unit * self._prior_of(width)
+        line = self._line(width)
+        ratio = self._ratios.get(width)
+        if ratio is None:
+            return line
+        count = min(ratio.count, self._MEMORY)
+        return line * max(0.5, 1.0 + count / (count + self._SHRINKAGE) * (ratio.get(1.0) - 1.0))
+
+    def _prior_of(self, width: int) -> float:
+        """p(w)."""
+        if not self._measured:
+            return 1.0 + self.PRIOR_SLOPE * (width - 1)
+        index = bisect_left(self._widths, width)
+        if index < len(self._widths):
+            return self._measured[index]
+        widest, highest = self._widths[-1], self._measured[-1]
+        if widest == self._widths[0]:
+            return highest + self.PRIOR_SLOPE * (width - widest)
+        return highest + max(0.0, highest - self._measured[0]) / (widest - self._widths[0]) * (width - widest)
+
+    def _fit(self) -> None:
+        mean_prior = self._mean_prior = self._prior / self._weight
+        mean_seconds = self._mean_seconds = self._seconds / self._weight
+        spread = self._prior_squared - self._weight * mean_prior**2
+        covariance = self._product - self._weight * mean_prior * mean_seconds
+        trust = self._MEASURED_WEIGHT if self._measured else self._ASSUMED_WEIGHT
+        self._slope = max(0.0, (covariance + trust * mean_seconds / mean_prior) / (spread + trust))
+
+    def _line(self, width: int) -> float:
+        line = self._mean_seconds + self._slope * (self._prior_of(width) - self._mean_prior)
+        return max(0.2 * self._mean_seconds, line)
+
+
+# How often guesses are right ----------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -75,6 +246,136 @@ class GuessRanks:
         return list(accumulate((best + error, *others), min))
 
 
+def _likelihood_slope(fan: int, exponent: float, hits: float, misses: float) -> float:
+    miss = fan**-exponent
+    return math.log(fan) * (hits * miss / (1.0 - miss) - misses)
+
+
+# Choices between two ways -------------------------------------------------------------------------
+
+_LONG_REQUEST = 256
+"""Tokens that a request must have left, so that it can gain from a try of the other place."""
+
+
+class MeasuredRound(NamedTuple):
+    """One round of a single request."""
+
+    tokens: float
+    """Expected of it."""
+    seconds: float
+    """From the root to the next root."""
+    width: int
+    """Tokens of the target's forward."""
+    forward: float
+    """Seconds of that forward."""
+    remaining: int = 1 << 20
+    """Tokens that the request may still generate."""
+
+
+class TurnTaking:
+    """Where draft and target compute: apart, at the same time, or on one device, in turns.
+
+    On one GPU, or on few cores, a draft that grows the tree during a forward slows the target down. In turns it grows
+    only while the target waits for it. The hardware decides first; measurement may overrule it.
+
+    A round counts with the tokens that were expected of it, 1 + the sum of its nodes' path probabilities: these vary
+    less than the tokens that came, and both modes expect alike.
+    """
+
+    _TERMS = Terms(
+        first_pause=256, longest_pause=4096, rounds=24, in_a_row=24, window=24, gain=1.03, settling=2, loss=0.8
+    )
+
+    def __init__(self, in_turns: bool = False, fixed: bool = False) -> None:
+        """`in_turns`: what the hardware suggests. `fixed`: the user chose it, so the other mode is never tried."""
+        self._fixed = fixed
+        self._tries = Tries(self._TERMS, in_turns)
+        self._saved = Mean()
+        """Seconds by which forwards were shorter in the present try."""
+
+    @property
+    def in_turns(self) -> bool:
+        """The present mode: the draft rests until it is asked for a step."""
+        return self._tries.way
+
+    @property
+    def settled(self) -> bool:
+        """No other mode is tried."""
+        return not self._tries.trying and not self._tries.settling
+
+    def observe(self, round: MeasuredRound, beside_draft: WidthCost, step: float) -> None:
+        """`beside_draft`: costs of the target's forwards while the draft grows. `step`: seconds of a growth step."""
+        if self._fixed:
+            return
+        tries = self._tries
+        if tries.trying and not tries.settling:
+            self._saved.observe(beside_draft(round.width) - round.forward)
+        # In turns, a round waits for a growth step at least. Less of a slow-down is not worth it.
+        hopeless = self.in_turns and self._saved.count >= self._TERMS.few and self._saved.get(0.0) < step
+        tries.observe(round.tokens, round.seconds, hopeless=hopeless)
+        if not tries.trying:
+            self._saved = Mean()
+            if tries.due and round.remaining >= _LONG_REQUEST:
+                tries.begin()
+
+
+class Freshness:
+    """The choice at every hit of a draft that reads features.
+
+    What a draft grew while the target verified knows no features of the tokens that were accepted meanwhile. What it
+    grows after the verdict does, but the target waits for it. That pays iff
+
+        tokens fresh / tokens cached > 1 + wait / verification,
+
+    where tokens are those of a round. Both sides are measured, by single hits with pauses between them.
+    """
+
+    _TERMS = Terms(first_pause=7, longest_pause=256, rounds=8, in_a_row=1, window=64, gain=1.03)
+    """Every eighth hit is a try at first."""
+
+    def __init__(self) -> None:
+        self._tries = Tries(self._TERMS)
+
+    def choose(self) -> bool:
+        """At a hit: whether to drop the cached guesses and wait for fresh ones."""
+        return self._tries.way
+
+    def observe(self, fresh: bool, tokens: int, seconds: float) -> None:
+        """A round that began with a hit gave `tokens`; the wait and the verification took `seconds`."""
+        self._tries.observe(tokens, seconds, way=fresh)
+        if self._tries.due:
+            self._tries.begin()
+
+
+@dataclass(slots=True)
+class Usefulness:
+    """Pauses a draft that never guesses right: its work only takes memory bandwidth from the target."""
+
+    _MAX_WRONG_ROUNDS = 32
+    _wrong_rounds: int = 0
+    """In a row."""
+    _pause: Pause = field(default_factory=lambda: Pause(Usefulness._MAX_WRONG_ROUNDS, 256))
+    _paused_rounds: int = 0
+    """Rounds until the present pause ends; 0 if the draft is not paused."""
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_rounds > 0
+
+    def observe(self, guessed: bool | None) -> None:
+        """A round ended; `guessed`: the target's next token was among the guesses, None if there were none."""
+        if self._paused_rounds:
+            self._paused_rounds -= 1
+        elif guessed:
+            self._wrong_rounds = 0
+            self._pause.reset()
+        elif guessed is not None:
+            self._wrong_rounds += 1
+            if self._wrong_rounds >= self._MAX_WRONG_ROUNDS:
+                self._wrong_rounds, self._paused_rounds = 0, self._pause.rounds
+                self._pause.double()
+
+
 @dataclass(slots=True)
 class Estimates:
     """Measurements of one draft with the target, for all sequences that are sampled, or for all greedy ones."""
@@ -125,6 +426,11 @@ class Estimates:
         beside, resting = self.beside_draft, self.beside_resting_draft
         return max(0.0, beside(1) / resting(1) - 1.0) if beside.observed and resting.observed else 0.0
 
+    @property
+    def growth_timeout(self) -> float:
+        """Seconds after which growth that is due is not waited for any more."""
+        return min(_MAX_GROWTH_TIMEOUT, max(MIN_GROWTH_TIMEOUT, _TIMEOUT_STEPS * self.step.get(0.0)))
+
     def with_another_draft(self, turns: TurnTaking) -> "Estimates":
         """Estimates of another draft with the same target: the target's part is shared, the draft's is empty."""
         return Estimates(
@@ -149,8 +455,3 @@ class Estimates:
         self.growth.expect(hello.costs)
         if hello.features is not None:
             self.freshness = self.freshness or Freshness()
-
-
-def _likelihood_slope(fan: int, exponent: float, hits: float, misses: float) -> float:
-    miss = fan**-exponent
-    return math.log(fan) * (hits * miss / (1.0 - miss) - misses)

@@ -6,7 +6,7 @@ from itertools import islice
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import Decision, SequenceView, Strategy, VerifyNodes, WaitUntil, growth_timeout
+from orchestrator.core.policy.decision import Decision, SequenceView, Strategy, VerifyNodes, WaitUntil
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_count
 from protocol.messages.base import MAX_SUPPORT
@@ -64,7 +64,7 @@ def await_chain(view: SequenceView, depth: int) -> Decision:
     chain = list(islice(view.tree.main_chain(), depth))
     if len(chain) >= depth or not view.drafting:
         return VerifyNodes(chain)
-    limit = growth_timeout(view.estimates)
+    limit = view.estimates.growth_timeout
     # Growth prolongs the wait, but by no more than the chain's steps take: a draft may grow other nodes without end.
     longest = limit + depth * view.estimates.step.get(0.0)
     until = min(max(view.grown_at, view.ready_since) + limit, view.ready_since + longest)
@@ -114,8 +114,8 @@ class PublishedSsd(IndependentRequests):
 
     def _lookup(self, view: SequenceView) -> tuple[list[Node], float]:
         """The guesses by prompt lookup that are worth verifying, and their rate. No guess is plain decoding."""
-        chain = view.lookup_chain(view.tree.root) if self._options.lookup == "on" else []
-        best = best_count(view.path_probabilities(chain), view.estimates.target, view.estimates.hop.get(0.0))
+        chain = view.lookup(view.tree.root) if self._options.lookup == "on" else []
+        best = best_count(view.tree.path_probabilities(chain), view.estimates.target, view.estimates.hop.get(0.0))
         return chain[: best.nodes], best.rate
 
 

@@ -1,15 +1,13 @@
 """Two ways of doing the same: the other one is tried now and then, and stays if it is faster. Pure.
 
 `Tries` is the mechanism: try the other way, keep it if it is better, double the pause if it is not. `TurnTaking` and
-`Freshness` use it here, and the election of drafts (`orchestrator/core/drafts/election.py`).
+`Freshness` use it (`estimates.py`), and the election of drafts (`orchestrator/core/drafts/election.py`).
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from orchestrator.core.policy.running_means import Mean, WidthCost
 
 _OUTLIER = 4.0
 """A round counts as at most this many mean rounds: a stall says nothing about a way."""
@@ -193,126 +191,3 @@ class Tries:
 
     def _unmeasured(self) -> defaultdict[Hashable, Rate]:
         return defaultdict(lambda: Rate(self._terms.window))
-
-
-_LONG_REQUEST = 256
-"""Tokens that a request must have left, so that it can gain from a try of the other place."""
-
-
-class MeasuredRound(NamedTuple):
-    """One round of a single request."""
-
-    tokens: float
-    """Expected of it."""
-    seconds: float
-    """From the root to the next root."""
-    width: int
-    """Tokens of the target's forward."""
-    forward: float
-    """Seconds of that forward."""
-    remaining: int = 1 << 20
-    """Tokens that the request may still generate."""
-
-
-class TurnTaking:
-    """Where draft and target compute: apart, at the same time, or on one device, in turns.
-
-    On one GPU, or on few cores, a draft that grows the tree during a forward slows the target down. In turns it grows
-    only while the target waits for it. The hardware decides first; measurement may overrule it.
-
-    A round counts with the tokens that were expected of it, 1 + the sum of its nodes' path probabilities: these vary
-    less than the tokens that came, and both modes expect alike.
-    """
-
-    _TERMS = Terms(
-        first_pause=256, longest_pause=4096, rounds=24, in_a_row=24, window=24, gain=1.03, settling=2, loss=0.8
-    )
-
-    def __init__(self, in_turns: bool = False, fixed: bool = False) -> None:
-        """`in_turns`: what the hardware suggests. `fixed`: the user chose it, so the other mode is never tried."""
-        self._fixed = fixed
-        self._tries = Tries(self._TERMS, in_turns)
-        self._saved = Mean()
-        """Seconds by which forwards were shorter in the present try."""
-
-    @property
-    def in_turns(self) -> bool:
-        """The present mode: the draft rests until it is asked for a step."""
-        return self._tries.way
-
-    @property
-    def settled(self) -> bool:
-        """No other mode is tried."""
-        return not self._tries.trying and not self._tries.settling
-
-    def observe(self, round: MeasuredRound, beside_draft: WidthCost, step: float) -> None:
-        """`beside_draft`: costs of the target's forwards while the draft grows. `step`: seconds of a growth step."""
-        if self._fixed:
-            return
-        tries = self._tries
-        if tries.trying and not tries.settling:
-            self._saved.observe(beside_draft(round.width) - round.forward)
-        # In turns, a round waits for a growth step at least. Less of a slow-down is not worth it.
-        hopeless = self.in_turns and self._saved.count >= self._TERMS.few and self._saved.get(0.0) < step
-        tries.observe(round.tokens, round.seconds, hopeless=hopeless)
-        if not tries.trying:
-            self._saved = Mean()
-            if tries.due and round.remaining >= _LONG_REQUEST:
-                tries.begin()
-
-
-class Freshness:
-    """The choice at every hit of a draft that reads features.
-
-    What a draft grew while the target verified knows no features of the tokens that were accepted meanwhile. What it
-    grows after the verdict does, but the target waits for it. That pays iff
-
-        tokens fresh / tokens cached > 1 + wait / verification,
-
-    where tokens are those of a round. Both sides are measured, by single hits with pauses between them.
-    """
-
-    _TERMS = Terms(first_pause=7, longest_pause=256, rounds=8, in_a_row=1, window=64, gain=1.03)
-    """Every eighth hit is a try at first."""
-
-    def __init__(self) -> None:
-        self._tries = Tries(self._TERMS)
-
-    def choose(self) -> bool:
-        """At a hit: whether to drop the cached guesses and wait for fresh ones."""
-        return self._tries.way
-
-    def observe(self, fresh: bool, tokens: int, seconds: float) -> None:
-        """A round that began with a hit gave `tokens`; the wait and the verification took `seconds`."""
-        self._tries.observe(tokens, seconds, way=fresh)
-        if self._tries.due:
-            self._tries.begin()
-
-
-@dataclass(slots=True)
-class Usefulness:
-    """Pauses a draft that never guesses right: its work only takes memory bandwidth from the target."""
-
-    _MAX_WRONG_ROUNDS = 32
-    _wrong_rounds: int = 0
-    """In a row."""
-    _pause: Pause = field(default_factory=lambda: Pause(Usefulness._MAX_WRONG_ROUNDS, 256))
-    _paused_rounds: int = 0
-    """Rounds until the present pause ends; 0 if the draft is not paused."""
-
-    @property
-    def paused(self) -> bool:
-        return self._paused_rounds > 0
-
-    def observe(self, guessed: bool | None) -> None:
-        """A round ended; `guessed`: the target's next token was among the guesses, None if there were none."""
-        if self._paused_rounds:
-            self._paused_rounds -= 1
-        elif guessed:
-            self._wrong_rounds = 0
-            self._pause.reset()
-        elif guessed is not None:
-            self._wrong_rounds += 1
-            if self._wrong_rounds >= self._MAX_WRONG_ROUNDS:
-                self._wrong_rounds, self._paused_rounds = 0, self._pause.rounds
-                self._pause.double()

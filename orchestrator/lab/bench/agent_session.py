@@ -15,8 +15,9 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.core.options import Options
 from orchestrator.lab.bench.shapes import WEIGHTS, configuration, write_shape
-from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
+from orchestrator.lab.findings import Field, Findings, Listener, tabulated
 from orchestrator.lab.report import machine_lines
+from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_processor
 from orchestrator.machine.memory.budget import GIB, TARGET, MemorySettings, ModelNeed, PipelineNeeds
 from orchestrator.machine.memory.kv_form import attention_heads, kv_form
@@ -129,7 +130,7 @@ def kv_bytes(shape: str, tokens: int) -> int:
     return form.bytes(tokens, 4 if computes_on_processor() else 2, states=_STATES)
 
 
-def measure_session(shape: str, watch: Watch, *, first: int, turns: int) -> Findings:
+def measure_session(shape: str, watch: Listener, *, first: int, turns: int) -> Findings:
     """Every turn of one session, the last one in a pipeline that was started again with a disk cache.
 
     Raises InputError for a session that is longer than the model's context.

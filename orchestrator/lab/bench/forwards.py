@@ -7,9 +7,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from orchestrator.lab.bench.intervals import Ratio, paired_ratio
-from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
+from orchestrator.lab.bench.figures import Ratio, paired_ratio
+from orchestrator.lab.findings import Field, Findings, Listener, tabulated
 from orchestrator.lab.report import machine_lines
+from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.reporting_process import reports
 
@@ -103,13 +104,13 @@ class KindFigures:
         return [*chains, *(["undo"] if self.undo.median > MOST_UNDO else [])]
 
 
-def measure(order: ComparisonOrder, watch: Watch) -> Findings:
+def measure(order: ComparisonOrder, watch: Listener) -> Findings:
     """Raises PipelineError if the process fails."""
     watch.begin(len(order.kinds) * order.samples, "the random models")
     return findings(measured(order, watch), order)
 
 
-def measured(order: ComparisonOrder, watch: Watch) -> list[KindFigures]:
+def measured(order: ComparisonOrder, watch: Listener) -> list[KindFigures]:
     """The figures of each kind.
 
     Raises PipelineError if the process fails.

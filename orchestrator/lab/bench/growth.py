@@ -12,7 +12,7 @@ from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import joined_tokens
-from orchestrator.lab.findings import Field, Findings, Line, Panel, Watch, tabulated
+from orchestrator.lab.findings import Field, Findings, Line, Listener, Panel, tabulated
 from orchestrator.lab.report import machine_lines
 from protocol.errors import InputError
 from protocol.messages.client import Statistics
@@ -52,7 +52,7 @@ def left_out(context: int, max_tokens: int) -> str:
     return f"The target's context of {context:,} has no room for prompts of {', '.join(missing)}." if missing else ""
 
 
-def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Findings:
+def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
     """Every strategy of the plan with every length, one pipeline after the other."""
     tokens = joined_tokens(prompts, plan)
     results: list[PromptLengthFigures] = []
@@ -145,7 +145,7 @@ def _with_all_lengths(
     plan: BenchPlan,
     tokens: Sequence[int],
     lengths: Sequence[int],
-    watch: Watch,
+    watch: Listener,
 ) -> Iterator[PromptLengthFigures]:
     params = SamplingParams(temperature=plan.temperatures[0], **UNFILTERED, seed=0, max_tokens=plan.max_tokens)
     pipeline.generate(tokens[: LENGTHS[0]], params)

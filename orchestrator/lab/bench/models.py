@@ -14,7 +14,7 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.names import LOOKUP
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
-from orchestrator.machine.drafts.pair_choice import pair_for
+from orchestrator.machine.drafts.draft_choice import pair_for
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
 from orchestrator.machine.progress import OnProgress, silent

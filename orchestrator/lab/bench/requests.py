@@ -20,8 +20,9 @@ from orchestrator.lab.bench.mlx_lm import BatchJob, Job, MlxLm, running
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import encoded
-from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
+from orchestrator.lab.findings import Field, Findings, Listener, tabulated
 from orchestrator.lab.report import machine_lines
+from orchestrator.machine.check import Check
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
@@ -113,7 +114,7 @@ def parse_requests(text: str) -> tuple[int, ...]:
 def measure(
     plan: BenchPlan,
     prompts: Sequence[BenchPrompt],
-    watch: Watch,
+    watch: Listener,
     requests: Sequence[int],
 ) -> Findings:
     """Every contender with each number of requests."""
@@ -192,7 +193,7 @@ def _of_pipeline(
     plan: BenchPlan,
     requests: Sequence[int],
     references: Mapping[GenerationTask, tuple[int, ...]],
-    watch: Watch,
+    watch: Listener,
 ) -> Iterator[ConcurrencyRun]:
     """`references`: every task with its tokens when it is served alone."""
     for count in requests:
@@ -244,7 +245,7 @@ def _of_mlx_lm(
     plan: BenchPlan,
     requests: Sequence[int],
     tasks: Sequence[GenerationTask],
-    watch: Watch,
+    watch: Listener,
 ) -> Iterator[ConcurrencyRun]:
     models = plan.models()
     draft = str(models.draft) if plan.draft_tokens else ""

@@ -16,8 +16,9 @@ from orchestrator.lab.bench.figures import kept_pace
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.trials import joined_tokens
-from orchestrator.lab.findings import Check, Field, Findings, Watch, tabulated
+from orchestrator.lab.findings import Field, Findings, Listener, tabulated
 from orchestrator.lab.report import machine_lines
+from orchestrator.machine.check import Check
 from protocol.errors import InputError
 from protocol.messages.client import Pace
 
@@ -97,7 +98,7 @@ class Turn:
     pace: Pace | None
 
 
-def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch, turns: int) -> Findings:
+def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener, turns: int) -> Findings:
     """Every turn of every contender, interleaved."""
     tokens = joined_tokens(prompts, plan)
     measured: list[Turn] = []

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import httpx
 
 from orchestrator.lab.bench.prompts import read_prompts
-from orchestrator.lab.findings import Field, Findings, Watch, tabulated
+from orchestrator.lab.findings import Field, Findings, Listener, tabulated
 from orchestrator.lab.report import machine_lines
 from protocol.errors import InputError
 
@@ -60,7 +60,7 @@ def measure(
     lengths: Sequence[int],
     max_tokens: int,
     repeats: int,
-    watch: Watch,
+    watch: Listener,
     *,
     model: str | None = None,
     start: str = "",

@@ -1,27 +1,49 @@
 """Our strategies beside mlx-lm's own decoding and other software: the measurement from its requests to its findings."""
 
+import hashlib
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from orchestrator.lab.bench.figures import BenchRow, best_of_each_line, rows, rows_by_category
-from orchestrator.lab.bench.intervals import FEWEST_PROMPTS, Interval, Ratio
-from orchestrator.lab.bench.measurement import BenchRequest
+import msgspec
+
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.lab.bench.contender import GenerationTask
+from orchestrator.lab.bench.figures import (
+    FEWEST_PROMPTS,
+    BenchRow,
+    Interval,
+    Ratio,
+    best_of_each_line,
+    rows,
+    rows_by_category,
+)
+from orchestrator.lab.bench.measurement import BenchRequest, settings
 from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens, remote_name
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.lab.bench.recording import distinct_tasks, recorded
 from orchestrator.lab.bench.trials import WARM_UP_TOKENS, count_answers, requests_of, run
-from orchestrator.lab.findings import Bar, Cell, Check, Column, Field, Findings, Line, Panel, Table, Watch, tabulated
+from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, tabulated
 from orchestrator.lab.report import machine_lines
+from orchestrator.machine.cache_entries import made_once
+from orchestrator.machine.check import Check
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.runtime.link_emulation import EmulatedLink
+from protocol.contracts.engines import NO_DRAFT
+from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.errors import PipelineError
+from protocol.messages.client import PipelineState
+from protocol.own_modules import module_command
+from protocol.paths import cache_folder
+from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 
 _LARGE = 20.0
 """Tokens/s without decimals in an interval."""
 
 
-def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Findings:
+def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
     """Raises InputError or PipelineError for what can't be measured."""
     requests = _requests(plan, prompts, watch)
     texts = None
@@ -36,7 +58,7 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> Fi
     return findings(rows(measurements, names), plan, len(prompts), by_category, absent)
 
 
-def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Watch) -> list[BenchRequest]:
+def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> list[BenchRequest]:
     """Every turn of the prompts; the target answers those before others first."""
     if count := count_answers(prompts):
         watch.begin(count, "the target, to answer the first turns")
@@ -402,3 +424,70 @@ def _by_line(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
     """The valid rows of each line that has a K, by K."""
     known = [row for row in rows if row.draft_tokens is not None and row.valid]
     return _by(sorted(known, key=lambda row: row.draft_tokens or 0), _look)
+
+
+# Recorded texts, for paced contenders -------------------------------------------------------------
+
+_FILE = "texts.jsonl"
+
+
+def recorded(plan: BenchPlan, requests: Sequence[BenchRequest], on_text: Callable[[str], None]) -> Path:
+    """The file with the text of every request of the plan. It is recorded by target-only decoding if it is absent.
+
+    `on_text` is called after each text. The recording is complete or absent: a stopped one leaves nothing. Raises
+    InputError for a recording that does not fit, PipelineError if the target fails.
+    """
+    target = plan.models().target
+    fingerprint, tasks = model_fingerprint(target), distinct_tasks(plan, requests)
+    folder = cache_folder() / "recorded-texts" / _name(fingerprint, tasks)
+    path = made_once(folder, lambda unfinished: _record(target, fingerprint, tasks, on_text).write(unfinished / _FILE))
+    RecordedTexts.read(path / _FILE, fingerprint)
+    outputs = plan.models().outputs_read(plan.drafters)
+    if outputs:
+        _record_features(target, path / _FILE, outputs)
+    return path / _FILE
+
+
+def distinct_tasks(plan: BenchPlan, requests: Sequence[BenchRequest]) -> list[GenerationTask]:
+    """The tasks of the plan, each text once: the seed has no effect at temperature 0."""
+    tasks = (
+        GenerationTask(tokens, plan.max_tokens, each.temperature, each.seed if each.temperature else 0)
+        for each, tokens in settings(plan.repeats, requests, plan.temperatures)
+    )
+    return list(dict.fromkeys(tasks))
+
+
+def _record(
+    target: Path, fingerprint: str, tasks: Sequence[GenerationTask], on_text: Callable[[str], None]
+) -> RecordedTexts:
+    with Pipeline(str(target), draft_engine=NO_DRAFT, strategy="ar", arena_memory=0) as pipeline:
+        state, texts = pipeline.state(), []
+        for task in tasks:
+            texts.append(_recorded_text(pipeline, task))
+            on_text("Recording")
+    return RecordedTexts(_header(state, fingerprint, len(texts)), texts)
+
+
+def _recorded_text(pipeline: Pipeline, task: GenerationTask) -> RecordedText:
+    tokens = pipeline.generate(task.tokens, task.sampling()).tokens
+    return RecordedText(prompt=task.tokens, temperature=task.temperature, seed=task.seed, tokens=tokens)
+
+
+def _header(state: PipelineState, fingerprint: str, texts: int) -> RecordedTarget:
+    return RecordedTarget(
+        model_fingerprint=fingerprint, vocabulary=state.vocabulary, context=state.context, texts=texts
+    )
+
+
+def _record_features(target: Path, texts: Path, outputs: tuple[int, ...]) -> None:
+    """Raises PipelineError if the target's states can't be computed."""
+    module = "target_worker.recorded_features"
+    command = [*module_command(module), str(target), str(texts), ",".join(map(str, outputs))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise PipelineError((ended.stderr.strip().splitlines() or [f"{module} ended"])[-1])
+
+
+def _name(fingerprint: str, tasks: Sequence[GenerationTask]) -> str:
+    """Another name for each target and each set of requests."""
+    return hashlib.sha256(msgspec.json.encode((fingerprint, tasks))).hexdigest()[:24]

@@ -1,21 +1,273 @@
 """A bench from start to end: opens the contenders, measures them in turns, closes them. Prints nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, takes_part
-from orchestrator.lab.bench.llama_cpp import OnRivalAbsent
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.core.options import PlacementChoice
+from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, PipelineContender, takes_part
+from orchestrator.lab.bench.llama_cpp import PACED, LlamaCppContender, OnRivalAbsent, open_llama_cpp
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, schedule, settings
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
+from orchestrator.lab.bench.models import BenchModels
+from orchestrator.lab.bench.names import (
+    AUTOREGRESSIVE,
+    CORE_ML_DRAFT,
+    LOOKUP,
+    ONE_DEVICE,
+    PLAIN,
+    RANDOM_DRAFT,
+    TARGET_CORES,
+    WITHOUT_LOOKUP,
+    contender_name,
+    drafter_name,
+    remote_name,
+)
+from orchestrator.lab.bench.plan import CHAINS, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.lab.bench.residents import IN_TURNS, bench_lines, groups, resident
-from orchestrator.machine.hardware import gpu_working_set
-from orchestrator.machine.profiles.device_profiles import load_profile
+from orchestrator.machine.drafts.draft_choice import first_engine
+from orchestrator.machine.hardware import gpu_working_set, usable_cores
+from orchestrator.machine.models.checkpoints import weight_bytes
+from orchestrator.machine.placement import usual_cores
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.text.tokenizer import TextCodec
+from protocol.contracts.engines import AUTO, DraftEngineName
+from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
+from protocol.messages.base import Verification
+
+
+class PipelineEntry(NamedTuple):
+    """One pipeline. It is a contender for each K: estimates are shared, as between the requests of a real pipeline."""
+
+    line: str
+    strategy: str
+    engine: DraftEngineName = "mlx"
+    verification: Verification = "coupled"
+    link: EmulatedLink | None = None
+    lookup: bool = True
+    placement: PlacementChoice = "auto"
+    draft: Path | None = None
+    """Of a draft that is compared with the plan's own."""
+    draft_tokens: tuple[int | None, ...] = (None,)
+    """None: the K of the pipeline's options, or a strategy without a K."""
+
+    def settings(self, models: BenchModels) -> PipelineSettings:
+        """Of its pipeline."""
+        settings = models.settings(self.strategy, self.engine).changed(
+            lookup="on" if self.lookup else "off", placement=self.placement, draft_link=self.link
+        )
+        if self.draft is None:
+            return settings
+        return settings.changed(draft=self.draft, draft_scale=models.draft_scale(self.draft))
+
+
+def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
+    """The plan's strategies, then the controls of a comparison of drafts."""
+    for strategy in plan.strategies:
+        counts = _chain_lengths(plan, strategy)
+        yield PipelineEntry(strategy, strategy, draft_tokens=counts)
+        if strategy == "adaptive" and plan.pace:
+            # The profile's draft has a device of its own; many a machine has one for both.
+            yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
+        for link in plan.links if strategy not in (AUTOREGRESSIVE, LOOKUP) else ():
+            yield PipelineEntry(remote_name(strategy, link), strategy, link=link, draft_tokens=counts)
+    for strategy in plan.rejecting:
+        # A pipeline of its own: the estimates of the two verification rules must not mix.
+        counts = _chain_lengths(plan, strategy)
+        yield PipelineEntry(f"{strategy} rejection", strategy, verification="rejection", draft_tokens=counts)
+    if plan.core_ml_draft:
+        yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
+    for draft in plan.drafters:
+        yield from _with_drafter(plan, draft)
+    if plan.controls and set(plan.strategies) != {AUTOREGRESSIVE}:
+        yield from _controls(plan)
+
+
+def _with_drafter(plan: BenchPlan, draft: Path) -> Iterator[PipelineEntry]:
+    """The plan's strategies with this draft, and `adaptive` with it alone."""
+    engine = first_engine(AUTO, str(draft))
+    for strategy in plan.strategies:
+        if strategy not in (AUTOREGRESSIVE, LOOKUP):
+            counts = _chain_lengths(plan, strategy)
+            yield PipelineEntry(drafter_name(strategy, draft), strategy, engine, draft=draft, draft_tokens=counts)
+    yield PipelineEntry(drafter_name(WITHOUT_LOOKUP, draft), "adaptive", engine, lookup=False, draft=draft)
+
+
+def _controls(plan: BenchPlan) -> Iterator[PipelineEntry]:
+    """They tell what the draft, and what prompt lookup, is worth."""
+    yield PipelineEntry(WITHOUT_LOOKUP, "adaptive", lookup=False)
+    if LOOKUP not in plan.strategies:
+        yield PipelineEntry(LOOKUP, LOOKUP)
+    yield PipelineEntry(RANDOM_DRAFT, "adaptive", "random")
+
+
+def _chain_lengths(plan: BenchPlan, strategy: str) -> tuple[int | None, ...]:
+    """K of every contender of this line."""
+    return plan.draft_tokens if strategy in CHAINS and plan.draft_tokens else (None,)
+
+
+_KV_BYTES = 1 << 30
+"""Of each line, for the KV of some thousand tokens and freed buffers."""
+IN_TURNS = (
+    "The models of all contenders do not fit into the memory that macOS recommends for the GPU. So each contender is "
+    "measured alone, after the one before: a machine that grows warm slows the later ones. Compare fewer strategies "
+    "or smaller models to measure them alternately."
+)
+
+OnStart = Callable[[str], None]
+"""Called with the name of a line that starts."""
+AwaitContenders = Callable[[], list[Contender]]
+"""Waits until the models of a line are loaded; its contenders are then idle."""
+
+
+class BenchLine(NamedTuple):
+    weights: int
+    """Bytes of the models that its processes hold."""
+    start: Callable[[], AbstractContextManager[AwaitContenders]]
+    """Starts the processes; they end with the context."""
+
+
+def groups(lines: Sequence[BenchLine], working_set: int) -> list[list[BenchLine]]:
+    """The lines that are resident together, group after group. `working_set`: bytes for models; 0 if unlimited."""
+    needed = sum(line.weights + _KV_BYTES for line in lines)
+    return [[line] for line in lines] if 0 < working_set < needed else [list(lines)]
+
+
+@contextmanager
+def resident(group: Sequence[BenchLine]) -> Iterator[list[Contender]]:
+    """The contenders of these lines, loaded and idle, in the order of the lines."""
+    with ExitStack() as stack:
+        started = [stack.enter_context(line.start()) for line in group]
+        yield [contender for await_contenders in started for contender in await_contenders()]
+
+
+def bench_lines(
+    plan: BenchPlan, longest: int, on_start: OnStart, on_absent: OnRivalAbsent, recorded: Path | None = None
+) -> list[BenchLine]:
+    """Every line of the plan: mlx-lm's, then ours, then rivals.
+
+    A pipeline raises InputError at its start if the target's context has no room for a prompt of `longest` tokens and
+    its continuation. `recorded`: file of the target's texts, which every contender replays.
+    """
+    models = plan.models()
+    target = 0 if recorded is not None else weight_bytes(models.target)
+    draft = weight_bytes(models.draft)
+    profile = None if plan.pace is None else load_profile(plan.pace)
+    hosts = None if plan.replays else _local_hosts(plan.target_hosts, models.target)
+    return [
+        *(
+            BenchLine(
+                target + (draft if plan.draft_tokens else 0),
+                partial(_baseline, name, cores, plan, models, profile, on_start, recorded),
+            )
+            for name, cores in baseline_cores(once=profile is not None or not plan.controls).items()
+        ),
+        *(
+            BenchLine(
+                target + models.draft_bytes(entry.strategy, entry.engine, entry.draft),
+                partial(_pipeline, entry, plan, models, longest, on_start, hosts and hosts.apart(index), recorded),
+            )
+            for index, entry in enumerate(entries(plan))
+        ),
+        *(BenchLine(target, partial(_rival, name, plan, models, on_start, on_absent)) for name in plan.rivals),
+    ]
+
+
+def baseline_cores(once: bool) -> dict[str, tuple[int, ...]]:
+    """The cores of mlx-lm's process on each of its lines.
+
+    There is one line, on all cores, if it runs `once`, and where the target has every core.
+    """
+    every, target = usable_cores(), usual_cores().get("target", ())
+    return {PLAIN: every} if once or len(target) in (0, len(every)) else {PLAIN: every, TARGET_CORES: target}
+
+
+@contextmanager
+def _baseline(
+    name: str,
+    cores: Sequence[int],
+    plan: BenchPlan,
+    models: BenchModels,
+    profile: DeviceProfile | None,
+    on_start: OnStart,
+    recorded: Path | None,
+) -> Iterator[AwaitContenders]:
+    """mlx-lm's plain decoding and its speculative decoding for each K."""
+    draft = str(models.draft) if plan.draft_tokens else ""
+    with running(str(models.target), draft, profile, cores, recorded) as process:
+
+        def ready() -> list[Contender]:
+            on_start(name)
+            process.await_ready()
+            ends = sorted(TextCodec(models.target).eos)
+            return [MlxLmContender(process, count, ends, name) for count in (0, *plan.draft_tokens)]
+
+        yield ready
+
+
+@contextmanager
+def _pipeline(
+    entry: PipelineEntry,
+    plan: BenchPlan,
+    models: BenchModels,
+    longest: int,
+    on_start: OnStart,
+    hosts: TargetHosts | None,
+    recorded: Path | None,
+) -> Iterator[AwaitContenders]:
+    on_start(entry.line)
+    # Without arenas: mlx-lm prefills a repeated prompt again, so our target must too.
+    with Pipeline(
+        settings=entry.settings(models),
+        target_texts="" if recorded is None else str(recorded),
+        pace=plan.pace,
+        arena_memory=0,
+        target_hosts=hosts,
+    ) as pipeline:
+        _require_room(pipeline.state().context, longest, plan.max_tokens)
+        contenders: list[Contender] = [
+            PipelineContender(contender_name(entry.line, count), pipeline, entry.verification, count)
+            for count in entry.draft_tokens
+        ]
+        yield lambda: contenders
+
+
+@contextmanager
+def _rival(
+    name: str, plan: BenchPlan, models: BenchModels, on_start: OnStart, on_absent: OnRivalAbsent
+) -> Iterator[AwaitContenders]:
+    with ExitStack() as stack:
+        contenders: list[LlamaCppContender] = []
+        if plan.pace is not None:
+            on_absent(name, PACED)
+        else:
+            contenders += open_llama_cpp(plan.target, models.target, stack, on_start, on_absent)
+        yield lambda: [*contenders]
+
+
+def _local_hosts(file: str | None, target: Path) -> TargetHosts | None:
+    hosts = None if file is None else checked_hosts(file, target)
+    if hosts is not None and not hosts.local:
+        raise InputError("A bench divides its targets on this machine alone: give a hosts file with 127.0.0.1 only.")
+    return hosts
+
+
+def _require_room(context: int, longest: int, max_tokens: int) -> None:
+    if longest + max_tokens > context:
+        raise InputError(
+            f"The longest prompt has {longest:,} tokens and the target a context of {context:,}: there is no room for "
+            f"{max_tokens:,} more. Lower --max-tokens, or choose shorter prompts."
+        )
+
 
 WARM_UP_TOKENS = 16
 """Generated by each contender at each temperature before anything is measured."""

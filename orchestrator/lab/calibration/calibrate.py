@@ -22,7 +22,7 @@ from orchestrator.lab.calibration.worker_harness import (
 from orchestrator.lab.findings import Column, Findings, Table, Value
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.drafts.converted_draft import converted_draft
-from orchestrator.machine.drafts.pair_choice import pair_for
+from orchestrator.machine.drafts.draft_choice import pair_for
 from orchestrator.machine.pairs.expectations import weights_in
 from orchestrator.machine.profiles.device_profiles import (
     ContextCost,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from orchestrator.lab.findings import Check, Field, Findings, tabulated
+from orchestrator.lab.findings import Field, Findings, tabulated
+from orchestrator.machine.check import Check
 
 DrillName: TypeAlias = Literal[
     "draft-kill",

@@ -4,11 +4,12 @@ import os
 import re
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from orchestrator.runtime.session import sessions_home
 from protocol.kv.segments import stale_segments
@@ -99,3 +100,108 @@ def own_registry() -> Iterator[Path]:
             del os.environ[SEGMENTS_VARIABLE]
             if before is not None:
                 os.environ[SEGMENTS_VARIABLE] = before
+
+
+# A long drill's clients and looks at processes ----------------------------------------------------
+
+
+class DrillClient(Protocol):
+    """Sends one request after the other, until `ended` is set."""
+
+    failures: list[str]
+    ended: threading.Event
+
+    def run(self) -> None: ...
+
+
+@contextmanager
+def at_work(clients: Sequence[DrillClient]) -> Iterator[None]:
+    """Each client runs on a thread of its own. One that does not end within a minute has failed."""
+    threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    yield
+    for client in clients:
+        client.ended.set()
+    for client, thread in zip(clients, threads, strict=True):
+        thread.join(60.0)
+        client.failures += ["A client still waits for its answer."] if thread.is_alive() else []
+
+
+def every(seconds: float, count: int) -> Iterator[int]:
+    """The numbers below `count`, one each time that so many seconds have passed."""
+    due = time.monotonic()
+    for number in range(count):
+        due += seconds
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield number
+
+
+def usages(pids: Mapping[str, int]) -> dict[str, Usage]:
+    """What each of these processes that runs holds, by its name."""
+    return {name: held for name, pid in pids.items() if (held := usage(pid)) is not None}
+
+
+# Whether what they held grew ----------------------------------------------------------------------
+
+_QUARTER = 0.25
+_GROWTH = 1.1
+_GROWTH_BYTES = 16 << 20
+"""Memory is flat if the last quarter's median is at most a tenth and 16 MiB above the second quarter's."""
+
+Sample = Mapping[str, Usage]
+"""What each process held, by its name."""
+
+
+def growth(names: Iterable[str], samples: Sequence[Sample]) -> list[str]:
+    """A sentence for everything that grew from the second quarter to the last; the first quarter is the warm-up."""
+    return [sentence for name in names for sentence in _growth(name, samples)]
+
+
+def figures(names: Iterable[str], samples: Sequence[Sample]) -> dict[str, float]:
+    """Median MiB, fewest descriptors and fewest threads of each process in the second and in the last quarter."""
+    found: dict[str, float] = {}
+    for name in names:
+        for label, last in (("early", False), ("late", True)):
+            part = _quarter(name, samples, last)
+            if part:
+                found[f"{name}_{label}_mib"] = round(_median([held.memory for held in part]) / (1 << 20), 1)
+                found[f"{name}_{label}_descriptors"] = min(held.descriptors or 0 for held in part)
+                found[f"{name}_{label}_threads"] = min(held.threads or 0 for held in part)
+    return found
+
+
+def levels(name: str, samples: Sequence[Sample]) -> str:
+    """Memory, descriptors and threads of a process in the second and in the last quarter."""
+    found = figures([name], samples)
+    early, late = (
+        " / ".join(f"{found.get(f'{name}_{label}_{what}', 0):.0f}" for what in ("mib", "descriptors", "threads"))
+        for label in ("early", "late")
+    )
+    return f"{name} MiB / descriptors / threads {early} → {late}"
+
+
+def _quarter(name: str, samples: Sequence[Sample], last: bool) -> list[Usage]:
+    size = max(1, int(len(samples) * _QUARTER))
+    part = samples[-size:] if last else samples[size : 2 * size]
+    return [sample[name] for sample in part if name in sample]
+
+
+def _growth(name: str, samples: Sequence[Sample]) -> list[str]:
+    early, late = _quarter(name, samples, last=False), _quarter(name, samples, last=True)
+    if not early or not late:
+        return []
+    before, after = _median([held.memory for held in early]), _median([held.memory for held in late])
+    sentences: list[str] = []
+    if after > _GROWTH * before + _GROWTH_BYTES:
+        sentences.append(f"The memory of {name} grew from {before >> 20} to {after >> 20} MiB.")
+    for what in ("descriptors", "threads"):
+        first, final = ([getattr(held, what) or 0 for held in part] for part in (early, late))
+        # Requests in progress hold some too, so the minimum of each quarter is compared.
+        if min(final) > min(first) + 1:
+            sentences.append(f"The {what} of {name} grew from {min(first)} to {min(final)}.")
+    return sentences
+
+
+def _median(values: Sequence[int]) -> int:
+    return sorted(values)[len(values) // 2]

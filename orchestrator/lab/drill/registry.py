@@ -3,15 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from orchestrator.lab.drill.drills import (
-    conversations,
-    draft,
-    interrupt,
-    orchestrator_kill,
-    segments,
-    soak,
-    target_kill,
-)
+from orchestrator.lab.drill.drills import commands, conversations, segments, soak, workers
 from orchestrator.lab.drill.outcome import DrillName, DrillOutcome, OnStep
 
 
@@ -28,12 +20,12 @@ class Drill:
 
 
 DRILLS: dict[DrillName, Drill] = {
-    "draft-kill": Drill(draft.KILL_PROMISE, draft.kill, full=200, quick=9),
-    "draft-stop": Drill(draft.STOP_PROMISE, draft.stop, full=60, quick=6),
-    "draft-garbage": Drill(draft.GARBAGE_PROMISE, draft.send_garbage, full=100, quick=10),
-    "target-kill": Drill(target_kill.PROMISE, target_kill.run, full=50, quick=4),
-    "orchestrator-kill": Drill(orchestrator_kill.PROMISE, orchestrator_kill.run, full=100, quick=6),
-    "interrupt": Drill(interrupt.PROMISE, interrupt.run, full=50, quick=9),
+    "draft-kill": Drill(workers.KILL_PROMISE, workers.kill_draft, full=200, quick=9),
+    "draft-stop": Drill(workers.STOP_PROMISE, workers.stop_draft, full=60, quick=6),
+    "draft-garbage": Drill(workers.GARBAGE_PROMISE, workers.send_garbage, full=100, quick=10),
+    "target-kill": Drill(workers.TARGET_PROMISE, workers.kill_target, full=50, quick=4),
+    "orchestrator-kill": Drill(commands.KILL_PROMISE, commands.kill_orchestrator, full=100, quick=6),
+    "interrupt": Drill(commands.INTERRUPT_PROMISE, commands.interrupt, full=50, quick=9),
     "segments": Drill(segments.PROMISE, segments.run, full=1000, quick=40),
     "soak": Drill(soak.PROMISE, soak.run, full=240, quick=8),
     "conversations": Drill(conversations.PROMISE, conversations.run, full=240, quick=8),

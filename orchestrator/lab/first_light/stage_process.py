@@ -22,6 +22,7 @@ from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.stages import Asked, StageOrder, stage_named
 from orchestrator.machine.downloads.default_target import VARIABLE
 from protocol.errors import PipelineError
+from protocol.worker.process import die_with_parent
 
 _INTERRUPTED = 130
 _ENDING_SECONDS = 10.0
@@ -96,9 +97,7 @@ def measurement(name: str) -> Callable[[Asked], Findings]:
 def end_with_parent(life: int) -> None:
     """End like after Ctrl-C, cleaning up, when the parent is gone."""
 
-    def watch() -> None:
-        while os.read(life, 1):
-            pass
+    def end() -> None:
         main_thread = threading.main_thread().ident
         assert main_thread is not None
         # To that thread: a call that it waits in must end.
@@ -106,7 +105,7 @@ def end_with_parent(life: int) -> None:
         time.sleep(_ENDING_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True, name="death-pipe").start()
+    die_with_parent(life, end)
 
 
 if __name__ == "__main__":

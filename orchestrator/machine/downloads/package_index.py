@@ -12,13 +12,16 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.reachability import reachable
+from orchestrator.machine.cache_entries import made_in_place
+from orchestrator.machine.network import reachable
 from protocol.errors import InputError
+from protocol.paths import cache_folder
 
 PUBLIC_INDEX = "https://pypi.org"
 _GLANCE = 0.1
@@ -202,3 +205,51 @@ def _explain(said: str, program: str) -> None:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "no words")
     raise Unavailable(f"{program} says: {reason[:200]}")
+
+
+# Environments -------------------------------------------------------------------------------------
+
+PYTHON = "bin/python"
+"""The interpreter, relative to the environment."""
+
+
+def environment(name: str, pins: Mapping[str, str], on_bytes: Callable[[int], None]) -> Path:
+    """The Python of an environment with these versions of packages and their dependencies; installed on first use.
+
+    `on_bytes` gets how much has been installed, from time to time. Raises Unavailable if the packages can't be
+    installed, InputError if the cache can't be written.
+    """
+    place = environment_folder(name, pins)
+    return made_in_place(place, lambda folder: _fill(folder, pins, on_bytes), PYTHON) / PYTHON
+
+
+def environment_folder(name: str, pins: Mapping[str, str]) -> Path:
+    """Where the environment is or will be: other versions, or another Python, have a folder of their own."""
+    key = "\n".join([sys.version, sys.base_prefix, *_requirements(pins)])
+    return cache_folder() / "environments" / f"{name}-{sha256(key.encode()).hexdigest()[:12]}"
+
+
+def _fill(folder: Path, pins: Mapping[str, str], on_bytes: Callable[[int], None]) -> None:
+    uv, pip = preferred_uv(), has_pip()
+    # Debian's Python can make an environment without pip only, unless python3-venv is installed.
+    _make([sys.executable, "-m", "venv", *(["--without-pip"] if uv or pip else []), str(folder)])
+    python = str(folder / PYTHON)
+    if uv is not None:
+        command = [uv, "pip", "install", "--no-cache", "--python", python]
+    elif pip:
+        command = [sys.executable, "-m", "pip", "--python", python, "install", "--no-cache-dir"]
+    else:
+        command = [python, "-m", "pip", "install", "--no-cache-dir"]
+    run_installer([*command, *_requirements(pins)], folder, on_bytes)
+    shutil.rmtree(folder / "temporary")
+
+
+def _make(command: list[str]) -> None:
+    made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if made.returncode:
+        lines = (made.stdout + made.stderr).strip().splitlines() or ["no words"]
+        raise Unavailable(f"Python can't make a virtual environment: {lines[-1][:200]}")
+
+
+def _requirements(pins: Mapping[str, str]) -> list[str]:
+    return [f"{package}=={version}" for package, version in sorted(pins.items())]

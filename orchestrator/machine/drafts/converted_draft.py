@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import shutil
+from collections.abc import Generator
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
@@ -9,10 +10,20 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.machine.cache_entries import exclusive
-from orchestrator.machine.conversion import conversion
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, FORMAT, Choices, Facts, Finished
+from orchestrator.machine.reporting_process import reports
+from protocol.contracts.coreml.conversion import (
+    FOLDER_FACTS,
+    FOLDER_MODEL,
+    FORMAT,
+    Choices,
+    ConversionOrder,
+    ConversionReport,
+    Facts,
+    Finished,
+    Progress,
+)
 from protocol.contracts.drafters.detection import is_drafter
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError
@@ -122,3 +133,27 @@ def _facts(folder: Path) -> Facts:
         return msgspec.json.decode((folder / FOLDER_FACTS).read_bytes(), type=Facts)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{folder}/{FOLDER_FACTS} can't be read ({error}): convert the model again.") from error
+
+
+_GRACE = 5.0
+"""Seconds for the process to remove an unfinished conversion."""
+
+
+def conversion(
+    source: Path, destination: Path, choices: Choices, target: Path | None = None
+) -> Generator[Progress | Finished, None, None]:
+    """Progress as it happens, and the outcome last. Closing it early ends the process. `target`: of a trained drafter.
+
+    Raises InputError or PipelineError with the process's own sentence if the conversion fails.
+    """
+    order = ConversionOrder(
+        source=str(source), destination=str(destination), choices=choices, target="" if target is None else str(target)
+    )
+    return reports(
+        "draft_worker.coreml.conversion",
+        order,
+        ConversionReport,
+        (Finished,),
+        name="The conversion",
+        grace=_GRACE,
+    )

@@ -7,7 +7,6 @@ with a low priority, and ends when its parent does.
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -18,13 +17,13 @@ from orchestrator.machine.cache_entries import UnwritableCache
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.hardware import gpu_working_set, installed_version, memory_bytes
-from orchestrator.machine.memory.budget import usable
-from orchestrator.machine.memory.refusal import size
+from orchestrator.machine.memory.budget import size, usable
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.coreml.conversion import Progress
 from protocol.contracts.coreml.neural_engine import record, recorded
 from protocol.errors import InputError, PipelineError
+from protocol.worker.process import die_with_parent
 
 _NICENESS = 10
 
@@ -66,7 +65,7 @@ def main() -> int:
     output, sys.stdout = sys.stdout, sys.stderr
     order = msgspec.json.decode(sys.argv[-1], type=PreparationOrder)
     if order.life is not None:
-        _end_with_parent(order.life)
+        die_with_parent(order.life, lambda: os.kill(os.getpid(), signal.SIGTERM))
     os.nice(_NICENESS)
 
     def report(what: PreparationReport) -> None:
@@ -130,15 +129,6 @@ def _end(*_: object) -> None:
     # Another signal must not interrupt the cleaning up: the orchestrator and the death pipe may both send one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(1)
-
-
-def _end_with_parent(life: int) -> None:
-    def watch() -> None:
-        while os.read(life, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True, name="death-pipe").start()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.machine.gguf.split_files import part_names
+from orchestrator.machine.network import reachable
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.machine.reachability import reachable
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.weight_files import require_complete
 from protocol.errors import InputError

@@ -24,6 +24,7 @@ from orchestrator.core.policy.strategies import STRATEGIES
 from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.errors import InputError
 from protocol.messages.base import Role
+from protocol.paths import cache_folder
 from protocol.worker.pacing import DevicePace, StepShape
 
 Positive = Annotated[float, Meta(gt=0.0)]
@@ -408,3 +409,8 @@ def _flaws(profile: DeviceProfile) -> Iterator[str]:
             yield f"the first width of {name}.steps is {widths[0]} and must be 1"
         if any(wider <= width for width, wider in pairwise(widths)):
             yield f"the widths of {name}.steps must rise"
+
+
+def calibration_file() -> Path:
+    """`launch-pipeline calibrate` writes it, `--this-mac` reads it."""
+    return cache_folder() / "this-machine.toml"

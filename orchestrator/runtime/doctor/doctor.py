@@ -11,17 +11,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
 from packaging.requirements import Requirement
 
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.blas.library import HOW_TO_GET_ONE, Blas, fast_blas
-from orchestrator.machine.blas.speed import ForwardTimes, forward_times
+from orchestrator.machine.blas.library import HOW_TO_GET_ONE, Blas, ForwardTimes, fast_blas, forward_times
+from orchestrator.machine.check import Check
 from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
-from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import MlxDevice
 from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.network import own_host
@@ -73,18 +72,18 @@ _BUILDS = (14, 15, 26)
 the matrix units of the M5 (ml-explore/mlx issue 3821)."""
 
 
-def metal_kernels(system: str, built_for: int | None, mlx: str | None) -> Finding:
+def metal_kernels(system: str, built_for: int | None, mlx: str | None) -> Check:
     """`system`: the version of macOS, empty if unknown. `built_for`: the major version that the installed wheel names.
 
     `mlx`: the installed version of mlx and mlx-metal, which are always the same.
     """
     major = system.partition(".")[0]
     if built_for is None or not major.isdecimal():
-        return Finding("Metal kernels", "ok", "not from a wheel of the package index")
+        return Check("Metal kernels", "ok", "not from a wheel of the package index")
     best = max((build for build in _BUILDS if build <= int(major)), default=built_for)
     if built_for >= best:
-        return Finding("Metal kernels", "ok", f"built for macOS {built_for}; this is macOS {system}")
-    return Finding(
+        return Check("Metal kernels", "ok", f"built for macOS {built_for}; this is macOS {system}")
+    return Check(
         "Metal kernels",
         "warn",
         f"built for macOS {built_for}, and this is macOS {system}: the build for macOS {best} has faster kernels",
@@ -99,7 +98,7 @@ _NOT_FOR_ALL = "another terminal program, or a launchd agent, may be refused wit
 _ROLES: tuple[Role, ...] = ("target", "draft")
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Check]:
     """All checks before a pipeline starts, the most basic first."""
     return [
         *(python(), packages(), mlx(machine_facts.mlx_device())),
@@ -111,7 +110,7 @@ def examine() -> list[Finding]:
     ]
 
 
-def to_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def to_json(findings: Sequence[Check]) -> list[dict[str, Any]]:
     """The findings as JSON values, in order."""
     return [asdict(finding) for finding in findings]
 
@@ -123,92 +122,92 @@ def reinstall(folder: Path = _CHECKOUT) -> str:
     return "install launch-pipeline again with the program that installed it (uv, pipx, pip or brew)"
 
 
-def python() -> Finding:
+def python() -> Check:
     version = platform.python_version()
     if sys.platform == "darwin" and platform.machine() != "arm64":
-        return Finding("Python", "fail", f"{version} for Intel: MLX needs Apple silicon", "install an arm64 Python")
-    return Finding("Python", "ok", f"{version} on {platform.system()} {platform.machine()}")
+        return Check("Python", "fail", f"{version} for Intel: MLX needs Apple silicon", "install an arm64 Python")
+    return Check("Python", "ok", f"{version} on {platform.system()} {platform.machine()}")
 
 
-def packages() -> Finding:
+def packages() -> Check:
     try:
         lines = importlib.metadata.requires("launch-pipeline") or []
     except importlib.metadata.PackageNotFoundError:
-        return Finding("packages", "fail", "launch-pipeline itself is not installed", reinstall())
+        return Check("packages", "fail", "launch-pipeline itself is not installed", reinstall())
     unmet = list(_unmet(lines))
     if unmet:
-        return Finding("packages", "fail", "; ".join(unmet), reinstall())
-    return Finding("packages", "ok", "all installed")
+        return Check("packages", "fail", "; ".join(unmet), reinstall())
+    return Check("packages", "ok", "all installed")
 
 
-def mlx(answer: MlxDevice | str) -> Finding:
+def mlx(answer: MlxDevice | str) -> Check:
     if isinstance(answer, str):
-        return Finding("MLX", "fail", f"can't be used: {answer}", reinstall())
-    return Finding("MLX", "ok", f"{answer.version} on the {answer.kind.upper()} ({answer.name})")
+        return Check("MLX", "fail", f"can't be used: {answer}", reinstall())
+    return Check("MLX", "ok", f"{answer.version} on the {answer.kind.upper()} ({answer.name})")
 
 
-def openblas(blas: Blas | None, times: ForwardTimes | None) -> Finding:
+def openblas(blas: Blas | None, times: ForwardTimes | None) -> Check:
     """`times`: of a forward with it, or with MLX's own BLAS."""
     speed = "no forward could be measured"
     if times is not None:
         speed = f"a forward over 8 tokens takes {times.eight / times.one:.1f} times as long as over 1"
     if blas is None:
-        return Finding("OpenBLAS", "warn", f"none: speculation can't help here; {speed}", HOW_TO_GET_ONE)
-    return Finding("OpenBLAS", "ok", f"{blas}; {speed}")
+        return Check("OpenBLAS", "warn", f"none: speculation can't help here; {speed}", HOW_TO_GET_ONE)
+    return Check("OpenBLAS", "ok", f"{blas}; {speed}")
 
 
-def compiler(found: bool) -> Finding:
+def compiler(found: bool) -> Check:
     text = "g++, for MLX's fused kernels" if found else "no g++: MLX runs its kernels unfused, with the same results"
-    return Finding("compiler", "ok", text)
+    return Check("compiler", "ok", text)
 
 
-def cores() -> Finding:
+def cores() -> Check:
     usable = machine_facts.usable_cores()
     about = f"{len(usable)} of {machine_facts.chip()}"
     shares = usual_cores()
     if not shares:
-        return Finding("cores", "ok", f"{about}; the models run elsewhere or share them")
+        return Check("cores", "ok", f"{about}; the models run elsewhere or share them")
     if len(usable) == 1:
-        return Finding(
+        return Check(
             "cores", "warn", f"{about}: draft and target take turns on it", "use two or more cores, or --strategy ar"
         )
     if shares["target"] == shares["draft"]:
-        return Finding("cores", "ok", f"{about}: draft and target share them, in turns")
-    return Finding("cores", "ok", f"{about}: target {len(shares['target'])}, draft {len(shares['draft'])}")
+        return Check("cores", "ok", f"{about}: draft and target share them, in turns")
+    return Check("cores", "ok", f"{about}: target {len(shares['target'])}, draft {len(shares['draft'])}")
 
 
-def memory(total: int) -> Finding:
+def memory(total: int) -> Check:
     text = f"{total / _GIB:.0f} GiB"
     if total < 2 * _GIB:
-        return Finding("memory", "warn", text, "stay with the demo pair or models of less than 1 GiB")
-    return Finding("memory", "ok", text)
+        return Check("memory", "warn", text, "stay with the demo pair or models of less than 1 GiB")
+    return Check("memory", "ok", text)
 
 
-def shared_memory(free: int | None) -> Finding:
+def shared_memory(free: int | None) -> Check:
     if free is None:
-        return Finding("shared memory", "ok", "no limit of its own")
+        return Check("shared memory", "ok", "no limit of its own")
     text = f"{free / _GIB:.1f} GiB free"
     if free < _GIB // 8:
-        return Finding(
+        return Check(
             "shared memory",
             "warn",
             f"{text}: KV stays in the workers' own memory, so a restarted target reads prompts again",
             "enlarge /dev/shm (in Docker: --shm-size=2g), or end what fills it",
         )
-    return Finding("shared memory", "ok", text)
+    return Check("shared memory", "ok", text)
 
 
-def temporary_folder() -> Finding:
+def temporary_folder() -> Check:
     """Sockets live under a short path, and shared memory is listed in a folder of its own."""
     for folder in (sessions_home().parent, _nearest(segments_folder()), Path(tempfile.gettempdir())):
         try:
             with tempfile.TemporaryFile(dir=folder):
                 free = shutil.disk_usage(folder).free
         except OSError as error:
-            return Finding(
+            return Check(
                 "temporary folder", "fail", f"{folder}: {error.strerror}", f"make {folder} writable, or free some space"
             )
-    return Finding("temporary folder", "ok", f"{folder}, {free / _GIB:.0f} GiB free")
+    return Check("temporary folder", "ok", f"{folder}, {free / _GIB:.0f} GiB free")
 
 
 def _nearest(folder: Path) -> Path:
@@ -216,36 +215,36 @@ def _nearest(folder: Path) -> Path:
     return next(above for above in (folder, *folder.parents) if above.exists())
 
 
-def leftovers() -> Finding:
+def leftovers() -> Check:
     try:
         segments, sessions = stale_segments(), stale_sessions()
     except PipelineError as error:
-        return Finding("leftovers", "fail", str(error))
+        return Check("leftovers", "fail", str(error))
     if not segments and not sessions:
-        return Finding("leftovers", "ok", "none of dead pipelines")
+        return Check("leftovers", "ok", "none of dead pipelines")
     text = f"{len(segments)} shared-memory segments and {len(sessions)} session folders of dead pipelines"
-    return Finding("leftovers", "warn", text, "start a pipeline: it removes them")
+    return Check("leftovers", "warn", text, "start a pipeline: it removes them")
 
 
-def local_network(own: str | None, system: str = sys.platform, reach: Callable[[], None] | None = None) -> Finding:
+def local_network(own: str | None, system: str = sys.platform, reach: Callable[[], None] | None = None) -> Check:
     """Whether this program can reach other machines. macOS asks the user for each program, except for what runs in
     Terminal or over SSH (Apple's technote TN3179), and hides the network from a program without permission; `reach`
     (default: a multicast datagram) raises OSError then."""
     if own is None:
-        return Finding("local network", "ok", "none: workers of other machines can't come, all else works")
+        return Check("local network", "ok", "none: workers of other machines can't come, all else works")
     if system != "darwin":
-        return Finding("local network", "ok", f"this machine is {own} there")
+        return Check("local network", "ok", f"this machine is {own} there")
     try:
         (reach or _multicast)()
     except OSError as error:
-        return Finding(
+        return Check(
             "local network",
             "warn",
             f"this machine is {own} there, but this program can't reach it ({error.strerror})",
             "System Settings > Privacy & Security > Local Network: allow the terminal program and Python, then start "
             "again; in Terminal and over SSH no permission is needed",
         )
-    return Finding("local network", "ok", f"this machine is {own} there, and may speak to others; {_NOT_FOR_ALL}")
+    return Check("local network", "ok", f"this machine is {own} there, and may speak to others; {_NOT_FOR_ALL}")
 
 
 def _multicast() -> None:
@@ -254,32 +253,32 @@ def _multicast() -> None:
         probe.sendto(b"", ("224.0.0.251", 5353))
 
 
-def default_pair() -> Finding:
+def default_pair() -> Check:
     try:
-        return Finding("default pair", "ok", str(default_pair_state()))
+        return Check("default pair", "ok", str(default_pair_state()))
     except PipelineError as error:
-        return Finding("default pair", "fail", str(error), f"set {VARIABLE} to one of these, or unset it")
+        return Check("default pair", "fail", str(error), f"set {VARIABLE} to one of these, or unset it")
 
 
-def demo_pair() -> Finding:
+def demo_pair() -> Check:
     try:
         folders = [demo_model(role) for role in _ROLES]
         broken = [folder for folder in folders if not weights_are_whole(folder / "model.safetensors")]
         same = len({vocabulary_fingerprint(folder) for folder in folders}) == 1
     except PipelineError as error:
-        return Finding("demo pair", "fail", str(error), reinstall())
+        return Check("demo pair", "fail", str(error), reinstall())
     if broken or not same:
         text = f"{broken[0]} has broken weights" if broken else "the two tokenizers differ"
-        return Finding("demo pair", "fail", text, reinstall())
-    return Finding("demo pair", "ok", "target and draft are complete and share a tokenizer")
+        return Check("demo pair", "fail", text, reinstall())
+    return Check("demo pair", "ok", "target and draft are complete and share a tokenizer")
 
 
-def neural_engine() -> list[Finding]:
+def neural_engine() -> list[Check]:
     if sys.platform != "darwin":
         text = "none: --draft-engine coreml runs its package by an executor, which is no Neural Engine"
-        return [Finding("Neural Engine", "ok", text)]
+        return [Check("Neural Engine", "ok", text)]
     text = "--draft-engine auto tries a draft there; launch-pipeline doctor --neural-engine examines one"
-    return [Finding("Neural Engine", "ok", text), *map(verdict, here(all_recorded()))]
+    return [Check("Neural Engine", "ok", text), *map(verdict, here(all_recorded()))]
 
 
 def here(verdicts: Iterable[EngineVerdict]) -> list[EngineVerdict]:
@@ -288,11 +287,11 @@ def here(verdicts: Iterable[EngineVerdict]) -> list[EngineVerdict]:
     return [verdict for verdict in verdicts if (verdict.place.system, verdict.place.chip) == (system, chip)]
 
 
-def verdict(recorded: EngineVerdict) -> Finding:
+def verdict(recorded: EngineVerdict) -> Check:
     """What was found out before about a draft on the Neural Engine."""
     where = "on the Neural Engine" if recorded.choice == "coreml" else "in MLX"
     name = recorded.model or f"package {recorded.place.package[:12]}"
-    return Finding("draft engine", "ok", f"{name}: {where} ({recorded.reason})")
+    return Check("draft engine", "ok", f"{name}: {where} ({recorded.reason})")
 
 
 def weights_are_whole(path: Path) -> bool:
@@ -312,14 +311,14 @@ def weights_are_whole(path: Path) -> bool:
         return False
 
 
-def _linux_processor() -> list[Finding]:
+def _linux_processor() -> list[Check]:
     if not machine_facts.computes_on_processor():
         return []
     times = forward_times(machine_facts.worker_environment("target", ()))
     return [openblas(fast_blas(), times), compiler(machine_facts.has_compiler())]
 
 
-def _kernels() -> list[Finding]:
+def _kernels() -> list[Check]:
     if sys.platform != "darwin":
         return []
     return [metal_kernels(macos_version(), metal_wheel_target(), machine_facts.installed_version("mlx-metal"))]

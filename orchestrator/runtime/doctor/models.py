@@ -4,16 +4,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from orchestrator.machine.check import Check
 from orchestrator.machine.drafts.converted_draft import converted_draft, holds_drafter, is_converted
 from orchestrator.machine.drafts.draft_choice import draft_choice, place_of
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.drafts.trained_drafter import is_exit
-from orchestrator.machine.finding import Finding
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.models.checkpoints import resolve
@@ -38,13 +38,13 @@ _PATIENCE = 1800.0
 _AGAIN = "run launch-pipeline doctor --neural-engine again"
 
 
-def target_finding(name: str, on_progress: OnProgress = silent) -> Finding:
+def target_finding(name: str, on_progress: OnProgress = silent) -> Check:
     """`doctor --target MODEL`: what one forward of it verifies, by a process that loads it. The model may be downloaded
     or converted for it."""
     try:
         folder = resolve(name, "target", on_progress)
     except InputError as error:
-        return Finding("target", "fail", str(error))
+        return Check("target", "fail", str(error))
     command = [*module_command("target_worker.model_examination"), str(folder)]
     environment = {**os.environ, **worker_environment("target", ())}
     try:
@@ -54,7 +54,7 @@ def target_finding(name: str, on_progress: OnProgress = silent) -> Finding:
         report = msgspec.json.decode(answer.stdout, type=ModelReport | ModelRefusal)
     except (subprocess.TimeoutExpired, msgspec.DecodeError):
         text = f"{folder} could not be loaded: the process that loads it crashed or hung"
-        return Finding("target", "fail", text, "free memory, download the model again, or choose a smaller one")
+        return Check("target", "fail", text, "free memory, download the model again, or choose a smaller one")
     finding = described(folder, report)
     return finding if finding.status == "fail" else replace(finding, text=f"{finding.text} {_kept(folder)}".strip())
 
@@ -65,16 +65,16 @@ def _kept(folder: Path) -> str:
     return f"Alone it keeps {about(tokens)} tokens of conversations in this machine's memory." if tokens else ""
 
 
-def described(folder: Path, report: ModelReport | ModelRefusal) -> Finding:
+def described(folder: Path, report: ModelReport | ModelRefusal) -> Check:
     if isinstance(report, ModelRefusal):
-        return Finding("target", "fail", report.text)
+        return Check("target", "fail", report.text)
     higher = f" It is no higher level: {report.reason.rstrip('.')}." if report.reason else ""
     joint = "share a forward" if report.joins else "are evaluated in turns"
     text = (
         f"{model_name(folder)} ({report.architecture}) is a {report.level} model: {MEANINGS[report.level]}.{higher} "
         f"Several requests {joint}; the context is {report.context:,} tokens. {_recording(report.recorded_layers)}"
     )
-    return Finding("target", "ok", text)
+    return Check("target", "ok", text)
 
 
 def _recording(layers: int) -> str:
@@ -83,7 +83,7 @@ def _recording(layers: int) -> str:
     return "Its states can't be recorded, so that no trained drafter but an early exit can draft for it."
 
 
-def draft_finding(name: str, target: str | None = None, on_progress: OnProgress = silent) -> Finding:
+def draft_finding(name: str, target: str | None = None, on_progress: OnProgress = silent) -> Check:
     """`doctor --draft MODEL`: what kind of draft it is, what it reads of its target, and whether the two fit.
 
     `target`: the name of the target, if it is asked for beside one. Both may be downloaded for it.
@@ -99,25 +99,25 @@ def draft_finding(name: str, target: str | None = None, on_progress: OnProgress 
         folder = Path(name).expanduser()
         return _described(folder if is_converted(folder) else resolve(name, "draft", on_progress), None)
     except InputError as error:
-        return Finding("draft", "fail", str(error))
+        return Check("draft", "fail", str(error))
 
 
-def _described(folder: Path, target: TargetShape | None, *, own_head: bool = False) -> Finding:
+def _described(folder: Path, target: TargetShape | None, *, own_head: bool = False) -> Check:
     if is_converted(folder):
         reads = "a trained drafter, which reads its target's states" if holds_drafter(folder) else "a language model"
-        return Finding(
+        return Check(
             "draft",
             "ok",
             f"{model_name(folder)} is a Core ML package of {reads}: it was compared with MLX when it was made.",
         )
     drafter = read_drafter(folder, with_own_head=own_head)
     if drafter is not None:
-        return Finding("draft", "ok", told(folder, drafter, target))
+        return Check("draft", "ok", told(folder, drafter, target))
     name = model_name(folder)
     text = f"{name} is a language model: it reads tokens alone, and any target with its tokenizer can have it."
     if has_own_head(folder):
         text += " It has an MTP head too, which drafts for the model itself."
-    return Finding("draft", "ok", text)
+    return Check("draft", "ok", text)
 
 
 def told(folder: Path, drafter: Drafter, target: TargetShape | None) -> str:
@@ -165,7 +165,7 @@ def examined(
     examiner: Sequence[str] = EXAMINER,
     predicts: int = PREDICTS,
     limits: Limits = LIMITS,
-) -> list[Finding]:
+) -> list[Check]:
     """`doctor --neural-engine`: findings on the draft model `draft` (None: the default draft), and on which engine the
     pipeline uses for it.
 
@@ -179,15 +179,15 @@ def examined(
     place, chosen = place_of(folder), runtime or "coreml"
     outcomes = examine(folder, chosen, examiner=examiner, limits=limits, predicts=predicts, on_stage=on_stage)
     findings, verdict = judge(outcomes, place, rehearsal=chosen == "executor")
-    findings = [*([Finding("draft", "warn", note)] if note else []), *findings]
+    findings = [*([Check("draft", "warn", note)] if note else []), *findings]
     if chosen == "executor":
-        return [*findings, Finding("verdict", "ok", "a rehearsal: nothing was found out about a Neural Engine")]
+        return [*findings, Check("verdict", "ok", "a rehearsal: nothing was found out about a Neural Engine")]
     if verdict is None:
-        return [*findings, Finding("verdict", "warn", "none is recorded: the failure may not come again", _AGAIN)]
+        return [*findings, Check("verdict", "warn", "none is recorded: the failure may not come again", _AGAIN)]
     file = record(verdict)
     if verdict.choice == "coreml":
-        return [*findings, Finding("verdict", "ok", f"--draft-engine coreml uses Core ML here ({file})")]
-    return [*findings, Finding("verdict", "warn", f"--draft-engine coreml drafts in MLX here ({file})")]
+        return [*findings, Check("verdict", "ok", f"--draft-engine coreml uses Core ML here ({file})")]
+    return [*findings, Check("verdict", "warn", f"--draft-engine coreml drafts in MLX here ({file})")]
 
 
 def _default(on_progress: OnProgress) -> tuple[str, str]:
@@ -196,8 +196,8 @@ def _default(on_progress: OnProgress) -> tuple[str, str]:
     return str(folder), note
 
 
-def _none_here() -> Finding:
-    return Finding(
+def _none_here() -> Check:
+    return Check(
         "Neural Engine",
         "ok",
         "there is none: --draft-engine coreml runs the same package by an executor, which proves it and is no "

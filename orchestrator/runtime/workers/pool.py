@@ -5,14 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.runtime.link_emulation import DelayedHub, EmulatedLink
-from orchestrator.runtime.recording import Recording, Trace
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.remote import RemoteWorkers
@@ -25,6 +24,9 @@ from protocol.messages.remote import WorkerEntry, WorkerStatus
 from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
 from protocol.transport.codec import Stamp
 from protocol.transport.hub import Arrival, Hub
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.recording import Recording
 
 log = structlog.get_logger()
 
@@ -56,15 +58,41 @@ WorkerEventOrError: TypeAlias = WorkerEvent | WorkerNews | WorkerRetired | Draft
 """An event, or the reason why the pipeline has failed."""
 
 
+class Trace:
+    """What a profile hears of the loop and of the workers' messages. This one records nothing; `Recording` does."""
+
+    def now(self) -> int:
+        return 0
+
+    def woke(self) -> None:
+        """The poll has returned."""
+
+    def arrived(self, role: Role, incarnation: int, message: Message) -> None:
+        """A worker's message was read."""
+
+    def stepped(self, began: int) -> None:
+        """An event and its commands are handled; that began at `began`."""
+
+    def sent(self, role: Role, incarnation: int, message: Message, began: int) -> None:
+        """A message was sent to a worker."""
+
+    def probe(self, incarnation: int) -> Ping | None:
+        """The next clock probe for this worker, if any."""
+
+    def save(self) -> None:
+        """Write everything."""
+
+
 class WorkerPool:
     """Local and remote workers behind one interface; each worker is identified by its incarnation."""
 
-    def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, drafts: bool) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, drafts: bool, trace: "Trace | Recording"
+    ) -> None:
         """`drafts`: whether the strategy uses a draft."""
         self._setup = setup
         self._drafts = drafts
-        self._local = LocalWorkers(context, setup, epoch)
-        self.trace = self._local.trace
+        self._local = LocalWorkers(context, setup, epoch, trace)
         self._remote: RemoteWorkers | None = None
         if setup.listening is not None:
             self._refusals = self._initial_refusals()
@@ -176,11 +204,13 @@ class WorkerPool:
 class LocalWorkers:
     """Starts one worker for each role, exchanges messages with it, and restarts it when it dies."""
 
-    def __init__(self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], setup: OrchestratorSetup, epoch: int, trace: "Trace | Recording"
+    ) -> None:
         session = Session(Path(setup.session))
         self._setup = setup
         self.supervisor = Supervisor(setup, session, epoch)
-        self.trace = Recording(Path(setup.trace)) if setup.trace else Trace()
+        self._trace = trace
         self.settled = False
         """The pipeline has been ready once: from now on a failing worker is not the user's mistake."""
         self.stale = 0
@@ -233,9 +263,9 @@ class LocalWorkers:
         """Send to a worker, if it is up."""
         if incarnation not in self._peers:
             return
-        began = self.trace.now()
+        began = self._trace.now()
         self._send(incarnation, message)
-        self.trace.sent(self._hellos[incarnation].role, incarnation, message, began)
+        self._trace.sent(self._hellos[incarnation].role, incarnation, message, began)
 
     def dismiss(self, incarnation: int, text: str) -> Iterator[WorkerEventOrError]:
         """End a worker that can't serve this pipeline. The pipeline fails without it, unless MLX can draft instead."""
@@ -317,7 +347,7 @@ class LocalWorkers:
 
     def _probe(self, incarnation: int) -> None:
         """Send the next clock probe of a profile, if any."""
-        ping = self.trace.probe(incarnation)
+        ping = self._trace.probe(incarnation)
         if ping is not None:
             self._send(incarnation, ping)
 
@@ -327,7 +357,7 @@ class LocalWorkers:
         if epoch != self._epoch or child is None:
             self.stale += 1
             return
-        self.trace.arrived(child.role, incarnation, arrival.message)
+        self._trace.arrived(child.role, incarnation, arrival.message)
         match arrival.message:
             case Hello(role=role) if role != child.role:
                 yield InputError(f"A {role} worker was started as the {child.role}: check the command that starts it.")

@@ -19,9 +19,8 @@ from orchestrator.machine.memory.weights import loaded_drafter
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
-from orchestrator.runtime.models_held import machines, model_folders, trained_drafter
 from orchestrator.runtime.session import Session
-from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.setup import OrchestratorSetup, machines, model_folders, trained_drafter
 from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.contracts.kv_bits import UNQUANTIZED
 from protocol.messages.base import Role

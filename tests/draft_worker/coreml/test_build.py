@@ -24,7 +24,7 @@ from draft_worker.coreml.converted import Converted, require_functions
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
 from draft_worker.coreml.runtime.backends.executor import Executor
 from orchestrator.cli.app import cli
-from orchestrator.machine.conversion import conversion
+from orchestrator.machine.drafts.converted_draft import conversion
 from protocol.contracts.coreml.conversion import Choices, Finished, Progress
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint

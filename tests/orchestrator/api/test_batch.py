@@ -9,8 +9,7 @@ import pytest
 import zmq
 
 from orchestrator import AsyncClient, Client, Pipeline, Result, SamplingParams
-from orchestrator.api.batch import MOST_AT_ONCE, RequestBatch
-from orchestrator.api.submission import is_batch, submits
+from orchestrator.api.submission import MOST_AT_ONCE, RequestBatch, is_batch, submits
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import Cancel, Done, Inquire, Output, Refused, Submit
 from protocol.transport.codec import Stamp, decode, encode

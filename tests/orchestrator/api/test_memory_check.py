@@ -9,7 +9,7 @@ from orchestrator.api import memory_check
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.cli.options import TokensOrAuto
 from orchestrator.core.options import Options
-from orchestrator.machine.memory.refusal import size
+from orchestrator.machine.memory.budget import size
 from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError

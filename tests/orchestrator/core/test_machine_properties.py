@@ -14,8 +14,8 @@ from orchestrator.core.events import Tick
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import Phase
+from orchestrator.core.policy.estimates import Freshness
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.policy.tries import Freshness
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker, Work, WorkerHost
@@ -240,7 +240,7 @@ def test_a_recorded_log_replays_to_the_same_commands(tmp_path):
     simulation = ready("adaptive")
     simulation.submit(2, 40, temperature=1.0)
     simulation.run()
-    journal = Journal.to(str(tmp_path / "events"))
+    journal = Journal(str(tmp_path / "events"))
     for now, event, _ in simulation.history:
         journal.write(event, now)
     journal.close()

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from orchestrator.lab.drill import command
+from orchestrator.lab.drill.drills import commands
 from orchestrator.lab.drill.outcome import DrillName, DrillOutcome
 from orchestrator.lab.drill.registry import DRILLS
 
@@ -35,7 +35,7 @@ def test_commands_draft_in_mlx_since_the_automatic_engine_works_in_the_backgroun
 ):
     told = tmp_path / "told"
     program = "import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')"
-    monkeypatch.setattr(command, "_program", lambda: [sys.executable, "-S", "-c", program, str(told)])
+    monkeypatch.setattr(commands, "_program", lambda: [sys.executable, "-S", "-c", program, str(told)])
 
     DRILLS[name].run(0, 7, lambda: None)
 

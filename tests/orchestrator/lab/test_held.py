@@ -1,5 +1,4 @@
-from orchestrator.lab.drill.held import Sample, figures, growth, levels
-from orchestrator.lab.drill.processes import Usage
+from orchestrator.lab.drill.processes import Sample, Usage, figures, growth, levels
 
 MIB = 1 << 20
 

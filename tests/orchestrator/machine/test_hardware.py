@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.core.options import Options
 from orchestrator.machine import hardware
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.blas.library import Blas
-from orchestrator.machine.blas.speed import ForwardTimes
+from orchestrator.machine.blas.library import Blas, ForwardTimes
 from orchestrator.machine.hardware import MlxDevice, partition, worker_environment
 from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.runtime.doctor import doctor
@@ -154,7 +153,7 @@ def test_the_finding_says_which_library_it_is_and_how_fast():
         (doctor.shared_memory(1 << 30), "ok", None),
     ],
 )
-def test_what_is_missing_has_a_next_step(finding: doctor.Finding, status: str, step: str | None):
+def test_what_is_missing_has_a_next_step(finding: doctor.Check, status: str, step: str | None):
     assert finding.status == status
     assert (finding.next_step is None) == (step is None)
     assert step is None or step in (finding.next_step or "")

@@ -8,10 +8,9 @@ from hypothesis import strategies as some
 
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
-from protocol.speculation.calibration import Calibration
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import MIN_PATH_PROBABILITY, TreeGrowth
-from protocol.speculation.token_tree import Node, TokenTree
+from protocol.speculation.token_tree import Calibration, Node, TokenTree
 from tests.support.fake_draft import oracle
 
 plans = some.one_of(

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import save_file
 
-from orchestrator.machine.drafts.packed_draft import CONFIG, EMBEDDING, LAYERS
+from orchestrator.machine.drafts.shipped_drafts import CONFIG, EMBEDDING, LAYERS
 from orchestrator.machine.gguf.folder import convert_gguf
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from tests.support.models.gguf_files import SIZES, weights, write_gguf

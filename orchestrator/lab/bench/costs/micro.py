@@ -12,7 +12,7 @@ import numpy as np
 
 from orchestrator.lab.bench.models import weights_read
 from orchestrator.lab.calibration.calibrate import forward_times
-from orchestrator.lab.findings import Field, Findings, Value, Watch, tabulated
+from orchestrator.lab.findings import Field, Findings, Listener, Value, tabulated
 from orchestrator.machine.hardware import chip, partition_cores, worker_environment
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
@@ -112,7 +112,7 @@ def measured_forwards(
     ]
 
 
-def measure(target: Path, draft: Path, watch: Watch) -> Findings:
+def measure(target: Path, draft: Path, watch: Listener) -> Findings:
     """Of the models in these folders. Raises PipelineError if a process fails."""
     costs = measured_forwards(target, draft, notice=watch.starting)
     watch.starting("adopting KV from shared memory")

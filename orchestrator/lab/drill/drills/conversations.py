@@ -9,7 +9,6 @@ import random
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,9 +16,21 @@ from dataclasses import dataclass, field
 import httpx
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.lab.drill.held import Sample, figures, growth, levels
 from orchestrator.lab.drill.outcome import DrillOutcome, OnStep, left_behind
-from orchestrator.lab.drill.processes import mark, members, own_registry, remains, until, usage
+from orchestrator.lab.drill.processes import (
+    Sample,
+    at_work,
+    every,
+    figures,
+    growth,
+    levels,
+    mark,
+    members,
+    own_registry,
+    remains,
+    until,
+    usages,
+)
 from protocol.own_modules import module_command
 
 PROMISE = "conversations, eight clients, contexts to their end: every answer exact; memory, descriptors, threads flat"
@@ -132,16 +143,9 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
             answers = _answers(server, conversations)
         with _served("adaptive", "mlx") as (server, place):
             users = [_User(server, conversations, answers, first) for first in range(_CLIENTS)]
-            threads = [threading.Thread(target=user.run, daemon=True) for user in users]
-            for thread in threads:
-                thread.start()
-            samples = _watched(server, place, users, count, on_step)
-            for user in users:
-                user.ended.set()
-            for thread in threads:
-                thread.join(60.0)
+            with at_work(users):
+                samples = _watched(server, place, users, count, on_step)
             failures = [text for user in users for text in user.failures]
-            failures += ["A client still waits for its answer." for thread in threads if thread.is_alive()]
         failures += left_behind("at the end", remains(place))
     answered, finished = sum(user.answered for user in users), _finished(users)
     measured = f"{answered} answers, {finished} conversations to the end, {len(failures)} failures; "
@@ -183,13 +187,9 @@ def _answers(server: _Server, conversations: Sequence[_Conversation]) -> list[li
 def _watched(server: _Server, place: str, users: Sequence[_User], count: int, on_step: OnStep) -> list[Sample]:
     """What all processes hold, from the time on at which as many conversations as users have come to their end."""
     samples: list[Sample] = []
-    due = time.monotonic()
-    for _ in range(count):
-        due += SAMPLE_SECONDS
-        time.sleep(max(0.0, due - time.monotonic()))
+    for _ in every(SAMPLE_SECONDS, count):
         if _finished(users) >= len(users):
-            pids = {**members(place), "server": server.pid, "client": os.getpid()}
-            samples.append({name: held for name, pid in pids.items() if (held := usage(pid)) is not None})
+            samples.append(usages({**members(place), "server": server.pid, "client": os.getpid()}))
         on_step()
     return samples
 

@@ -18,9 +18,20 @@ import zmq
 from orchestrator.api.client import STAMP, Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.drill.drill_requests import DrillRequest, drill_requests, serve, wrong
-from orchestrator.lab.drill.held import figures, growth, levels
 from orchestrator.lab.drill.outcome import DrillOutcome, OnStep, left_behind
-from orchestrator.lab.drill.processes import Usage, mark, members, own_registry, remains, usage
+from orchestrator.lab.drill.processes import (
+    Usage,
+    at_work,
+    every,
+    figures,
+    growth,
+    levels,
+    mark,
+    members,
+    own_registry,
+    remains,
+    usages,
+)
 from protocol.messages.base import Message, SequenceId
 from protocol.messages.client import Cancel
 from protocol.messages.worker import Ping, Verdict
@@ -141,16 +152,9 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
         with Pipeline(draft_engine="mlx") as pipeline:
             place = mark(pipeline.address)
             loops = [RequestLoop(pipeline.address, requests, first) for first in range(_CLIENTS)]
-            threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]
-            for thread in threads:
-                thread.start()
-            samples = _inject_faults(FaultInjector(pipeline.address, place, requests, seed), place, count, on_step)
-            for loop in loops:
-                loop.ended.set()
-            for thread in threads:
-                thread.join(60.0)
+            with at_work(loops):
+                samples = _inject_faults(FaultInjector(pipeline.address, place, requests, seed), place, count, on_step)
             failures = [text for loop in loops for text in loop.failures]
-            failures += ["A client still waits for its answer." for thread in threads if thread.is_alive()]
             failures += wrong(requests[0], serve(pipeline, requests[0]), "after the last fault")
         failures += left_behind("at the end", remains(place))
     answered = sum(loop.answered for loop in loops)
@@ -164,12 +168,8 @@ def run(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
 def _inject_faults(injector: FaultInjector, place: str, count: int, on_step: OnStep) -> list[dict[str, Usage]]:
     """Inject `count` faults; returns what every process held just before each."""
     samples: list[dict[str, Usage]] = []
-    due = time.monotonic()
-    for number in range(count):
-        due += FAULT_SECONDS
-        time.sleep(max(0.0, due - time.monotonic()))
-        pids = {**members(place), "client": os.getpid()}
-        samples.append({name: held for name, pid in pids.items() if (held := usage(pid)) is not None})
+    for number in every(FAULT_SECONDS, count):
+        samples.append(usages({**members(place), "client": os.getpid()}))
         injector.faults[number % len(injector.faults)]()
         on_step()
     return samples

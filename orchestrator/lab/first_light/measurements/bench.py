@@ -8,10 +8,11 @@ import msgspec
 from orchestrator.lab.bench import strategies
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.findings import Check, Findings, Watch
+from orchestrator.lab.findings import Findings, Listener
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine
 from orchestrator.lab.first_light.stages import Asked, OnNotice
+from orchestrator.machine.check import Check
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.pairs.recommended_pairs import pairs
@@ -33,7 +34,7 @@ def measure_larger(asked: Asked) -> Findings:
     return compared(plan(target=pair.target.id, draft=pair.draft.id, temperature=(0.0, 0.8)), 3, asked.notice)
 
 
-class _Noticing(Watch):
+class _Noticing(Listener):
     """Tells what the stage does, and keeps notes for its findings."""
 
     def __init__(self, notice: OnNotice) -> None:

@@ -11,11 +11,12 @@ from orchestrator.lab.bench.contender import GenerationTask, PipelineContender
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.names import AUTOREGRESSIVE
 from orchestrator.lab.bench.trials import encoded
-from orchestrator.lab.findings import Check, Findings, Table
+from orchestrator.lab.findings import Findings, Table
 from orchestrator.lab.first_light.forwards import float32_copy
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
 from orchestrator.lab.first_light.needs import computes_on_gpu
 from orchestrator.lab.first_light.stages import Asked, OnNotice
+from orchestrator.machine.check import Check
 
 STORED, FLOAT32 = "as stored", "float32"
 _TEMPERATURES = (0.0, 0.8)

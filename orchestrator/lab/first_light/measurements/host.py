@@ -5,8 +5,9 @@ import os
 from orchestrator.lab.bench.costs import micro
 from orchestrator.lab.drill.outcome import DrillName, check
 from orchestrator.lab.drill.registry import DRILLS, drill_counts
-from orchestrator.lab.findings import Check, Findings, Value
+from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light.stages import Asked
+from orchestrator.machine.check import Check
 from orchestrator.machine.downloads.default_target import VARIABLE
 from orchestrator.runtime.doctor.doctor import examine
 
@@ -27,8 +28,7 @@ _FULL: tuple[DrillName, ...] = (
 def checks(asked: Asked) -> Findings:
     """What `doctor` checks."""
     asked.notice("checking packages, devices, memory and network")
-    found = (Check(finding.name, finding.status, finding.text, finding.next_step) for finding in examine())
-    return Findings(checks=tuple(found))
+    return Findings(checks=tuple(examine()))
 
 
 def hand_off(asked: Asked) -> Findings:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from orchestrator.lab.findings import Cell, Check, Findings, Table, Value
+from orchestrator.lab.findings import Cell, Findings, Table, Value
 from orchestrator.lab.first_light.measurements.texts import plan
 from orchestrator.lab.first_light.stages import Asked
+from orchestrator.machine.check import Check
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import place_of
-from orchestrator.machine.finding import Finding
 from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.coreml.examination import RuntimeName
@@ -50,10 +50,9 @@ def report_tables(outcomes: Sequence[StageOutcome]) -> Iterator[Table]:
                 yield Table(f"{outcome.units}, {outcome.stage}: {kind.__name__.lower()}", tuple(fields), rows)
 
 
-def _check(finding: Finding) -> Check:
+def _check(finding: Check) -> Check:
     """A Neural Engine that does not suit is no defect: the pipeline then drafts with MLX."""
-    status = "warn" if finding.status == "fail" else finding.status
-    return Check(finding.name, status, finding.text, finding.next_step)
+    return msgspec.structs.replace(finding, status="warn") if finding.status == "fail" else finding
 
 
 def _peak_memory() -> Value:

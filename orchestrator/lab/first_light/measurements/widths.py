@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from orchestrator.lab.findings import Cell, Check, Findings, Table
+from orchestrator.lab.findings import Cell, Findings, Table
 from orchestrator.lab.first_light.forwards import (
     Compared,
     ForwardOrder,
@@ -15,6 +15,7 @@ from orchestrator.lab.first_light.forwards import (
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
 from orchestrator.lab.first_light.needs import computes_on_gpu
 from orchestrator.lab.first_light.stages import Asked
+from orchestrator.machine.check import Check
 
 _PROMPT = 32
 _EVERY_WIDTH = (*range(1, 18), 32)

@@ -12,8 +12,8 @@ from orchestrator.lab.profile.analysis.overlap import (
     DraftTime,
     Interval,
     Intervals,
-    Step,
     TracedRequest,
+    TracedStep,
     VerificationRound,
     acceptance_by_depth,
     difference,
@@ -174,10 +174,10 @@ def request_profiles(
     ]
 
 
-def grown_by(run: TracedRun) -> dict[Interval, Step]:
+def grown_by(run: TracedRun) -> dict[Interval, TracedStep]:
     """Which step each growth span was."""
     return {
-        edges(span): Step(life.worker.incarnation, span.serial)
+        edges(span): TracedStep(life.worker.incarnation, span.serial)
         for life in run.lives
         for span in life.spans
         if span.kind is SpanKind.GROW

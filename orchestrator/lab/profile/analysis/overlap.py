@@ -132,7 +132,7 @@ def _touching(spans: Iterable[TracedSpan], begin: int, end: int) -> tuple[Traced
     return tuple(span for span in spans if span.end > begin and span.begin < end)
 
 
-class Step(NamedTuple):
+class TracedStep(NamedTuple):
     """One growth step."""
 
     incarnation: int
@@ -155,11 +155,11 @@ class VerificationRound:
     """Number of tokens that could have been accepted."""
     hit: bool | None = None
     """The next root had children in the cache; None after the last round, or without a draft."""
-    sources: set[Step] = field(default_factory=set)
+    sources: set[TracedStep] = field(default_factory=set)
     """Steps that published a node under verification."""
-    accepted_from: set[Step] = field(default_factory=set)
+    accepted_from: set[TracedStep] = field(default_factory=set)
     """Those of them whose tokens the target accepted."""
-    used: set[Step] = field(default_factory=set)
+    used: set[TracedStep] = field(default_factory=set)
     """Those, and the steps without which they would have come too late: each published a token that a later
     one of them was computed behind, before the target had chosen it."""
 
@@ -172,7 +172,7 @@ def rounds(seen: Iterable[Seen]) -> list[VerificationRound]:
     for each in seen:
         match each.message:
             case Grow() as grow:
-                growth.add(grow, Step(each.incarnation, each.serial))
+                growth.add(grow, TracedStep(each.incarnation, each.serial))
             case Verify(round=round) as verify if round not in asked:
                 asked[round] = _sent_verify(verify, each.at, growth)
             case Verdict(round=round) as verdict if round in asked and round not in done:
@@ -195,17 +195,17 @@ class _Growth:
 
     def __init__(self) -> None:
         self._published: set[NodeId] = set()
-        self._evaluated: dict[NodeId, Step] = {}
+        self._evaluated: dict[NodeId, TracedStep] = {}
         """The step that evaluated a node, and so found its children."""
         self._chosen: dict[NodeId, _Chosen] = {}
 
-    def add(self, grow: Grow, step: Step) -> None:
+    def add(self, grow: Grow, step: TracedStep) -> None:
         for parent, token in zip(grow.parents, grow.tokens, strict=True):
             self._published.add(node_id(parent, token))
             if grow.evaluated:
                 self._evaluated.setdefault(parent, step)
 
-    def step_of(self, parent: NodeId, child: NodeId) -> Step | None:
+    def step_of(self, parent: NodeId, child: NodeId) -> TracedStep | None:
         """The step that has published `child` by now."""
         return self._evaluated.get(parent) if child in self._published else None
 
@@ -215,9 +215,9 @@ class _Growth:
             ahead = child in self._evaluated
             self._chosen.setdefault(child, _Chosen(parent, self.step_of(parent, child), ahead))
 
-    def steps_behind(self, node: NodeId) -> set[Step]:
+    def steps_behind(self, node: NodeId) -> set[TracedStep]:
         """The step that published this chosen node, and those that made it possible ahead of the target."""
-        steps: set[Step] = set()
+        steps: set[TracedStep] = set()
         known = self._chosen.get(node)
         while known is not None and known.step is not None:
             steps.add(known.step)
@@ -230,7 +230,7 @@ class _Chosen(NamedTuple):
     """A token of the output, as it was when the target chose it."""
 
     parent: NodeId
-    step: Step | None
+    step: TracedStep | None
     """The step that had published it, if one had."""
     ahead: bool
     """The draft had evaluated it already."""
@@ -241,7 +241,7 @@ class _SentVerify(NamedTuple):
 
     verify: Verify
     at: int
-    steps: dict[NodeId, Step | None]
+    steps: dict[NodeId, TracedStep | None]
 
 
 def _sent_verify(verify: Verify, at: int, growth: _Growth) -> _SentVerify:
@@ -316,7 +316,7 @@ def overlapped_share(draft: Intervals, target: Intervals) -> float | None:
     return total(intersection(draft, target)) / total(draft) if draft else None
 
 
-def draft_time(request: TracedRequest, steps: dict[Interval, Step], used: set[Step]) -> DraftTime:
+def draft_time(request: TracedRequest, steps: dict[Interval, TracedStep], used: set[TracedStep]) -> DraftTime:
     """The draft's time by use. `steps`: the step of each growth span; `used`: the steps that led to accepted tokens."""
     target = request.busy(work(request.target, TARGET_WORK), request.decode)
     growth = work(request.draft, (SpanKind.GROW,))

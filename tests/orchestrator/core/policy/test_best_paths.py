@@ -15,7 +15,7 @@ from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_count, best_counts
 from protocol.messages.base import NodeId
 from protocol.speculation.token_tree import Node, TokenTree, fits, flatten
-from tests.support.sequence_views import sequence_view
+from tests.support.sequence_views import guesses_behind, sequence_view
 
 ROOT, POSITION = NodeId(1), 5
 PROBABILITIES = st.floats(0.01, 0.99)
@@ -40,8 +40,8 @@ def view(made: TokenTree, costs: Sequence[float], lookup: Sequence[tuple[int, fl
     estimates = Estimates()
     estimates.beside_draft.expect([(width, seconds) for width, seconds in enumerate(costs, start=1)])
 
-    def guesses(node: Node, limit: int) -> list[tuple[int, float]]:
-        return list(lookup)[:limit] if node is made.root else []
+    def guesses(leaf: Node) -> list[Node]:
+        return guesses_behind(leaf, lookup) if leaf is made.root else []
 
     return sequence_view(made, estimates, lookup=guesses, level="chain")
 
@@ -76,7 +76,7 @@ def test_no_path_has_a_higher_expected_rate(grown, costs, lookup, limit):
 
     (chosen,) = decided(Options(max_verify=limit), shown)
 
-    guessed = shown.lookup_chain(made.root)[:limit]
+    guessed = shown.lookup(made.root)[:limit]
     others = [*paths(made, limit), *(guessed[:length] for length in range(len(guessed) + 1))]
     rates = [(1.0 + gain(path)) / costs[len(path)] for path in others]
     assert fits(flatten(made.root, chosen)[1], "chain")
@@ -144,7 +144,7 @@ def test_prompt_lookup_continues_the_drafts_path():
     made = TokenTree(ROOT, 3, POSITION)
     end = made.add(made.add(made.root, 1, 0.9), 1, 0.9)
     shown = view(made, [0.02 + 0.001 * width for width in range(1, 20)])
-    shown.lookup = lambda node, limit: [(7, 0.9)] if node is end else []
+    shown.lookup = lambda leaf: guesses_behind(leaf, [(7, 0.9)] if leaf is end else [])
 
     (chosen,) = decided(Options(), shown)
 

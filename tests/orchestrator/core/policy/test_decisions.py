@@ -15,7 +15,7 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst, Chain, Distribution, FanOut
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import node_id
-from tests.support.sequence_views import sequence_view
+from tests.support.sequence_views import guesses_behind, sequence_view
 
 ROOT, POSITION, VOCABULARY = NodeId(1), 5, 100
 LONGEST_PAUSE = 0.25
@@ -137,7 +137,7 @@ def without_draft(guesses: list[tuple[int, float]]) -> SequenceView:
     estimates.target.observe(1, 0.02)
     estimates.target.observe(8, 0.021)
     view = _view(Speculation(ROOT, 3, 5, estimates, True, 0.0), None)
-    view.lookup = lambda node, limit: guesses[:limit]
+    view.lookup = lambda leaf: guesses_behind(leaf, guesses)
     return view
 
 

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.policy.estimates import HitModel
+from orchestrator.core.policy.estimates import HitModel, WidthCost
 from orchestrator.core.policy.expected_rate import with_growth
-from orchestrator.core.policy.running_means import WidthCost
 from orchestrator.core.policy.strategies import geometric_fan_out
 from orchestrator.core.workers import RestartPolicy
-from protocol.speculation.calibration import Calibration
+from protocol.speculation.token_tree import Calibration
 
 
 @given(acceptance=st.floats(0, 1), exponent=st.floats(0.05, 5), depth=st.integers(1, 12), budget=st.integers(0, 200))

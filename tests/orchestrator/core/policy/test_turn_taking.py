@@ -13,9 +13,8 @@ from orchestrator.core.drafts.election import Election
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import Decision, SequenceView, VerifyNodes, WaitUntil
-from orchestrator.core.policy.running_means import WidthCost
+from orchestrator.core.policy.estimates import MeasuredRound, TurnTaking, Usefulness, WidthCost
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.policy.tries import MeasuredRound, TurnTaking, Usefulness
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.simulation import Simulation

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
+from orchestrator.core.policy.estimates import WidthCost
 from orchestrator.core.policy.expected_rate import best_count
-from orchestrator.core.policy.running_means import WidthCost
 from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.sampling import Sampling
 from protocol.worker.pacing import DevicePace

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.lab.bench.agent_session import RESTART, Session, kept_tokens, measure_session
 from orchestrator.lab.bench.shapes import SHAPES
-from orchestrator.lab.findings import Watch
+from orchestrator.lab.findings import Listener
 from protocol.errors import InputError
 
 
@@ -38,7 +38,7 @@ def test_a_scaled_session_has_scaled_turns():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_agent_s_turns_read_only_what_is_new(shape: str):
     """Of a model whose states fill the memory, another conversation costs some of the first one's."""
-    found = measure_session(shape, Watch(), first=400, turns=9)
+    found = measure_session(shape, Listener(), first=400, turns=9)
     measured: Sequence[object] = found.figures["turns"]
 
     assert len(measured) == 11
@@ -47,7 +47,7 @@ def test_an_agent_s_turns_read_only_what_is_new(shape: str):
 
 def test_a_session_that_is_longer_than_the_context_is_refused():
     with pytest.raises(InputError, match="fewer turns"):
-        measure_session("qwen3-8b", Watch(), first=25_000, turns=30)
+        measure_session("qwen3-8b", Listener(), first=25_000, turns=30)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

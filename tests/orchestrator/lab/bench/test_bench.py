@@ -15,7 +15,7 @@ from mlx_lm.models.cache import BatchKVCache
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.cli.app import cli
-from orchestrator.lab.bench import residents
+from orchestrator.lab.bench import trials
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.figures import best_speculative, rows
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, Setting, deviating, schedule, settings
@@ -23,9 +23,8 @@ from orchestrator.lab.bench.mlx_lm import rounds_of
 from orchestrator.lab.bench.mlx_lm_process import PacedDevice
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt, read_prompts
-from orchestrator.lab.bench.residents import baseline_cores
 from orchestrator.lab.bench.strategies import findings
-from orchestrator.lab.bench.trials import encoded, generations, measured, requests_of
+from orchestrator.lab.bench.trials import baseline_cores, encoded, generations, measured, requests_of
 from orchestrator.lab.report import picture
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError
@@ -199,8 +198,8 @@ def test_the_baseline_of_the_ratios_has_all_cores():
 
 def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyPatch):
     def cores(target: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        monkeypatch.setattr(residents, "usable_cores", lambda: (0, 1, 2, 3))
-        monkeypatch.setattr(residents, "usual_cores", lambda: {"target": target} if target else {})
+        monkeypatch.setattr(trials, "usable_cores", lambda: (0, 1, 2, 3))
+        monkeypatch.setattr(trials, "usual_cores", lambda: {"target": target} if target else {})
         return baseline_cores(once=False)
 
     assert cores((0, 1, 2)) == {"mlx-lm": (0, 1, 2, 3), "mlx-lm, target's cores": (0, 1, 2)}

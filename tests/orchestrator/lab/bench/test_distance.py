@@ -9,8 +9,8 @@ from orchestrator.lab.bench.contender import TimedGeneration
 from orchestrator.lab.bench.figures import rows
 from orchestrator.lab.bench.measurement import Measurement, Setting
 from orchestrator.lab.bench.plan import BenchPlan, parse_links
-from orchestrator.lab.bench.residents import entries
 from orchestrator.lab.bench.strategies import findings
+from orchestrator.lab.bench.trials import entries
 from orchestrator.lab.report import picture
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Scenario, simulated

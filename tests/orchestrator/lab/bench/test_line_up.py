@@ -11,7 +11,7 @@ from orchestrator.cli.commands.measurements.bench import bench
 from orchestrator.lab.bench.models import BenchModels, bench_models
 from orchestrator.lab.bench.names import contender_name, line_and_draft_tokens
 from orchestrator.lab.bench.plan import BenchPlan, parse_strategies
-from orchestrator.lab.bench.residents import entries
+from orchestrator.lab.bench.trials import entries
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.errors import InputError
 from tests.support.models import drafter_files

@@ -10,7 +10,7 @@ from orchestrator.cli.app import cli
 from orchestrator.lab.bench.measurement import BenchRequest
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
-from orchestrator.lab.bench.recording import distinct_tasks, recorded
+from orchestrator.lab.bench.strategies import distinct_tasks, recorded
 from orchestrator.lab.bench.trials import requests_of
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import InputError

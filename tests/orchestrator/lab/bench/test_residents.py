@@ -12,7 +12,7 @@ from orchestrator.lab.bench import trials
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.measurement import BenchRequest
 from orchestrator.lab.bench.plan import BenchPlan
-from orchestrator.lab.bench.residents import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
+from orchestrator.lab.bench.trials import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
 from orchestrator.machine import hardware
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.hardware import MlxDevice, gpu_working_set

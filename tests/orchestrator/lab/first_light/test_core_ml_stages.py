@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.residents import IN_TURNS
+from orchestrator.lab.bench.trials import IN_TURNS
 from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lab.findings import Check, Findings, Table, Value
+from orchestrator.lab.findings import Findings, Table, Value
 from orchestrator.lab.first_light.forwards import Compared
 from orchestrator.lab.first_light.measurements import neural_engine, widths
 from orchestrator.lab.first_light.measurements.overlap import Overlap, efficiency
 from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.stages import Asked, LightSettings
+from orchestrator.machine.check import Check
 from protocol.contracts.coreml.neural_engine import ExaminedSystem
 
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from orchestrator.lab.findings import Check, Findings, Value
+from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light.folder import REPORT, Identity, LightFolder
 from orchestrator.lab.first_light.measurements.exactness import first_difference
 from orchestrator.lab.first_light.measurements.prefill import crossover
@@ -18,6 +18,7 @@ from orchestrator.lab.first_light.run import Choice, run, will_run
 from orchestrator.lab.first_light.stage_process import measurement
 from orchestrator.lab.first_light.stage_runner import Observer, RanStage
 from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
+from orchestrator.machine.check import Check
 from protocol.errors import InputError
 
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]

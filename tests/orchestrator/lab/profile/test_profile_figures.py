@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.lab.profile.analysis.excerpt import excerpt
 from orchestrator.lab.profile.analysis.figures import grown_by, idle_by_cause, target_time
 from orchestrator.lab.profile.analysis.overlap import (
     DRAFT_WORK,
     TARGET_WORK,
     DraftTime,
-    Step,
     TracedRequest,
+    TracedStep,
     acceptance_by_depth,
     draft_time,
     efficiency,
@@ -22,6 +21,7 @@ from orchestrator.lab.profile.analysis.overlap import (
     traced_requests,
     work,
 )
+from orchestrator.lab.profile.report import excerpt
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
 from orchestrator.runtime.recording import Seen, Traced
 from protocol.messages.base import NodeId, SequenceId
@@ -37,7 +37,7 @@ B = node_id(A, 11)
 C = node_id(B, 12)
 D = node_id(C, 13)
 TARGET, DRAFT = 1, 2
-FIRST, SECOND, THIRD = (Step(DRAFT, serial) for serial in (1, 2, 3))
+FIRST, SECOND, THIRD = (TracedStep(DRAFT, serial) for serial in (1, 2, 3))
 
 
 def grow(at: int, serial: int, parent: NodeId, *tokens: int, evaluated: int = 1) -> Seen:
@@ -238,7 +238,7 @@ def test_time_alone_counts_the_part_inside(traced: TracedRequest):
         life.worker, tuple(span._replace(end=span.begin + span.length // 2) for span in life.spans)
     )
 
-    # Step 1 lies in the window with 40 of its 90.
+    # TracedStep 1 lies in the window with 40 of its 90.
     assert time_alone(life, twice_as_fast, DRAFT_WORK, [(200, 790)]) == (40 + 80 + 100 + 120) // 2
 
 
@@ -257,5 +257,5 @@ def test_pictures_show_the_whole_draft_and_target_of_their_rounds(traced: Traced
     assert (shown.first, shown.count) == (0, 2)
     assert drawn == pytest.approx(total(traced.busy(work(traced.draft, DRAFT_WORK), [window])) / 1e6)
     assert [bar.look for bar in shown.target if bar.look == "verify"] == ["verify", "verify"]
-    # Step 1 ended before the picture begins.
+    # TracedStep 1 ended before the picture begins.
     assert [round(use.chosen * 1e6) for use in shown.uses] == [600 - window[0]]

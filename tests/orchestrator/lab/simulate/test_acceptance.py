@@ -136,7 +136,7 @@ def recorded_run(path, strategy: StrategyName = "adaptive", temperature=0.0):
 
 
 def write(path, simulation):
-    journal = Journal.to(str(path))
+    journal = Journal(str(path))
     for now, event, _ in simulation.history:
         journal.write(event, now)
     journal.close()

@@ -33,8 +33,7 @@ from orchestrator.lab.simulate.prediction.sweep import (
     with_draft_step,
     with_target_step,
 )
-from orchestrator.machine.profiles.calibration_file import calibration_file
-from orchestrator.machine.profiles.device_profiles import load_profile, profile_names
+from orchestrator.machine.profiles.device_profiles import calibration_file, load_profile, profile_names
 from protocol.errors import InputError, PipelineError
 from protocol.worker.pacing import DevicePace
 

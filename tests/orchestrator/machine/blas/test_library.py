@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.machine.blas import library
-from orchestrator.machine.blas.library import blas_environment, fast_blas
-from orchestrator.machine.blas.speed import forward_times
+from orchestrator.machine.blas.library import blas_environment, fast_blas, forward_times
 from tests.support.paths import ROOT
 
 linux = pytest.mark.skipif(

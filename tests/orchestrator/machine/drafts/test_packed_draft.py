@@ -14,8 +14,16 @@ from safetensors import safe_open
 from draft_worker.engines.mlx import MlxEngine
 from orchestrator.machine.downloads.default_target import DefaultTarget
 from orchestrator.machine.drafts import shipped_drafts as module
-from orchestrator.machine.drafts.packed_draft import CONFIG, LAYERS, join, whole_draft
-from orchestrator.machine.drafts.shipped_drafts import DefaultDraft, default_draft, packed_draft, shipped_draft
+from orchestrator.machine.drafts.shipped_drafts import (
+    CONFIG,
+    LAYERS,
+    DefaultDraft,
+    default_draft,
+    join,
+    packed_draft,
+    shipped_draft,
+    whole_draft,
+)
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from protocol.errors import InputError

@@ -5,9 +5,16 @@ import re
 import msgspec
 import pytest
 
-from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PackageNeed, PipelineNeeds, usable
+from orchestrator.machine.memory.budget import (
+    GIB,
+    MemorySettings,
+    ModelNeed,
+    PackageNeed,
+    PipelineNeeds,
+    refusal,
+    usable,
+)
 from orchestrator.machine.memory.kv_form import KvSizes
-from orchestrator.machine.memory.refusal import refusal
 
 TARGET = ModelNeed("target", 4 * GIB, KvSizes(full=32 * 1024), heads=32, quantizes=True)
 DRAFT = ModelNeed("draft", GIB, KvSizes(full=4 * 1024), heads=8)

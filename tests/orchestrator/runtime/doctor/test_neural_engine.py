@@ -18,9 +18,9 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import carry_out, placements
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
+from orchestrator.machine.check import Check
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
-from orchestrator.machine.finding import Finding
 from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.neural_engine.examination import Limits, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
@@ -46,7 +46,7 @@ FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
 PLACE = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64)
 
 
-def failures(findings: list[Finding]) -> list[str]:
+def failures(findings: list[Check]) -> list[str]:
     return [f"{finding.name}: {finding.text}" for finding in findings if finding.status == "fail"]
 
 
@@ -57,7 +57,7 @@ def chosen(verdict: EngineVerdict | None) -> str | None:
 # Processes -----------------------------------------------------------------------------------------
 
 
-def examination(behaviour: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+def examination(behaviour: str, monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     monkeypatch.setenv("FAKE_DEVICE", behaviour)
     limits = Limits(silence=1.0) if behaviour == "hanging" else Limits()
     return examined(str(converted_demo()), "coreml", examiner=FAKE, limits=limits)

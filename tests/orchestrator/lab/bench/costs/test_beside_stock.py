@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from orchestrator.cli.commands.measurements import bench as command
 from orchestrator.cli.commands.measurements.bench import bench
 from orchestrator.lab.bench.forwards import Built, ComparisonOrder, Sampled, figures_of, findings, measure
-from orchestrator.lab.findings import Watch
+from orchestrator.lab.findings import Listener
 from protocol.errors import PipelineError
 from tests.support.shown import shown
 
@@ -81,4 +81,4 @@ def test_every_kind_has_a_row_a_width():
 @pytest.mark.thorough
 def test_a_process_that_fails_is_an_error_with_its_last_line():
     with pytest.raises(PipelineError, match=r"comparison of forwards ended unexpectedly.*ValueError"):
-        measure(ComparisonOrder(size="tiny", kinds=("attention",), context=0), Watch())
+        measure(ComparisonOrder(size="tiny", kinds=("attention",), context=0), Listener())

@@ -5,7 +5,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from orchestrator.lab.bench.intervals import (
+from orchestrator.lab.bench.figures import (
     BURST_SECONDS,
     FEWEST_PROMPTS,
     bootstrap_interval,

@@ -1,12 +1,17 @@
-"""Faults of the draft: killed, stopped, or sending garbage. The target goes on, and the tokens stay the same."""
+"""Faults of workers: a draft that is killed, stopped or sends garbage, and a target that is killed.
+
+Requests go on, and the tokens stay the same."""
 
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.lab.drill.drill_requests import (
     DelayedFault,
     DrillRequest,
@@ -28,6 +33,7 @@ from orchestrator.lab.drill.outcome import (
     too_late,
 )
 from orchestrator.lab.drill.processes import mark, members, remains, until
+from protocol.errors import PipelineError
 from protocol.own_modules import module_command
 
 KILL_PROMISE = "draft killed: no request fails, same tokens, ≤ one target step + 100 ms added at p99"
@@ -41,7 +47,7 @@ _FALLBACK_SECONDS = 0.25
 _STRATEGIES = ("adaptive", "ssd", "adaptive", "sd")
 
 
-def kill(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
+def kill_draft(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Kill `count` drafts, three a pipeline, each at a random moment of a request."""
     source = random.Random(seed)
     requests = drill_requests(seed)
@@ -76,7 +82,7 @@ def kill(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     )
 
 
-def stop(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
+def stop_draft(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
     """Stop the draft in `count` requests at a random moment; it continues when the request has ended."""
     source = random.Random(seed)
     requests = drill_requests(seed)
@@ -167,3 +173,76 @@ def _kill_during(
     fault = DelayedFault(delay, kill_draft)
     served = serve(pipeline, request)
     return served, fault.done()
+
+
+# The target is killed -----------------------------------------------------------------------------
+
+TARGET_PROMISE = "target killed: requests go on, no token lost or doubled; three deaths a minute end with a sentence"
+_SURVIVED = 2
+"""Kills that a pipeline survives within a minute."""
+_SENTENCE = re.compile(r"The target worker ended by signal 9\..*three times within a minute.*doctor")
+_OF_TARGET = ("adaptive", "ar", "ssd")
+
+
+def kill_target(count: int, seed: int, on_step: OnStep) -> DrillOutcome:
+    """Kill `count` targets, two a pipeline, each at a random moment of a request; a third kill ends the pipeline."""
+    source = random.Random(seed)
+    requests = drill_requests(seed)
+    failures: list[str] = []
+    gaps: list[float] = []
+    opened = done = 0
+    while done < count:
+        with Pipeline(draft_engine="mlx", strategy=_OF_TARGET[opened % len(_OF_TARGET)]) as pipeline:
+            request, when = source.choice(requests), f"seed {seed}, pipeline {opened}"
+            undisturbed = serve(pipeline, request)
+            failures += wrong(request, undisturbed, f"{when}, undisturbed")
+            killed: set[int] = set()
+            for number in range(min(_SURVIVED, count - done)):
+                pid = _fresh_target(pipeline, killed)
+                fault = DelayedFault(source.uniform(0.0, undisturbed.seconds), lambda pid=pid: _kill(pid))
+                served = serve(pipeline, request)
+                gap = served.longest_gap(since=fault.done())
+                gaps += [] if gap is None else [gap]
+                failures += wrong(request, served, f"{when}, kill {number}")
+                done += 1
+                on_step()
+            if len(killed) == _SURVIVED:
+                failures += [f"{when}: {text}" for text in _third_kill(pipeline, killed)]
+            place = mark(pipeline.address)
+        failures += left_behind(when, remains(place))
+        opened += 1
+    measured = f"{done} kills, {len(failures)} failures; resumed after p50 / p99 / max {milliseconds(gaps)}"
+    return DrillOutcome(
+        TARGET_PROMISE, measured, failures, (), {"kills": done, "breakers": opened, **spread("resume", gaps)}
+    )
+
+
+def _fresh_target(pipeline: Pipeline, killed: set[int]) -> int:
+    """The process id of a target that was not killed before; it is added to `killed`."""
+    place = mark(pipeline.address)
+    pid = until(lambda: {members(place).get("target_worker", 0)} - killed - {0}).pop()
+    killed.add(pid)
+    return pid
+
+
+def _third_kill(pipeline: Pipeline, killed: set[int]) -> list[str]:
+    """Kill the third target; a sentence for each wrong error, of the running request and of a later one."""
+    pid = _fresh_target(pipeline, killed)
+    fault = DelayedFault(0.05, lambda: _kill(pid))
+    texts = [_error_of(pipeline, 2000)]
+    fault.done()
+    texts.append(_error_of(Client(pipeline.address), 4))
+    return [f"the third death was answered with {text!r}" for text in texts if not _SENTENCE.search(text)]
+
+
+def _error_of(client: Client, max_tokens: int) -> str:
+    try:
+        client.generate("import os", SamplingParams(temperature=0.0, max_tokens=max_tokens))
+    except PipelineError as error:
+        return str(error)
+    return "an answer"
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

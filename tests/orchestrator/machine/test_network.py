@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.machine import reachability
-from orchestrator.machine.reachability import reachable
+from orchestrator.machine import network
+from orchestrator.machine.network import reachable
 
 NOWHERE = "http://host.invalid"
 
@@ -52,7 +52,7 @@ def test_a_network_that_swallows_everything_is_given_up_soon(monkeypatch: pytest
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", swallowed)
-    monkeypatch.setattr(reachability, "_SECONDS", 0.1)
+    monkeypatch.setattr(network, "_SECONDS", 0.1)
     began = time.monotonic()
 
     assert not reachable(NOWHERE)
