@@ -12,10 +12,9 @@ import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
 from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_checkpoint import read_block
-from draft_worker.drafters.block_context import BlockContext
-from draft_worker.drafters.block_forward import Block, BlockRows, BlockRunner, MlxBlockRunner
-from draft_worker.drafters.markov import MarkovHead
+from draft_worker.drafters.block_forward import Block, BlockContext, BlockRows, BlockRunner, MlxBlockRunner
 from draft_worker.drafters.token_ends import drafter_ends
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.row_tree import RowTree, TokenRow

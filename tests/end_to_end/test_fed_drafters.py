@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from draft_worker.drafters.block_checkpoint import write_block
-from draft_worker.drafters.redrafter import ReDrafter, ReDrafterForm
-from draft_worker.drafters.redrafter_checkpoint import write_redrafter
 from draft_worker.engine import Batch, Engine
 from draft_worker.engines.block import BlockEngine
-from draft_worker.engines.redrafter import ReDrafterEngine
 from draft_worker.worker import DraftWorker
 from draft_worker.wrapped_engine import PacedEngine, WrappedEngine, WrappedSequence
 from orchestrator.core.options import Options
@@ -27,9 +23,8 @@ from protocol.speculation.candidates import Candidates
 from protocol.worker.pacing import DevicePace
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
-from tests.support.models.fitted_drafters import continued, features, fit_block, fit_redrafter
-from tests.support.models.tiny_models import VOCABULARY
-from tests.support.models.trained_drafters import WIDTH, block_form, block_network, ends_of, write_target
+from tests.support.models.fitted_drafters import continued, features, fit_block
+from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target
 from tests.support.scripted_simulation import FixedPrompts, rounds
 
 PROMPT = (5, 9, 2, 33, 5, 9, 2, 33, 5, 9)
@@ -75,11 +70,7 @@ def drafts(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> d
         fit_block(network, target.network, text)
         write_block(root / kind, network, ends_of(target.network), {})
         engines[kind] = BlockEngine.load(root / kind, target.folder)
-    mx.random.seed(0)
-    drafter = ReDrafter(ReDrafterForm(width=WIDTH, vocabulary=VOCABULARY, exit=2 * WIDTH, blocks=1))
-    fit_redrafter(drafter, target.network, text)
-    write_redrafter(root / "redrafter", drafter)
-    return engines | {"redrafter": ReDrafterEngine.load(root / "redrafter", target.folder)}
+    return engines
 
 
 def run(target: LanguageModel, draft: Engine | None, temperature: float) -> Simulation:
@@ -111,7 +102,7 @@ def tokens(simulation: Simulation) -> list[list[int]]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("kind", ["z-lab", "vanilla", "redrafter"])
+@pytest.mark.parametrize("kind", ["z-lab", "vanilla"])
 def test_tokens_are_those_of_plain_decoding(
     kind: str, temperature: float, target: LanguageModel, drafts: dict[str, Engine]
 ):

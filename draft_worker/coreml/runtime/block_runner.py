@@ -16,11 +16,8 @@ from draft_worker.coreml.runtime.call_inputs import CallInputs
 from draft_worker.coreml.runtime.feature_reader import FeatureReader
 from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
-from draft_worker.drafters.block_context import BlockContext
-from draft_worker.drafters.block_form import BlockForm
-from draft_worker.drafters.block_forward import Block, BlockInputs, BlockRows
-from draft_worker.drafters.fed_rows import FedRows
-from draft_worker.drafters.markov import MarkovHead, markov_head
+from draft_worker.drafters.block import BlockForm, MarkovHead, markov_head
+from draft_worker.drafters.block_forward import Block, BlockContext, BlockInputs, BlockRows, FedRows
 
 
 class PackageContext:

@@ -141,7 +141,6 @@ class PackageRunner:
         self.vocabulary = package.shape.vocabulary
         self.context = package.context
         self.architecture = package.shape.architecture
-        self.held_feature = form.held_feature
         self.head_tokens = tables.head_tokens
         self.device = runtime.device
         self.joint = True
