@@ -6,7 +6,7 @@ as its block reaches, even when the root has moved on.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import mlx.core as mx
 
@@ -59,7 +59,7 @@ class BlockEngine(ColumnsEngine):
         self.runner = runner
 
     @classmethod
-    def load(cls, folder: Path, target: Path | None) -> "BlockEngine":
+    def load(cls, folder: Path, target: Path | None) -> Self:
         """`target`: the folder of the target, whose tokenizer is the drafter's too.
 
         Raises InputError if a folder is damaged, or the two don't fit.

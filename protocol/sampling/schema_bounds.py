@@ -43,7 +43,7 @@ def parsed(text: str) -> Schema:
         _require_bounds(schema)
     except SchemaError:
         raise
-    except Exception as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise SchemaError(f"its bounds can't be checked ({type(error).__name__})") from error
     return schema
 

@@ -11,7 +11,6 @@ import pytest
 
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
-from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.lab.bench.mlx_lm import Job, MlxLm, running
 from orchestrator.lab.simulate.simulation import Simulation
@@ -55,9 +54,7 @@ def _run(strategy: StrategyName, temperature: float, texts: RecordedTexts | None
 
     def build(role: Role) -> SimulatedWorker:
         if role == "draft":
-            return VirtualWorker(
-                lambda clock, pacer: DraftWorker(PacedEngine(draft, pacer, clock), clock, 512, pacer), _DRAFT_PACE
-            )
+            return VirtualWorker(lambda clock, pacer: DraftWorker(draft, clock, 512, pacer), _DRAFT_PACE)
         engine = TargetEngine(target) if texts is None else RecordedEngine(RecordedModel(DEMO_TARGET, texts), texts)
         return VirtualWorker(lambda clock, pacer: TargetWorker(engine, clock, hello, pacer), _TARGET_PACE)
 
