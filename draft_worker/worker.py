@@ -41,8 +41,8 @@ class DraftWorker:
     ) -> None:
         """`clock`: seconds, monotonic. `prefill_chunk`: most tokens of one prefill forward. `pacer`: holds
         forwards to the times of another device. `prefix_cache`: bytes of KV of ended sequences to keep; 0 also shares
-        no KV between live ones. `attach`: opens feature rings. `pool`: bytes of KV of live and ended sequences; None for no
-        bound."""
+        no KV between live ones. `attach`: opens feature rings. `pool`: bytes of KV of live and
+        ended sequences; None for no bound."""
         self._engine = engine
         self._attach = attach
         self._rolling = RollingContext(engine.context)

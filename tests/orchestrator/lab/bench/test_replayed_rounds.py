@@ -24,7 +24,7 @@ from protocol.messages.worker import Hello
 from protocol.worker.pacing import DevicePace
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine
-from target_worker.recorded_engine import RecordedEngine, RecordedModel
+from target_worker.recorded import RecordedEngine, RecordedModel
 from target_worker.worker import TargetWorker
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.scripted_simulation import FixedPrompts, rounds
