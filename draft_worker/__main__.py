@@ -8,7 +8,6 @@ from functools import partial
 from draft_worker.engine import Engine
 from draft_worker.feature_sources import attached_ring
 from draft_worker.worker import DraftWorker
-from draft_worker.wrapped_engine import PacedEngine
 from protocol.contracts.engines import draft_engine
 from protocol.inference.light_import import import_models
 from protocol.worker.interface import Worker
@@ -24,8 +23,6 @@ def main() -> int:
 
 def _built(setup: WorkerSetup) -> Worker:
     engine, pacer = _open(setup), Pacer(setup.pace)
-    if setup.pace is not None:
-        engine = PacedEngine(engine, pacer, time.perf_counter)
     attach = partial(attached_ring, epoch=setup.epoch)
     kept, pool = setup.kept_bytes, setup.kv_pool
     worker = DraftWorker(engine, time.perf_counter, setup.prefill_chunk, pacer, kept, attach, pool)

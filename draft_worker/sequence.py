@@ -21,6 +21,7 @@ from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration, Node, TokenTree, node_id
+from protocol.worker.pacing import PacedPart
 
 if TYPE_CHECKING:
     from protocol.sampling.processors.logits_processors import LogitsProcessors
@@ -131,12 +132,13 @@ class DraftSequence:
         """Whether so many tokens have no KV that they need forwards of their own before the tree can grow."""
         return len(self._backlog) > _CATCH_UP and self.has_work
 
-    def prefill(self, chunk: int) -> None:
-        """One forward over at most `chunk` of the committed tokens without KV."""
-        tokens = self._backlog[:chunk]
+    def prefill(self, chunk: int) -> PacedPart:
+        """One forward over at most `chunk` of the committed tokens without KV. Returns what it read."""
+        tokens, context = self._backlog[:chunk], self.engine.committed
         self.engine.prefill(tokens)
         self._held += tokens
         del self._backlog[:chunk]
+        return PacedPart(len(tokens), context)
 
     @property
     def next_nodes(self) -> int:
@@ -298,10 +300,6 @@ def _path(node: Node) -> list[int]:
     return reverse[::-1]
 
 
-if TYPE_CHECKING:
-    from protocol.sampling.processors.logits_processors import LogitsProcessors
-
-
 class FeatureFedSequence(DraftSequence):
     """One sequence at a draft that reads the target's features.
 
@@ -348,11 +346,14 @@ class FeatureFedSequence(DraftSequence):
         """Whether so many features were fed that they are read in forwards of their own before the tree can grow."""
         return self.engine.unread
 
-    def prefill(self, chunk: int) -> None:
-        """One forward over at most `chunk` tokens whose features were fed."""
-        if self.engine.unread:
-            self.engine.read(chunk)
-            self._tokens_changed()
+    def prefill(self, chunk: int) -> PacedPart:
+        """One forward over at most `chunk` tokens whose features were fed. Returns what it read."""
+        if not self.engine.unread:
+            return PacedPart(0)
+        tokens = self.engine.read(chunk)
+        context = max(0, self.engine.committed - self.engine.staleness - tokens)
+        self._tokens_changed()
+        return PacedPart(tokens, context)
 
     @property
     def prefilled(self) -> int:

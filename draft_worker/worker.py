@@ -3,6 +3,7 @@
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -16,9 +17,10 @@ from protocol.messages.base import SequenceId
 from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
+from protocol.speculation.candidates import Candidates
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration
-from protocol.worker.pacing import Pacer
+from protocol.worker.pacing import PacedPart, Pacer
 
 _JOINT_NODES = 64
 """A growth step that has this many nodes takes in no further sequence, so that every step stays short."""
@@ -37,9 +39,10 @@ class DraftWorker:
         attach: Attach = attached_ring,
         pool: int | None = None,
     ) -> None:
-        """`clock`: seconds, monotonic. `prefill_chunk`: most tokens of one prefill forward. `pacer`: the pacer of a
-        paced engine. `prefix_cache`: bytes of KV of ended sequences to keep; 0 also shares no KV between live ones.
-        `attach`: opens feature rings. `pool`: bytes of KV of live and ended sequences; None for no bound."""
+        """`clock`: seconds, monotonic. `prefill_chunk`: most tokens of one prefill forward. `pacer`: holds
+        forwards to the times of another device. `prefix_cache`: bytes of KV of ended sequences to keep; 0 also shares
+        no KV between live ones. `attach`: opens feature rings. `pool`: bytes of KV of live and
+        ended sequences; None for no bound."""
         self._engine = engine
         self._attach = attach
         self._rolling = RollingContext(engine.context)
@@ -116,7 +119,10 @@ class DraftWorker:
         if found is not None:
             self._take_over(sequence, found)
         if sequence.prefilling:
-            sequence.prefill(self._chunk)
+            began = self._clock()
+            read = sequence.prefill(self._chunk)
+            if read.tokens:
+                self._pacer.prefill(began, read)
         self._prefix_sharing.fit()
         return sequence.kv_offer(self._clock)
 
@@ -143,7 +149,7 @@ class DraftWorker:
         self._at_work = tuple(sequence.id for sequence, _ in parts)
         self._move_to_back([sequence for sequence, _ in parts])
         staleness = [sequence.engine.staleness for sequence, _ in parts]
-        evaluated = self._engine.evaluate_together([(sequence.engine, batch) for sequence, batch in parts])
+        evaluated = self._evaluated([(sequence.engine, batch) for sequence, batch in parts])
         grown = [sequence.expand(candidates) for (sequence, _), candidates in zip(parts, evaluated, strict=True)]
         seconds = self._clock() - began
         widths = [len(batch.committed) + len(batch.tokens) for _, batch in parts]
@@ -151,6 +157,17 @@ class DraftWorker:
         for (sequence, _), nodes, width, stale in zip(parts, grown, widths, staleness, strict=True):
             yield from map(self._with_pace, sequence.publish(nodes, width, seconds, joint, stale))
             yield from sequence.kv_offer(self._clock)
+
+    def _evaluated(self, parts: Sequence[tuple[EngineSequence, Batch]]) -> list[list[Candidates]]:
+        """The candidates of these batches, in the time that a paced device would take."""
+        if not self._pacer.holds:
+            return self._engine.evaluate_together(parts)
+        began, contexts = self._clock(), [sequence.committed for sequence, _ in parts]
+        candidates = self._engine.evaluate_together(parts)
+        for widths in zip_longest(*(_forwards(*part) for part in parts), fillvalue=0):
+            self._pacer.forward(began, [PacedPart(*each) for each in zip(widths, contexts, strict=True) if each[0]])
+            began = self._clock()
+        return candidates
 
     def _growth_parts(self, ready: Sequence[DraftSequence]) -> list[tuple[DraftSequence, Batch]]:
         """The sequences of the next growth step, each with its batch."""
@@ -236,3 +253,9 @@ class DraftWorker:
             cut = self._prefix_sharing.end(sequence)
             if cut is not None:
                 yield KvCut(cut.kept, cut.tokens, cut.memory)
+
+
+def _forwards(sequence: EngineSequence, batch: Batch) -> Sequence[int]:
+    """Tokens of each forward that has evaluated `batch`."""
+    stated = sequence.forward_widths
+    return [len(batch.committed) + len(batch.tokens)] if stated is None else stated

@@ -25,8 +25,7 @@ from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.snapshot import CacheShape
 from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings, StateRecord
-from target_worker.recorded_engine import RecordedEngine, RecordedModel
-from target_worker.recorded_features import RecordedFeatures
+from target_worker.recorded import RecordedEngine, RecordedFeatures, RecordedModel
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
 

@@ -20,10 +20,7 @@ from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
 from target_worker.kv.checkpoint import MIN_TOKENS, KvCheckpoint
 from target_worker.kv.target_kv import Adoption, TargetKv, adopt
-from target_worker.verification.acceptance import Acceptance, likelihoods
-from target_worker.verification.coupled import coupled
-from target_worker.verification.proposed_tree import ProposedTree
-from target_worker.verification.rejection import rejection
+from target_worker.verification import Acceptance, ProposedTree, coupled, likelihoods, rejection
 
 _ROWS_TOGETHER = 64
 _BRANCH = 16

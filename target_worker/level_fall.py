@@ -37,7 +37,7 @@ class FallingTarget:
             yield from call()
         except PipelineError:
             raise
-        except Exception as error:
+        except Exception as error:  # the border to model code of mlx-lm, which may raise anything
             reason = f"{type(error).__name__}: {error}"
             if is_shortage(error) or not self._worker.lower(reason):
                 raise

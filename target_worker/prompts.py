@@ -6,7 +6,7 @@ from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import MAX_NODES, SequenceId
 from protocol.messages.worker import Prefilling, PromptLikelihoods
-from protocol.worker.pacing import Pacer
+from protocol.worker.pacing import PacedPart, Pacer
 from target_worker.engine import TargetSequence
 from target_worker.kv.target_kv import TargetKv
 
@@ -42,7 +42,7 @@ class Prompts:
             sequence.take_over(found)
         before, context = sequence.evaluated, sequence.prefilled
         sequence.prefill()
-        self._pacer.prefill(began, sequence.evaluated - before, context)
+        self._pacer.prefill(began, PacedPart(sequence.evaluated - before, context))
         sequence.seconds += self._clock() - began
         yield from _likelihoods(sequence, before)
         if sequence.prefilling:

@@ -38,8 +38,7 @@ from target_worker.engine import Proposal, TargetEngine, TargetSequence
 from target_worker.feature_rings import FeatureRings
 from target_worker.kv.target_kv import TargetKv
 from target_worker.prompts import Prompts
-from target_worker.verification.acceptance import Acceptance
-from target_worker.verification.proposed_tree import ProposedTree, flaw
+from target_worker.verification import Acceptance, ProposedTree, flaw
 
 log = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ class ConditionedEngine(ColumnsEngine):
 
     def rows(self) -> ConditionedRows:
         """Of a new, empty sequence."""
-        return ConditionedRows(self._runner.open(), held=self._runner.held_feature)
+        return ConditionedRows(self._runner.open())
 
     def copied(self, rows: ConditionedRows, length: int) -> ConditionedRows:
         return rows.copy(length, self._runner.open())

@@ -128,8 +128,6 @@ class ConditionedRunner(Protocol):
     vocabulary: int
     context: int
     architecture: str
-    held_feature: bool
-    """The last known feature stands in for one that is missing."""
     head_tokens: HeadTokens | None
     """Those of the head's columns; None: column c is token c."""
     device: str
@@ -168,7 +166,6 @@ class LoadedDrafter(NamedTuple):
     vocabulary: int
     context: int
     architecture: str
-    held_feature: bool = False
 
 
 class MlxRunner:
@@ -180,7 +177,6 @@ class MlxRunner:
         self.vocabulary = drafter.vocabulary
         self.context = drafter.context
         self.architecture = drafter.architecture
-        self.held_feature = drafter.held_feature
         self.head_tokens = drafter.network.head_tokens
         self.device = str(mx.default_device())
         config = {"model_type": drafter.architecture, "max_position_embeddings": drafter.context}

@@ -1,7 +1,7 @@
 """One sequence of a drafter whose rows read features: its forwards, and the rows of its tree.
 
-A row reads the true feature of the token before it, or what stands in for it: the output of the row before, or the last
-known feature (Phoenix). Knows no network, no sampling and no messages.
+A row reads the true feature of the token before it, or the output of the row before in its place. Knows no network, no
+sampling and no messages.
 The row of the token at index i reads the feature of token i - 1.
 """
 
@@ -62,10 +62,8 @@ class CommittedRows:
             self._features[first + index] = np.clip(rows[index], -_LARGEST, _LARGEST)
             self.newest = max(self.newest, first + index)
 
-    def feature(self, token: int, *, held: bool = False) -> Feature | None:
-        """What the row of this token reads; None: it is not there. `held`: then the last one before it."""
-        if held and token - 1 not in self._features:
-            return self._features.get(max((each for each in self._features if each < token), default=-1))
+    def feature(self, token: int) -> Feature | None:
+        """What the row of this token reads; None: it is not there."""
         return self._features.get(token - 1)
 
     @property
@@ -175,10 +173,8 @@ class ConditionedRows:
     for which there is no room.
     """
 
-    def __init__(self, rows: TreeRows, *, held: bool) -> None:
-        """`held`: the last known feature stands in for one that is missing."""
+    def __init__(self, rows: TreeRows) -> None:
         self._rows = rows
-        self._held = held
         self._committed = CommittedRows()
         self._tree = RowTree[_ReadingRow]()
         self._tip: tuple[int, mx.array | None] = (-1, None)
@@ -258,7 +254,7 @@ class ConditionedRows:
         """`empty`: a new sequence of the same network."""
         known = self._committed.copy(length)
         rows = known.end - known.start
-        other = ConditionedRows(self._rows.copy(rows) if rows else empty, held=self._held)
+        other = ConditionedRows(self._rows.copy(rows) if rows else empty)
         other._committed = known
         other._tip = self._tip if self._tip[0] < known.end else (-1, None)
         return other
@@ -307,7 +303,7 @@ class ConditionedRows:
     def _is_ready(self, token: int) -> bool:
         """Whether the row of a committed token can share a forward with the row before it."""
         known = self._committed
-        return self._held or known.feature(token) is not None or token in known.inputs
+        return known.feature(token) is not None or token in known.inputs
 
     def _committed_input(self, token: int) -> Input:
         """A row that stays without a feature reads what it read before."""
@@ -321,8 +317,6 @@ class ConditionedRows:
 
     def _substitute(self, token: int) -> Input:
         """For the feature that the row of this token behind committed ones lacks."""
-        if self._held:
-            return self._committed.feature(token, held=True)
         last, output = self._tip
         return output if last == token - 1 else None
 
@@ -357,8 +351,6 @@ class ConditionedRows:
         feature = self._committed.feature(end) if above is None else None
         if feature is not None:
             row.read, row.true = feature, True
-        elif self._held:
-            row.read = self._substitute(end)
         elif above is not None:
             row.read = above.output
             return above.output is not None

@@ -21,8 +21,7 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.backends.apple import compiled
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.forward import PackageForward
-from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.calls import PackageForward, Runtime
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.coreml.toolchain import toolchain

@@ -1,19 +1,86 @@
-"""The network of the block drafters DFlash and DSpark. Knows no files, no trees and no sampling.
+"""The block drafters DFlash and DSpark: sizes, network, Markov heads. Knows no files, trees and sampling.
 
 DFlash is arXiv 2602.06036 and z-lab/dflash (dflash/model.py), DSpark is deepseek-ai/DeepSpec
-(deepspec/modeling/dspark). The embedding and the head are the target's, so they stand outside of it.
+(deepspec/modeling/dspark). The embedding and the head are the target's, so they stand outside of it. The three Markov
+heads are those of DeepSpec's markov_head.py: a row's logits are those of the block's forward plus `correction(latent)`,
+where the latent comes of the token before the row.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
-from draft_worker.drafters.block_form import BlockForm
-from draft_worker.drafters.markov import MarkovHead, markov_head
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+Causal = Literal["none", "windows", "all"]
+
+
+class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A drafter whose forward guesses a block of tokens behind an anchor.
+
+    The input of a block is the anchor (the last known token) and then mask tokens, at consecutive positions. DFlash
+    guesses a mask's own token at its row. DSpark guesses at each row the token behind it, so that the anchor's row
+    counts too (`anchor_predicts`).
+    """
+
+    width: int
+    """Elements of the drafter's states."""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    inner: int
+    """Elements between the two halves of the feed-forward part."""
+    vocabulary: int
+    outputs: tuple[int, ...]
+    """Layers of the target whose outputs it reads, counted from 0, ascending."""
+    output_width: int
+    """Elements of one output of the target."""
+    target_layers: int | None = None
+    """Layers of the target; None: not stated."""
+    block: int
+    """Inputs of a block: the anchor and its masks."""
+    mask_token: int
+    anchor_predicts: bool
+    clean_prefix: int = 1
+    """Most known tokens at the head of a block, the anchor included, that the drafter was trained for."""
+    markov: MarkovKind | None = None
+    """How the token before corrects the guess of a row; None: a row's guess is a marginal."""
+    rank: int = 0
+    """Elements of a token's vector in the Markov head."""
+    norm_epsilon: float = 1e-6
+    bias: bool = False
+    """Of the attention's projections."""
+    rope_base: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_interleaved: bool = False
+    """Rotates neighbouring elements; otherwise, elements half a head apart."""
+    positions: int
+    """The most positions."""
+    windows: tuple[int | None, ...] = ()
+    """For each layer, how many positions back a row sees, itself included; None: all. Empty: all layers see all."""
+    causal: Causal = "windows"
+    """Layers in which an input sees nothing of its block behind itself: none, those with a window, or all."""
+    soft_cap: float | None = None
+    """Bound of the logits, by tanh; None: unbounded."""
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether a layer of this window is."""
+        return self.causal == "all" or (self.causal == "windows" and window is not None)
+
+    @property
+    def rows(self) -> int:
+        """Tokens that one block guesses."""
+        return self.block if self.anchor_predicts else self.block - 1
+
+    @property
+    def masks(self) -> int:
+        """Mask tokens behind the anchor."""
+        return self.block - 1
 
 
 class KeysValues(NamedTuple):
@@ -35,8 +102,6 @@ class BlockDrafter(nn.Module):
         self.norm = nn.RMSNorm(form.width, form.norm_epsilon)
         if form.markov is not None:
             self.markov_head: MarkovHead = markov_head(form)
-        if form.confidence != "none":
-            self.confidence_head = ConfidenceHead(form.width + (form.rank if form.confidence == "markov" else 0))
 
     def encode(self, features: mx.array) -> mx.array:
         """(B, S, width) context states of (B, S, outputs * output width) features."""
@@ -153,13 +218,78 @@ class BlockAttention(nn.Module):
         return self._rope(rows, offset=positions.reshape(-1)).reshape(x.shape).transpose(0, 2, 1, 3)
 
 
-class ConfidenceHead(nn.Module):
-    """Whether a row's guess will be accepted. Kept for other programs: our trees rank by probability."""
+def markov_head(form: BlockForm, tokens: int | None = None) -> "MarkovHead":
+    """The head that the form states. `tokens`: how many it corrects; None: the whole vocabulary."""
+    match form.markov:
+        case "gated":
+            return GatedMarkovHead(form, tokens)
+        case "rnn":
+            return RecurrentMarkovHead(form, tokens)
+        case _:
+            return MarkovHead(form, tokens)
 
-    def __init__(self, width: int) -> None:
+
+class MarkovHead(nn.Module):
+    """A correction by the token before alone, of limited rank."""
+
+    def __init__(self, form: BlockForm, tokens: int | None = None) -> None:
         super().__init__()
-        self.proj = nn.Linear(width, 1)
+        self._rank = form.rank
+        self.markov_w1 = nn.Embedding(form.vocabulary, form.rank)
+        self.markov_w2 = nn.Linear(form.rank, tokens or form.vocabulary, bias=False)
 
-    def __call__(self, states: mx.array) -> mx.array:
-        """(...) log odds of (..., width) states."""
-        return self.proj(states).squeeze(-1)
+    def initial(self, count: int) -> mx.array:
+        """(count, rank) states before the first row of a block."""
+        return mx.zeros((count, self._rank), self.markov_w1.weight.dtype)
+
+    def step(self, state: mx.array, tokens: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
+        """The states behind a row, and the (..., rank) latents of its correction.
+
+        `tokens` (...): those before the row. `hidden` (..., width): the row's states behind the final norm.
+        """
+        return state, self.markov_w1(tokens)
+
+    def correction(self, latent: mx.array) -> mx.array:
+        """(..., head) numbers to add to a row's logits."""
+        return self.markov_w2(latent)
+
+    def latents(self, tokens: mx.array, hidden: mx.array) -> mx.array:
+        """(..., rows, rank) latents of whole blocks, whose tokens are known: in training.
+
+        `tokens` (..., rows): the token before each row. `hidden` (..., rows, width).
+        """
+        return self.step(self.initial(0), tokens, hidden)[1]
+
+
+class GatedMarkovHead(MarkovHead):
+    """The row's state decides how much of the token's vector counts."""
+
+    def __init__(self, form: BlockForm, tokens: int | None = None) -> None:
+        super().__init__(form, tokens)
+        self.gate_proj = nn.Linear(form.width + form.rank, form.rank)
+
+    def step(self, state: mx.array, tokens: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
+        vector = self.markov_w1(tokens)
+        return state, mx.sigmoid(self.gate_proj(mx.concatenate([hidden, vector], axis=-1))) * vector
+
+
+class RecurrentMarkovHead(MarkovHead):
+    """A recurrent state sees all tokens of the block so far."""
+
+    def __init__(self, form: BlockForm, tokens: int | None = None) -> None:
+        super().__init__(form, tokens)
+        self.joint_proj = nn.Linear(2 * form.rank + form.width, 3 * form.rank)
+
+    def step(self, state: mx.array, tokens: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
+        joined = mx.concatenate([state, self.markov_w1(tokens), hidden], axis=-1)
+        gate, candidate, output = mx.split(self.joint_proj(joined), 3, axis=-1)
+        gate = mx.sigmoid(gate)
+        return gate * state + (1 - gate) * mx.tanh(candidate), mx.tanh(output)
+
+    def latents(self, tokens: mx.array, hidden: mx.array) -> mx.array:
+        state = mx.zeros((*tokens.shape[:-1], self._rank), hidden.dtype)
+        rows = []
+        for row in range(tokens.shape[-1]):
+            state, latent = self.step(state, tokens[..., row], hidden[..., row, :])
+            rows.append(latent)
+        return mx.stack(rows, axis=-2)

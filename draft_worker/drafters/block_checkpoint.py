@@ -21,8 +21,7 @@ import mlx.nn as nn
 import msgspec
 from msgspec import Meta
 
-from draft_worker.drafters.block import BlockDrafter
-from draft_worker.drafters.block_form import BlockForm, Causal, MarkovKind
+from draft_worker.drafters.block import BlockDrafter, BlockForm, Causal, MarkovKind
 from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
@@ -36,6 +35,7 @@ _Size = Annotated[int, Meta(ge=1, le=1 << 20)]
 _Layer = Annotated[int, Meta(ge=-1, lt=1024)]
 _Layers = Annotated[tuple[_Layer, ...], Meta(min_length=1, max_length=32)]
 _ENDS = ("embed_tokens", "lm_head")
+_CONFIDENCE = "confidence_head"
 _NAME = "a DFlash or DSpark drafter"
 _SLIDING = "sliding_attention"
 
@@ -59,8 +59,8 @@ def read_block(folder: Path) -> BlockCheckpoint:
     tensors = found.tensors()
     quantization = found.decoded(raw, _Quantized).quantization
     own = {name: values for name, values in tensors.items() if name.split(".")[0] in _ENDS}
-    for name in own:
-        del tensors[name]
+    # Our trees rank by probability, so the confidence head that some have is not read.
+    tensors = {name: values for name, values in tensors.items() if name.split(".")[0] not in (*_ENDS, _CONFIDENCE)}
     try:
         network = BlockDrafter(form)
         found.fill(network, tensors, quantization)
@@ -122,8 +122,7 @@ def block_config(form: BlockForm, target: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "num_anchors": 1,
         "markov_rank": form.rank,
-        "enable_confidence_head": form.confidence != "none",
-        "confidence_head_with_markov": form.confidence == "markov",
+        "enable_confidence_head": False,
     }
     kind = {"markov_head_type": form.markov} if form.markov else {}
     return shared | asked | deepspec | kind
@@ -174,8 +173,6 @@ class _Config(msgspec.Struct, kw_only=True):
     clean_prefix: Annotated[int, Meta(ge=1, le=64)] = 1
     markov_rank: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     markov_head_type: MarkovKind = "vanilla"
-    enable_confidence_head: bool = False
-    confidence_head_with_markov: bool = False
 
     @property
     def kv_heads(self) -> int:
@@ -193,7 +190,6 @@ def _form(found: DrafterFolder, raw: dict[str, Any]) -> BlockForm:
     asked = found.decoded(stated, _Asked)
     config = found.decoded(stated, _Config)
     _require_sound(found, asked, config)
-    confidence = "markov" if config.confidence_head_with_markov and config.markov_rank else "state"
     return BlockForm(
         width=config.hidden_size,
         layers=config.num_hidden_layers,
@@ -211,7 +207,6 @@ def _form(found: DrafterFolder, raw: dict[str, Any]) -> BlockForm:
         clean_prefix=config.clean_prefix,
         markov=config.markov_head_type if config.markov_rank else None,
         rank=config.markov_rank,
-        confidence=confidence if config.enable_confidence_head else "none",
         norm_epsilon=config.rms_norm_eps,
         bias=config.attention_bias,
         rope_base=_rope_base(config),

@@ -1,15 +1,19 @@
-"""Forwards of a block drafter over several blocks of a sequence. Knows no trees and no sampling."""
+"""Forwards of a block drafter over blocks of a sequence, behind the context of tokens whose features were fed.
 
+A token's keys and values depend on its own features and position alone, so a gap of lost features costs the tokens in
+it and nothing else. Knows no trees and no sampling.
+"""
+
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx_lm.models.cache import KVCache
 
-from draft_worker.drafters.block import BlockDrafter
-from draft_worker.drafters.block_context import BlockContext
-from draft_worker.drafters.block_form import BlockForm
-from draft_worker.drafters.block_kv import BlockKv
-from draft_worker.drafters.markov import MarkovHead
+from draft_worker.drafters.block import BlockDrafter, BlockForm, KeysValues, MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import HeadTokens
 
@@ -64,11 +68,11 @@ class BlockRunner(Protocol):
     """It evaluates the positions below this number."""
     device: str
 
-    def open(self) -> BlockContext:
+    def open(self) -> "BlockContext":
         """The context of a new sequence."""
         ...
 
-    def forward(self, context: BlockContext, blocks: Sequence[Block]) -> list[BlockRows]:
+    def forward(self, context: "BlockContext", blocks: Sequence[Block]) -> list[BlockRows]:
         """Every block sees the whole context and itself."""
         ...
 
@@ -86,10 +90,10 @@ class MlxBlockRunner:
         self._network = network
         self._ends = ends
 
-    def open(self) -> BlockContext:
+    def open(self) -> "BlockContext":
         return BlockContext(BlockKv(self._network))
 
-    def forward(self, context: BlockContext, blocks: Sequence[Block]) -> list[BlockRows]:
+    def forward(self, context: "BlockContext", blocks: Sequence[Block]) -> list[BlockRows]:
         network, form, store = self._network, self.form, context.store
         assert isinstance(store, BlockKv)
         inputs = BlockInputs.of(form, blocks)
@@ -109,3 +113,188 @@ class MlxBlockRunner:
         found = [BlockRows(*pair) for pair in zip(logits.reshape(each), states.reshape(each), strict=True)]
         mx.eval(found)
         return found
+
+
+_RIDERS = 32
+"""At most this many fed tokens are read along with the next blocks."""
+
+
+class ContextStore(Protocol):
+    """The keys and values of every layer, of tokens in the order in which they were added."""
+
+    def add(self, fed: "FedRows") -> None:
+        """Add the tokens with these features, perhaps lazily."""
+        ...
+
+    def compute(self) -> None:
+        """Compute what was added."""
+        ...
+
+    def keep(self, count: int) -> None:
+        """Drop the tokens behind the first `count`."""
+        ...
+
+    def copy(self, count: int) -> Self:
+        """Another store with the first `count` tokens."""
+        ...
+
+    @property
+    def memory(self) -> int:
+        """Bytes of keys and values."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
+
+
+class BlockContext:
+    """Grows as features are fed, and shrinks with the committed prefix."""
+
+    def __init__(self, store: ContextStore) -> None:
+        self.store = store
+        self.positions: list[int] = []
+        """Indices of the tokens in the store, ascending."""
+        self._waiting: list[FedRows] = []
+
+    @property
+    def end(self) -> int:
+        """Index behind the last token that was fed."""
+        return self._waiting[-1].end if self._waiting else self.positions[-1] + 1 if self.positions else 0
+
+    def feed(self, first: int, rows: "Rows") -> None:
+        """Features of the tokens from index `first` on; those that were fed already are left out."""
+        fed = FedRows(first, safe(rows)).part(self.end, first + len(rows))
+        if len(fed.rows):
+            self._waiting.append(fed)
+
+    @property
+    def unread(self) -> bool:
+        """Whether more tokens wait than may ride along with blocks."""
+        return sum(len(fed.rows) for fed in self._waiting) > _RIDERS
+
+    def read(self, most: int) -> int:
+        """Compute the keys and values of at most `most` waiting tokens. Returns their number."""
+        left = most
+        while self._waiting and left > 0:
+            fed = self._waiting.pop(0)
+            now, later = fed.part(fed.first, fed.first + left), fed.part(fed.first + left, fed.end)
+            if len(later.rows):
+                self._waiting.insert(0, later)
+            left -= len(now.rows)
+            self._append(now)
+        self.store.compute()
+        return most - left
+
+    def read_all(self) -> None:
+        """The same for all waiting tokens, perhaps lazily."""
+        for fed in self._waiting:
+            self._append(fed)
+        self._waiting = []
+
+    def truncate(self, length: int) -> None:
+        """Keep the tokens before index `length`."""
+        kept = bisect_left(self.positions, length)
+        self.store.keep(kept)
+        del self.positions[kept:]
+        parts = [fed.part(0, length) for fed in self._waiting]
+        self._waiting = [fed for fed in parts if len(fed.rows)]
+
+    def copy(self, length: int) -> "BlockContext":
+        """The context of another sequence with the same first `length` tokens."""
+        kept = bisect_left(self.positions, length)
+        other = BlockContext(self.store.copy(kept))
+        other.positions = self.positions[:kept]
+        other._waiting = list(self._waiting)
+        other.truncate(length)
+        return other
+
+    def _append(self, fed: "FedRows") -> None:
+        self.store.add(fed)
+        self.positions += range(fed.first, fed.end)
+
+
+class BlockKv:
+    """A `ContextStore`."""
+
+    def __init__(self, network: BlockDrafter) -> None:
+        self._network = network
+        self._caches = [KVCache() for _ in network.layers]
+
+    def add(self, fed: "FedRows") -> None:
+        features = mx.array(fed.rows)[None].astype(self._network.norm.weight.dtype)
+        # Weights may still make numbers of them that half precision can't hold.
+        context = mx.nan_to_num(self._network.encode(features), nan=0.0, posinf=0.0, neginf=0.0)
+        positions = mx.array([list(range(fed.first, fed.end))])
+        for cache, new in zip(self._caches, self._network.keys_values(context, positions), strict=True):
+            cache.update_and_fetch(new.keys, new.values)
+
+    def compute(self) -> None:
+        mx.eval(self.keys_values())
+
+    def keep(self, count: int) -> None:
+        for cache in self._caches:
+            cache.trim(cache.offset - count)
+
+    def copy(self, count: int) -> "BlockKv":
+        other = BlockKv(self._network)
+        for stored, cache in zip(self._stored(count) if count else (), other._caches, strict=False):
+            cache.update_and_fetch(stored.keys, stored.values)
+        return other
+
+    @property
+    def memory(self) -> int:
+        return sum(cache.nbytes for cache in self._caches)
+
+    def close(self) -> None:
+        """The arrays are freed with this object."""
+
+    def keys_values(self) -> Sequence[KeysValues]:
+        """Of every layer, (1, kv heads, S, head width) each."""
+        count = self._caches[0].offset
+        if count:
+            return self._stored(count)
+        form = self._network.form
+        nothing = mx.zeros((1, form.kv_heads, 0, form.head_width), self._network.norm.weight.dtype)
+        return [KeysValues(nothing, nothing)] * form.layers
+
+    def _stored(self, count: int) -> list[KeysValues]:
+        """Of the first `count` tokens."""
+        held = ((cache.keys, cache.values) for cache in self._caches)
+        return [
+            KeysValues(keys[..., :count, :], values[..., :count, :])
+            for keys, values in held
+            if keys is not None and values is not None
+        ]
+
+
+Rows: TypeAlias = npt.NDArray[np.float32]
+
+_LARGEST = 6e4
+"""Half precision ends at 65,504. States of a healthy model are below."""
+
+
+class FedRows(NamedTuple):
+    """(tokens, width) features of the tokens from index `first` on."""
+
+    first: int
+    rows: Rows
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.rows)
+
+    def part(self, start: int, stop: int) -> "FedRows":
+        """The rows of the tokens `start` to `stop`, as far as they are here."""
+        start = min(max(start, self.first), self.end)
+        stop = max(start, min(stop, self.end))
+        return FedRows(start, self.rows[start - self.first : stop - self.first])
+
+
+def safe(rows: Rows) -> Rows:
+    """Rows that a network can read: finite, and within half precision."""
+    return np.clip(
+        np.nan_to_num(rows, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST),
+        -_LARGEST,
+        _LARGEST,
+    )

@@ -57,8 +57,6 @@ class Eagle3Form(msgspec.Struct, frozen=True, kw_only=True):
     """One norm an output."""
     norm_output: bool = False
     """The next row reads the normed output (EAGLE-3.1)."""
-    held_feature: bool = False
-    """A row without a feature reads the last known one in place of its parent's output (Phoenix)."""
 
 
 class Eagle3(nn.Module):

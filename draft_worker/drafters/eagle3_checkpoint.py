@@ -58,7 +58,6 @@ class _Drafter(msgspec.Struct):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    held_feature: bool = False
     quantization: Quantization | None = None
 
 
@@ -131,7 +130,7 @@ def _config(form: Eagle3Form) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "eagle_config": {_IDS: list(form.outputs), "use_aux_hidden_state": True},
     }
-    variants = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "held_feature")
+    variants = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return sizes | {name: True for name in variants if getattr(form, name)}
 
 
@@ -226,7 +225,6 @@ def _form(
         norm_before_fc=drafter.norm_before_fc,
         fc_norm=drafter.fc_norm,
         norm_output=drafter.norm_output,
-        held_feature=drafter.held_feature,
     )
 
 

@@ -6,16 +6,15 @@ as its block reaches, even when the root has moved on.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
 from draft_worker.columns_engine import ColumnsEngine
+from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_checkpoint import read_block
-from draft_worker.drafters.block_context import BlockContext
-from draft_worker.drafters.block_forward import Block, BlockRows, BlockRunner, MlxBlockRunner
-from draft_worker.drafters.markov import MarkovHead
+from draft_worker.drafters.block_forward import Block, BlockContext, BlockRows, BlockRunner, MlxBlockRunner
 from draft_worker.drafters.token_ends import drafter_ends
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.row_tree import RowTree, TokenRow
@@ -60,7 +59,7 @@ class BlockEngine(ColumnsEngine):
         self.runner = runner
 
     @classmethod
-    def load(cls, folder: Path, target: Path | None) -> "BlockEngine":
+    def load(cls, folder: Path, target: Path | None) -> Self:
         """`target`: the folder of the target, whose tokenizer is the drafter's too.
 
         Raises InputError if a folder is damaged, or the two don't fit.

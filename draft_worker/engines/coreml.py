@@ -14,11 +14,10 @@ from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import open_runtime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
-from draft_worker.coreml.runtime.cache_pool import CachePool, exchange_of
+from draft_worker.coreml.runtime.calls import PackageForward, Runtime
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.coreml.runtime.forward import PackageForward
-from draft_worker.coreml.runtime.interface import Runtime
 from draft_worker.coreml.runtime.joint_memory import JointMemory, SequenceRows, SharedCall
+from draft_worker.coreml.runtime.memory import CachePool, exchange_of
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.block import BlockEngine

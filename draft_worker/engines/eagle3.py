@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters of both published families, with EAGLE-3.1's and Phoenix's variants. Knows no messages."""
+"""EAGLE-3 drafters of both published families, with EAGLE-3.1's variants. Knows no messages."""
 
 import json
 import time
@@ -55,7 +55,6 @@ def loaded(folder: Path, target: Path | None) -> LoadedDrafter:
         form.vocabulary,
         form.context,
         "eagle3",
-        form.held_feature,
     )
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Self, TypeVar
 
 import mlx.core as mx
 
@@ -30,8 +31,13 @@ _MOST_CONTEXT_TOKENS = 256
 
 def load(setup: WorkerSetup) -> "MlxEngine":
     """Raises InputError if the folder holds no model that can serve."""
+    return loaded(MlxEngine, setup)
+
+
+def loaded(kind: "type[_Engine]", setup: WorkerSetup) -> "_Engine":
+    """`load` for an engine of this class."""
     began = time.perf_counter()
-    engine = MlxEngine.load(Path(setup.model))
+    engine = kind.load(Path(setup.model))
     wire(setup.gpu_share, BESIDE_TARGET)
     if setup.pace is None:
         engine.measure(time.perf_counter() - began)
@@ -56,7 +62,7 @@ class MlxEngine(ColumnsEngine):
         self._network = model
 
     @classmethod
-    def load(cls, folder: Path) -> "MlxEngine":
+    def load(cls, folder: Path) -> Self:
         """Raises InputError if the folder holds no model that can serve."""
         model = LanguageModel.load(folder)
         return cls(model, vocabulary_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
@@ -92,6 +98,9 @@ class MlxEngine(ColumnsEngine):
         return self._short is not None and self._short.widens
 
 
+_Engine = TypeVar("_Engine", bound=MlxEngine)
+
+
 def _own(logits: mx.array, more: dict[int, int], sequence: "MlxSequence") -> mx.array:
     """The columns of `sequence`, from those of a head that was widened by the context tokens of several: `more`, each
     with its place behind the head."""
@@ -116,7 +125,7 @@ class MlxSequence(EngineSequence):
         self._rows = rows
         self.step_nodes = None if isinstance(rows, TreeSequence) else 1
         self._sampling = sampling
-        self._head_columns = self._columns = columns
+        self.head_columns = self._columns = columns
         self.context_tokens: Sequence[int] = ()
         """Tokens that the sequence has read and the draft's head lacks: they can be guessed too."""
         self.head_count = columns.count
@@ -186,7 +195,7 @@ class MlxSequence(EngineSequence):
     def _see(self, tokens: Sequence[int]) -> None:
         if not self._engine.widens:
             return
-        lacking = self._head_columns.lacking(tokens)
+        lacking = self.head_columns.lacking(tokens)
         if more := [token for token in lacking if token not in self.context_tokens]:
             self.context_tokens = (*self.context_tokens, *more)[-_MOST_CONTEXT_TOKENS:]
-            self._columns = self._head_columns.beside(self.context_tokens)
+            self._columns = self.head_columns.beside(self.context_tokens)

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draft_worker.engine import Batch, Engine
-from draft_worker.engines import mlx
-from draft_worker.wrapped_engine import WrappedEngine, WrappedSequence
+from draft_worker.engine import Batch
+from draft_worker.engines.mlx import MlxEngine, MlxSequence, loaded
+from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.engines import EngineDeclaration
+from protocol.inference.language_model import LanguageModel
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
@@ -16,27 +17,25 @@ ENGINE = EngineDeclaration(help="guesses blindly at the cost of mlx, for measure
 
 def load(setup: WorkerSetup) -> "RandomEngine":
     """Raises InputError if the folder holds no model that can serve."""
-    return RandomEngine(mlx.load(setup))
+    return loaded(RandomEngine, setup)
 
 
-class RandomEngine(WrappedEngine):
-    """Runs `inner` and replaces its tokens by uniformly drawn ones. Cost and probabilities are those of `inner`."""
+class RandomEngine(MlxEngine):
+    """Tokens are drawn uniformly, the same ones for a seed. Cost and probabilities are those of the model."""
 
-    def __init__(self, inner: Engine, seed: int = 0) -> None:
-        super().__init__(inner)
-        self.name = "random"
+    name = "random"
+
+    def __init__(self, model: LanguageModel, tokenizer: str, head: HeadTokens | None = None, seed: int = 0) -> None:
+        super().__init__(model, tokenizer, head)
         self._source = np.random.default_rng(seed)
 
-    def evaluate_together(self, parts: Sequence[tuple[WrappedSequence, Batch]]) -> list[list[Candidates]]:
+    def evaluate_together(self, parts: Sequence[tuple[MlxSequence, Batch]]) -> list[list[Candidates]]:
         """Candidates without distributions: rejection sampling treats such guesses as certain."""
         return [
-            [
-                Candidates(self._different(len(found.tokens), sequence.vocabulary), found.probabilities)
-                for found in candidates
-            ]
+            [Candidates(self._different(len(each.tokens), sequence), each.probabilities) for each in candidates]
             for (sequence, _), candidates in zip(parts, super().evaluate_together(parts), strict=True)
         ]
 
-    def _different(self, count: int, vocabulary: int) -> list[int]:
-        """`count` different tokens below `vocabulary`, the size of the target's vocabulary."""
-        return self._source.choice(min(vocabulary, self.vocabulary), size=count, replace=False).tolist()
+    def _different(self, count: int, sequence: MlxSequence) -> list[int]:
+        """`count` different tokens that both draft and target know."""
+        return self._source.choice(sequence.head_columns.shared, size=count, replace=False).tolist()

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draft_worker.prefill.kv_sink import ArenaSink, OpenSink, RemoteSink
-from draft_worker.prefill.worker import PrefillWorker
+from draft_worker.prefill.worker import ArenaSink, OpenSink, PrefillWorker, RemoteSink
 from protocol.contracts.kv_bits import UNQUANTIZED, kv_fingerprint
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models

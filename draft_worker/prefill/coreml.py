@@ -15,9 +15,8 @@ from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, default_runtime, open_runtime
-from draft_worker.coreml.runtime.cache_pool import CachePool
-from draft_worker.coreml.runtime.forward import PackageForward
-from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.calls import PackageForward, Runtime
+from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.engines.coreml import CoreMlSequence
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor

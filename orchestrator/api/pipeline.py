@@ -97,7 +97,7 @@ class Pipeline(Client):
         try:
             self._spawn(self._session)
             return self._await_ready(self._session)
-        except BaseException:
+        except BaseException:  # also after Ctrl-C: no process of the pipeline may stay
             self.close()
             raise
 

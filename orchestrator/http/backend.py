@@ -114,7 +114,7 @@ class PipelineThread(threading.Thread):
             self._pipeline.wait()
         except PipelineError as error:
             self.failure = error
-        except Exception as error:
+        except Exception as error:  # the border of a thread: those that wait for the pipeline learn why it ended
             log.exception("a pipeline failed")
             self.failure = PipelineError(f"The pipeline failed ({error}): the log has the cause.")
         finally:

@@ -128,7 +128,7 @@ class ChoiceStream:
             self._events.put_nowait(ChoiceEnd(index, result))
         except PipelineError as error:
             self._events.put_nowait(of_pipeline(error))
-        except Exception:
+        except Exception:  # the border of a task: whoever waits for its events must hear of the end
             log.exception("a generation failed")
             self._events.put_nowait(internal_error())
             raise

@@ -59,8 +59,7 @@ async def frames(
     except ApiError as error:
         for each in renderer.failed(error):
             yield each
-    except Exception:
-        # The status has been sent, so only an event can tell.
+    except Exception:  # the border of a request: its status has been sent, so only an event can tell
         log.exception("a stream failed")
         for each in renderer.failed(internal_error()):
             yield each

@@ -6,7 +6,7 @@ from pathlib import Path
 from protocol.contracts.engines import PrefillEngineName
 from protocol.contracts.target_hosts import TargetHosts, read_hosts, require_divisible
 from protocol.errors import InputError
-from protocol.security.ranks_key import ranks_key
+from protocol.security.keys import ranks_key
 
 _PLAIN = (
     "The key in the hosts file tells who a rank is on this program's own connections alone: what MLX sends between the "

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from protocol.features.blocks import Rows, as_float32, chosen
 from protocol.features.ring_header import (
     HEADER_BYTES,
     RingError,
@@ -22,7 +23,6 @@ from protocol.features.ring_header import (
     decode_header,
     encode_header,
 )
-from protocol.features.rows import Rows, as_float32, chosen
 from protocol.kv.arena_header import ElementType, model_key
 from protocol.kv.segments import create_segment, open_segment, unlink_segment
 from protocol.messages.base import MAX_CONTEXT

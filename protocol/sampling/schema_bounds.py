@@ -1,6 +1,8 @@
-"""Bounds of a JSON schema: its size, its depth, and the keywords that can take unlimited memory as a grammar.
+"""Bounds of a JSON schema (size, depth, keywords that take unlimited memory as a grammar), and where its objects end.
 
-Pure; knows no grammar library. The library itself rejects keywords that it does not support.
+Pure; knows no grammar library. The library itself rejects keywords that it does not support. A schema that names
+properties and says nothing about others allows any others, and a small model then invents some until its limit. Here
+such an object has the named properties alone: every value of it fits the schema.
 """
 
 import json
@@ -43,7 +45,7 @@ def parsed(text: str) -> Schema:
         _require_bounds(schema)
     except SchemaError:
         raise
-    except Exception as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise SchemaError(f"its bounds can't be checked ({type(error).__name__})") from error
     return schema
 
@@ -126,3 +128,66 @@ def _states(divisor: Any) -> int:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values hold schemas: one, a list of them, a mapping from names to them."""
+_JOINED = frozenset(("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
+"""Keywords whose schemas hold together with the ones beside them."""
+_OTHERS = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties"))
+"""Keywords that say whether there are other properties."""
+
+
+def closed(schema: Schema) -> Schema:
+    """The schema whose objects have no other properties than those that it names, unless it asks for others. Where
+    schemas hold together, one may name what another one does not, so such a schema stays as it is."""
+    if isinstance(schema, bool) or any(_joins(one) for one in _schemas(schema)):
+        return schema
+    return _closed(schema)
+
+
+def _closed(schema: Any) -> Any:
+    if not is_object(schema):
+        return schema
+    found = dict(schema)
+    for name in _ONE:
+        if is_object(found.get(name)):
+            found[name] = _closed(found[name])
+    for name in _LISTED:
+        if is_list(found.get(name)):
+            found[name] = [_closed(each) for each in found[name]]
+    for name in _NAMED:
+        if is_object(found.get(name)):
+            found[name] = {key: _closed(each) for key, each in found[name].items()}
+    return {**found, "additionalProperties": False} if _names_all(schema) else found
+
+
+def _names_all(schema: Mapping[str, Any]) -> bool:
+    """Whether it names properties, all required ones among them, and says nothing about others."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not is_object(properties) or not properties or not is_list(required):
+        return False
+    return _OTHERS.isdisjoint(schema) and all(isinstance(name, str) and name in properties for name in required)
+
+
+def _joins(schema: Mapping[str, Any]) -> bool:
+    inside = _JOINED.intersection(schema)
+    return "allOf" in inside or bool(inside and schema.keys() - inside - METADATA) or len(inside) > 1
+
+
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    if not is_object(schema):
+        return
+    yield schema
+    for name in _ONE:
+        yield from _schemas(schema.get(name))
+    for name in _LISTED:
+        listed = schema.get(name)
+        for each in listed if is_list(listed) else ():
+            yield from _schemas(each)
+    for name in _NAMED:
+        named = schema.get(name)
+        for each in named.values() if is_object(named) else ():
+            yield from _schemas(each)

@@ -116,15 +116,20 @@ class Pacer:
         self._sleep = sleep
         self._paced = Paced()
 
+    @property
+    def holds(self) -> bool:
+        """Whether there is a pace."""
+        return self._pace is not None
+
     def forward(self, began: float, parts: Sequence[PacedPart]) -> None:
         """Return when the device would have finished a forward over `parts` that began at `began`, or later."""
         if self._pace is not None:
             self._hold(began, self._pace.joint(parts))
 
-    def prefill(self, began: float, tokens: int, context: int) -> None:
-        """As `forward`, for a chunk of a prompt behind `context` tokens."""
+    def prefill(self, began: float, part: PacedPart) -> None:
+        """As `forward`, for a chunk of a prompt."""
         if self._pace is not None:
-            self._hold(began, self._pace.prefill(tokens, context))
+            self._hold(began, self._pace.prefill(*part))
 
     def costs(self) -> tuple[tuple[int, float], ...]:
         """Seconds of a forward by its tokens, as the device would measure them; empty without a pace."""

@@ -40,7 +40,7 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from protocol.messages.features import Outputs
 from protocol.own_modules import module_command
-from protocol.security.ranks_key import ranks_key
+from protocol.security.keys import ranks_key
 from protocol.worker.memory_shortage import is_shortage
 from target_worker.tensor_parallel.rank_commands import (
     CloseCommand,

@@ -7,7 +7,6 @@ import pytest
 
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
-from draft_worker.wrapped_engine import WrappedEngine
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import BestFirst
@@ -143,20 +142,9 @@ def test_a_draft_without_shared_kv_prefills_the_offered_tokens():
     assert (told.adopted, told.warning) == (0, "This draft shares no KV: prefill again.")
 
 
-def test_a_wrapper_shares_the_kv_of_its_inner_engine():
-    sequence = WrappedEngine(SharedEngine()).open(SAMPLING, VOCABULARY)
-    sequence.prefill([1, 2, 3])
-
-    assert (sequence.size, sequence.memory, sequence.copyable, sequence.save()) == (4096, 3, True, REFERENCE)
-    assert sequence.adopt(REFERENCE) == "no"
-    sequence.close()
-    assert isinstance(sequence.inner, Shared)
-    assert sequence.inner.said == (REFERENCE, "closed")
-
-
-def test_a_wrapper_grows_several_trees_in_one_forward_if_its_inner_engine_does():
+def test_a_joint_engine_grows_several_trees_in_one_forward():
     inner = SharedEngine()
-    worker = DraftWorker(WrappedEngine(inner), float)
+    worker = DraftWorker(inner, float)
     for sequence in (1, 2, 3):
         list(worker.handle(start(sequence)))
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from draft_worker.feature_feed import HOLD_SECONDS
 from draft_worker.worker import DraftWorker
-from draft_worker.wrapped_engine import PacedEngine
 from protocol.features.blocks import shipments
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import NodeId, SequenceId
@@ -281,8 +280,7 @@ def test_a_paced_draft_takes_the_devices_time_to_read_features_and_none_to_note_
         bench.clock.now += seconds
 
     pacer = Pacer(pace, bench.clock, sleep)
-    paced = PacedEngine(bench.engine, pacer, bench.clock)
-    bench.worker = DraftWorker(paced, bench.clock, prefill_chunk=32, pacer=pacer, attach=bench.rings.get)
+    bench.worker = DraftWorker(bench.engine, bench.clock, prefill_chunk=32, pacer=pacer, attach=bench.rings.get)
     bench.target.worker = bench.worker
     began = bench.clock.now
     bench.target.start()

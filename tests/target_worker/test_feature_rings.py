@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.features.ring import FeatureRing
 from protocol.inference.language_model import LanguageModel
-from protocol.kv import segment_registry
+from protocol.kv import segments
 from protocol.kv.segments import create_segment
 from protocol.messages.base import SequenceId
 from protocol.messages.features import FINAL, Features, Tap
@@ -330,7 +330,7 @@ def test_a_ring_that_a_chunk_overruns_names_the_rows_that_are_left(monkeypatch: 
 def test_the_first_ring_removes_those_of_a_target_that_crashed(monkeypatch: pytest.MonkeyPatch):
     name, memory = create_segment(4096)
     memory.close()
-    entry = segment_registry.segments_folder() / name
+    entry = segments.segments_folder() / name
     entry.write_bytes(entry.read_bytes().replace(str(os.getpid()).encode(), b"999999999"))
     talk = Talk()
     talk.send(Tap(_OUTPUTS))

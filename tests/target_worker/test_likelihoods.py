@@ -14,7 +14,7 @@ from protocol.messages.base import MAX_NODES, Level, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import FromWorker, Prefilled, PromptLikelihoods, Stop, ToWorker
 from target_worker.engine import TargetEngine
-from target_worker.verification.acceptance import likelihoods
+from target_worker.verification import likelihoods
 from target_worker.worker import TargetWorker
 from tests.support.logit_rows import rows, sorted_widths
 from tests.support.models.tiny_models import VOCABULARY, network, tree_model

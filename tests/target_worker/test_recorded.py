@@ -18,8 +18,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Start
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine
-from target_worker.recorded_engine import RecordedEngine, RecordedModel, RecordedSequence
-from target_worker.recorded_features import RecordedFeatures, compute
+from target_worker.recorded import RecordedEngine, RecordedFeatures, RecordedModel, RecordedSequence, compute
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import VOCABULARY, tree_model
 from tests.support.paths import DEMO_TARGET

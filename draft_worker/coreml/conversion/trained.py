@@ -30,11 +30,9 @@ from draft_worker.coreml.rotation import pair_order
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner, PackageContext
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.drafters.block import BlockDrafter
+from draft_worker.drafters.block import BlockDrafter, BlockForm
 from draft_worker.drafters.block_checkpoint import BlockCheckpoint, read_block
-from draft_worker.drafters.block_form import BlockForm
-from draft_worker.drafters.block_forward import Block, BlockRows, MlxBlockRunner
-from draft_worker.drafters.block_kv import BlockKv
+from draft_worker.drafters.block_forward import Block, BlockKv, BlockRows, MlxBlockRunner
 from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
@@ -357,7 +355,7 @@ def _block_arrays(network: BlockDrafter, ends: TokenEnds, conditioning: Conditio
             yield f"model.{name}", array
         elif top == "fc":
             yield from _divided_fc(name, array, conditioning)
-        elif top != "confidence_head":
+        else:
             yield name, array
     yield from _ends(ends)
 

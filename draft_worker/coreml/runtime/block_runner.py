@@ -11,16 +11,11 @@ import numpy as np
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.converted import Converted, HostTables
 from draft_worker.coreml.package import Package
-from draft_worker.coreml.runtime.cache_pool import CachePool
-from draft_worker.coreml.runtime.call_inputs import CallInputs
-from draft_worker.coreml.runtime.feature_reader import FeatureReader
-from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
+from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
-from draft_worker.drafters.block_context import BlockContext
-from draft_worker.drafters.block_form import BlockForm
-from draft_worker.drafters.block_forward import Block, BlockInputs, BlockRows
-from draft_worker.drafters.fed_rows import FedRows
-from draft_worker.drafters.markov import MarkovHead, markov_head
+from draft_worker.drafters.block import BlockForm, MarkovHead, markov_head
+from draft_worker.drafters.block_forward import Block, BlockContext, BlockInputs, BlockRows, FedRows
 
 
 class PackageContext:

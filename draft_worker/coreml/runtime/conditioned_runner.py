@@ -14,11 +14,9 @@ from draft_worker.conditioned.runner import Input, Wave
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import Package
-from draft_worker.coreml.runtime.cache_pool import CachePool
-from draft_worker.coreml.runtime.call_inputs import CallInputs
-from draft_worker.coreml.runtime.feature_reader import FeatureReader
-from draft_worker.coreml.runtime.interface import Runtime
+from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
 from draft_worker.coreml.runtime.joint_memory import JointMemory, JointPart
+from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.drafters.eagle3 import Eagle3Form
 from protocol.messages.features import FeatureForm
 
@@ -141,7 +139,6 @@ class PackageRunner:
         self.vocabulary = package.shape.vocabulary
         self.context = package.context
         self.architecture = package.shape.architecture
-        self.held_feature = form.held_feature
         self.head_tokens = tables.head_tokens
         self.device = runtime.device
         self.joint = True

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from draft_worker.training.kind import Training, TrainingSetting
-from draft_worker.training.kinds import block, eagle3, layers, redrafter
+from draft_worker.training.kinds import block, eagle3, layers
 from draft_worker.training.target import Target
 from protocol.contracts.training import TrainedKind
 
@@ -25,7 +25,6 @@ KINDS: Mapping[TrainedKind, Kind] = MappingProxyType(
         "eagle3": Kind(eagle3.outputs, eagle3.Eagle3Training),
         "dspark": Kind(lambda target, _: block.outputs(target.layers), partial(block.BlockTraining, dspark=True)),
         "dflash": Kind(lambda target, _: block.outputs(target.layers), partial(block.BlockTraining, dspark=False)),
-        "redrafter": Kind(lambda *_: (), redrafter.ReDrafterTraining),
         "exit": Kind(lambda target, chosen: layers.outputs(target.layers, chosen), layers.ExitTraining),
         "lm": Kind(lambda *_: (), layers.LanguageTraining),
     }

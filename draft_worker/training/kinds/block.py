@@ -12,9 +12,8 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map
 
-from draft_worker.drafters.block import BlockDrafter
+from draft_worker.drafters.block import BlockDrafter, BlockForm
 from draft_worker.drafters.block_checkpoint import write_block
-from draft_worker.drafters.block_form import BlockForm
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.training.columns import counted
 from draft_worker.training.corpus.guessable import Guessable

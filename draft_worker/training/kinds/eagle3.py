@@ -38,7 +38,7 @@ def outputs(target: Target, chosen: int) -> tuple[int, ...]:
     if target.layers < _FEWEST_LAYERS:
         raise InputError(
             f"{target.folder} has {target.layers} layers, and an eagle3 drafter reads outputs of {_FEWEST_LAYERS} or "
-            "more: choose the kind redrafter or lm."
+            "more: choose the kind lm."
         )
     if not all(_COPIED_NORM in target.layer(number) for number in (0, target.layers - 1)):
         raise InputError(

@@ -166,8 +166,8 @@ def _copied(target: Target, number: int) -> nn.Module:
         layer.load_weights(list(target.layer(number).items()))
     except (TypeError, AttributeError, ValueError) as error:
         raise InputError(
-            f"The layers of {target.folder} can't be trained one by one ({error}): choose the kind eagle3, dspark, "
-            "dflash or redrafter, or a target of the Llama or Qwen family."
+            f"The layers of {target.folder} can't be trained one by one ({error}): choose the kind eagle3, dspark "
+            "or dflash, or a target of the Llama or Qwen family."
         ) from error
     return layer
 

@@ -122,8 +122,7 @@ class EmbeddingModel:
             if self._closed:
                 raise PipelineError(_STOPPED)
             return process.embed(rows)
-        except BaseException:
-            # Whatever state it is in, the next request gets a fresh one.
+        except BaseException:  # whatever state the process is in, the next request gets a fresh one
             process.close()
             self._process = None
             raise

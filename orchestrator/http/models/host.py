@@ -179,7 +179,7 @@ class ModelHost:
         except PipelineError as error:
             log.warning("a model could not be loaded", model=name, reason=str(error))
             self._failed(name, str(error))
-        except Exception:
+        except Exception:  # the border of a task: requests that wait for the model are refused
             log.exception("a model could not be loaded", model=name)
             self._failed(name, "The server failed at it: its log has the cause.")
         else:
@@ -206,8 +206,7 @@ class ModelHost:
     async def _unload(self, name: ModelName) -> None:
         try:
             await self._loader.unload(name)
-        except Exception:
-            # Its processes have ended, so its memory is free for those who wait for it.
+        except Exception:  # the border of a task: its processes have ended, so others can have its memory
             log.exception("a model's pipeline did not end as it should", model=name)
         self._step(ModelUnloaded(name))
 

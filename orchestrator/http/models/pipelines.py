@@ -66,7 +66,7 @@ class PipelineLoader:
             state, parts = await asyncio.gather(ready, reading, return_exceptions=True)
             _result(state)
             codec, template = _result(parts)
-        except BaseException:
+        except BaseException:  # of any kind, also of a cancelled load: its processes must not stay
             await self.unload(name)
             raise
         backend = PipelineBackend(pipeline)

@@ -481,7 +481,7 @@ def _header(state: PipelineState, fingerprint: str, texts: int) -> RecordedTarge
 
 def _record_features(target: Path, texts: Path, outputs: tuple[int, ...]) -> None:
     """Raises PipelineError if the target's states can't be computed."""
-    module = "target_worker.recorded_features"
+    module = "target_worker.recorded"
     command = [*module_command(module), str(target), str(texts), ",".join(map(str, outputs))]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:

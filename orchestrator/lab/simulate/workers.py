@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
-from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.devices import Devices, Wires
@@ -27,7 +26,7 @@ from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
 from target_worker.kv.target_kv import Adoption, TargetKv
-from target_worker.verification.acceptance import Acceptance
+from target_worker.verification import Acceptance
 from target_worker.worker import TargetWorker
 
 CONTEXT = 1 << 17
@@ -72,7 +71,7 @@ class ModelledDraft(VirtualWorker):
     def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT, block: int = 1) -> None:
         """`block`: tokens that one forward guesses behind one another, as a block drafter's does."""
         engine = _GuessEngine(language, context, block)
-        super().__init__(lambda clock, pacer: DraftWorker(PacedEngine(engine, pacer, clock), clock, pacer=pacer), pace)
+        super().__init__(lambda clock, pacer: DraftWorker(engine, clock, pacer=pacer), pace)
         self.hello: Hello = modelled_hello("draft", context, pace)
 
     def work(self) -> Work | None:

@@ -101,8 +101,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
         tokenizer.save(str(folder / "tokenizer.json"))
     except (InputError, OSError):
         raise
-    # What the library raises of itself is a plain Exception.
-    except Exception as error:
+    except Exception as error:  # the border to `tokenizers`, which raises plain Exceptions
         raise InputError(f"The tokenizer in {file.path} is broken ({error}): download the file again.") from error
     (folder / "tokenizer_config.json").write_text(json.dumps(_settings(file, tokens)), encoding="utf-8")
 

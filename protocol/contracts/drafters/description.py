@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.contracts.drafters.target_shape import TargetShape
 
-DrafterKind: TypeAlias = Literal["eagle3", "mtp", "dspark", "dflash", "redrafter", "exit"]
+DrafterKind: TypeAlias = Literal["eagle3", "mtp", "dspark", "dflash", "exit"]
 
 NAMES: Mapping[DrafterKind, str] = MappingProxyType(
     {
@@ -17,7 +17,6 @@ NAMES: Mapping[DrafterKind, str] = MappingProxyType(
         "mtp": "an MTP head",
         "dspark": "a DSpark drafter",
         "dflash": "a DFlash drafter",
-        "redrafter": "a ReDrafter head",
         "exit": "an early exit",
     }
 )
@@ -27,7 +26,6 @@ ENGINES: Mapping[DrafterKind, str] = MappingProxyType(
         "mtp": "mtp",
         "dspark": "block",
         "dflash": "block",
-        "redrafter": "redrafter",
         "exit": "layerskip",
     }
 )

@@ -5,8 +5,6 @@ that they read in three ways. SafeAILab's `eagle_config` names outputs, as SGLan
 (python/sglang/srt/models/llama_eagle3.py adds 1 for the next layer's input). `eagle_aux_hidden_state_layer_ids` beside
 the other fields, which speculators writes and vLLM reads, names inputs, one more (speculators/models/utils.py:
 [2, L / 2, L - 3]). DeepSpec's `target_layer_ids` names outputs (deepspec/modeling/dspark/common.py), -1 the embedding.
-
-ReDrafter heads are Apple's (ml-recurrent-drafter: recurrent_drafting/configuration_drafter.py, modeling_drafter.py).
 """
 
 from collections.abc import Callable
@@ -15,46 +13,12 @@ from typing import Any
 
 from protocol.contracts.drafters.block import block, has_markov_head, is_block, options
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint, config_in
-from protocol.contracts.drafters.description import FINAL, NAMES, Drafter, DrafterKind
+from protocol.contracts.drafters.description import NAMES, Drafter, DrafterKind
 from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
 from protocol.contracts.drafters.early_exit import early_exit
 from protocol.contracts.drafters.mtp import has_mtp, mtp, stands_alone, states_mtp, unknown
 from protocol.errors import InputError
 from protocol.json_values import is_list
-
-_REDRAFTER = "recurrent_drafting_drafter"
-_MOST_LAYERS = 16
-
-
-def redrafter(found: DrafterCheckpoint) -> Drafter:
-    """Raises InputError for what does not fit together."""
-    width, vocabulary = found.number("hidden_size"), found.number("vocab_size")
-    exit_width, layers = found.number("exit_dim"), found.number("num_draft_layers", least=0)
-    if layers > _MOST_LAYERS:
-        raise found.wrong(f"its config.json states num_draft_layers {layers}, of {_MOST_LAYERS} at most")
-    for layer in range(layers):
-        found.require(f"lm_head.{layer}.linear.weight", (exit_width, exit_width))
-    head, drafted = f"lm_head.{layers}.weight", found.head_tokens()
-    found.require(head, (vocabulary, exit_width))
-    if exit_width != 2 * width:
-        found.require("input_proj.weight", (exit_width, 2 * width))
-    if found.config.get("rnn"):
-        found.require("rnn_u.weight", (width, width))
-        found.require("rnn_w.weight", (width, width))
-    return Drafter(
-        kind="redrafter",
-        format="Apple",
-        width=width,
-        count=1,
-        stated_outputs=(FINAL,),
-        target_vocabulary=vocabulary,
-        drafted=drafted,
-        layers=layers,
-        parameters=found.parameters(),
-        read=found.parameters(by_token=(head,), tokens=drafted),
-        own_head=True,
-    )
-
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _DEFAULT_COUNT = 3
@@ -148,7 +112,6 @@ _READERS: dict[DrafterKind, Callable[[DrafterCheckpoint], Drafter]] = {
     "eagle3": eagle3,
     "dspark": block,
     "dflash": block,
-    "redrafter": redrafter,
     "mtp": mtp,
     "exit": early_exit,
 }
@@ -214,8 +177,6 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
             return _SPECULATORS[kind]
         case _, str(kind) if kind == EXIT:
             return "exit"
-        case _, str(kind) if kind == _REDRAFTER:
-            return "redrafter"
         case _:
             pass
     for name in architectures:
@@ -236,5 +197,5 @@ def _architectures(config: dict[str, Any]) -> tuple[str, ...]:
 def _foreign(folder: Path, kind: str) -> InputError:
     return InputError(
         f"{folder} holds a drafter of the kind {kind[:60]}, which no draft engine runs: choose one of EAGLE-3, MTP, "
-        "DSpark, DFlash or ReDrafter, or a smaller model of the target's family."
+        "DSpark or DFlash, or a smaller model of the target's family."
     )

@@ -313,20 +313,6 @@ def test_candidates_are_ranked_with_the_noise_of_the_head_s_tokens(engine: Condi
         assert found.tokens[0] == sampled
 
 
-def test_a_held_feature_stands_in_for_every_missing_one(tmp_path: Path):
-    folder = folders.safe_ai_lab(tmp_path, held_feature=True)
-    reference, rows, tokens = _reference(folder), list[Row](), [*_tokens(10), 7, 8]
-    sequence = _opened(_engine(folder))
-    sequence.prefill(tokens[:10])
-    sequence.feed(0, FEATURES[:8])
-
-    found = sequence.evaluate(_batch(tokens[10:], (-1, 0)))
-
-    for token in range(1, 12):
-        rows.append(reference.row(tokens[token], reference.fuse(FEATURES[min(token - 1, 7)]), rows, token))
-    _assert_alike(found, [reference.logits(row) for row in rows[-2:]])
-
-
 def test_a_prompt_of_one_token(engine: ConditionedEngine, folder: Path):
     reference, sequence = _reference(folder), _opened(engine)
     first = reference.row(7, np.zeros(folders.WIDTH), [], 0)

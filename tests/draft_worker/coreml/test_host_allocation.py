@@ -9,7 +9,7 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import DecoderShape, Layer, Package
 from draft_worker.coreml.rotation import Rotation
-from draft_worker.coreml.runtime.forward import PackageForward
+from draft_worker.coreml.runtime.calls import PackageForward
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from draft_worker.drafters.block_checkpoint import read_block
-from draft_worker.drafters.block_context import BlockContext
-from draft_worker.drafters.block_forward import Block, BlockRows, MlxBlockRunner
-from draft_worker.drafters.block_kv import BlockKv
+from draft_worker.drafters.block_forward import Block, BlockContext, BlockKv, BlockRows, MlxBlockRunner
 from draft_worker.drafters.token_ends import target_ends
 from tests.support.block_reference import BlockReference
 from tests.support.models.trained_drafters import (

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 from draft_worker.drafters.block_checkpoint import read_block, write_block
-from draft_worker.drafters.redrafter_checkpoint import read_redrafter
 from draft_worker.drafters.token_ends import target_ends
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
@@ -25,11 +24,10 @@ from tests.support.models.trained_drafters import (
     BLOCK_KINDS,
     block_network,
     write_block_folder,
-    write_redrafter_folder,
     write_target,
 )
 
-READERS: dict[str, Callable[[Path], Any]] = {"z-lab": read_block, "vanilla": read_block, "redrafter": read_redrafter}
+READERS: dict[str, Callable[[Path], Any]] = {"z-lab": read_block, "vanilla": read_block}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     target = write_target(root / "target")
     for kind in BLOCK_KINDS:
         write_block_folder(root / kind, kind, target)
-    write_redrafter_folder(root / "redrafter")
-    return {name: root / name for name in (*BLOCK_KINDS, "redrafter", "target")}
+    return {name: root / name for name in (*BLOCK_KINDS, "target")}
 
 
 @pytest.fixture
@@ -170,7 +167,7 @@ def test_the_published_names_are_written(folders: dict[str, Path]):
     names = set(mx.load(str(folders["vanilla"] / "model.safetensors")))
 
     assert {"fc.weight", "hidden_norm.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight"} < names
-    assert {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "confidence_head.proj.bias"} < names
+    assert {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"} < names
     assert {"layers.1.self_attn.q_norm.weight", "layers.0.mlp.down_proj.weight"} < names
 
 
@@ -225,9 +222,6 @@ CONFIGS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "another width of the target": ("z-lab", lambda c: c.update(target_hidden_size=16), "has the shape"),
     "more layers": ("z-lab", lambda c: c.update(num_hidden_layers=3), "lacks the tensor layers.2"),
     "fewer layers": ("z-lab", lambda c: c.update(num_hidden_layers=1), "a tensor that its form does not know"),
-    "no recurrence": ("redrafter", lambda c: c.update(rnn=False), "a tensor that its form does not know"),
-    "an exit": ("redrafter", lambda c: c.update(exit_dim=48), "lacks the tensor input_proj"),
-    "no sizes": ("redrafter", lambda c: c.clear(), "missing required field"),
 }
 
 
@@ -255,7 +249,7 @@ def test_damaged_weights_are_refused(kind: str, copy: Callable[[str], Path]):
         tensors[name] = tensors[name].astype(mx.int32)
 
     damages: list[tuple[Callable[[dict[str, mx.array]], object], str]] = [
-        (lambda tensors: tensors.pop(sorted(tensors)[0]), "lacks the tensor"),
+        (lambda tensors: tensors.pop("norm.weight"), "lacks the tensor"),
         (lambda tensors: tensors.update(surprise=mx.zeros((2,))), "a tensor that its form does not know, surprise"),
         (poison, "not finite"),
         (cast, "elements of type"),

@@ -17,14 +17,12 @@ from hypothesis import strategies as st
 from draft_worker.candidates.columns import Columns
 from draft_worker.engine import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence, load
-from draft_worker.wrapped_engine import PacedEngine
 from protocol.errors import InputError
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.speculation.candidates import Candidates
-from protocol.worker.pacing import DevicePace, Pacer
 from protocol.worker.process import WorkerSetup
 from tests.support.block_reference import BlockReference
 from tests.support.models.tiny_models import VOCABULARY
@@ -149,17 +147,6 @@ def test_a_node_that_its_anchors_block_reaches_needs_no_forward(pairs: dict[str,
 
     sequence.evaluate(Batch([], [6, 7], [4, 2], 4))
     assert sequence.forward_widths == (6,)
-
-
-def test_a_paced_engine_waits_for_forwards_alone(pairs: dict[str, Pair]):
-    slept: list[float] = []
-    pacer = Pacer(DevicePace(steps=((1, 0.01), (11, 0.11)), prefill_rate=1000.0), lambda: 0.0, slept.append)
-    sequence = PacedEngine(pairs["vanilla"].engine, pacer, lambda: 0.0).open(COUPLED, VOCABULARY)
-
-    sequence.evaluate(Batch([], [5], [-1], 4))
-    sequence.evaluate(Batch([], [2, 3], [0, 0], 4))
-
-    assert slept == [pytest.approx(0.04)]
 
 
 def test_known_tokens_behind_the_context_lead_the_block(pairs: dict[str, Pair]):

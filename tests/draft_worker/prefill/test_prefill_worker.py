@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from draft_worker.prefill.kv_sink import ArenaSink
 from draft_worker.prefill.mlx import MlxPrefillEngine
-from draft_worker.prefill.worker import PrefillWorker
+from draft_worker.prefill.worker import ArenaSink, PrefillWorker
 from protocol.errors import InputError
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange

@@ -52,6 +52,6 @@ def test_listing_the_engines_imports_none_of_them():
 
 
 def test_a_name_that_no_engine_has_is_answered_with_the_choices():
-    choices = "auto, block, coreml, eagle3, layerskip, mlx, mtp, ngram, redrafter or none"
+    choices = "auto, block, coreml, eagle3, layerskip, mlx, mtp, ngram or none"
     with pytest.raises(InputError, match=rf"no draft engine called 'crystal ball': choose {choices}\."):
         draft_engine("crystal ball")

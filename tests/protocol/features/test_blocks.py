@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from protocol.features.blocks import received, shipments
-from protocol.features.rows import as_float32
+from protocol.features.blocks import as_float32, received, shipments
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import MAX_CONTEXT, SequenceId
 from protocol.messages.features import FeatureForm, FeatureShipment

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from protocol.kv import segment_registry, segments
+from protocol.kv import segments
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import HEADER_BYTES, ArenaDamaged, ArenaLayout, ArenaMismatch, ElementType, decode_header
 from protocol.kv.segments import (
@@ -302,9 +302,7 @@ def test_a_killed_creator_leaks_nothing_after_a_sweep():
 
 
 def test_a_creator_killed_between_entry_and_segment_leaves_nothing(registry: Path):
-    creator = child(
-        __name__, "from protocol.kv import segment_registry as r; r.register('lp-' + '0' * 20, os.getpid())"
-    )
+    creator = child(__name__, "from protocol.kv import segments as r; r.register('lp-' + '0' * 20, os.getpid())")
     assert creator.wait(timeout=60) == 0
 
     assert sweep() == ["lp-" + "0" * 20]
@@ -359,7 +357,7 @@ def test_other_files_in_the_registry_are_kept(registry: Path):
 def old(registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of earlier releases. The registry is this test's own, but not by the environment."""
     monkeypatch.delenv(SEGMENTS_VARIABLE)
-    monkeypatch.setattr(segment_registry, "segments_folder", lambda: registry)
+    monkeypatch.setattr(segments, "segments_folder", lambda: registry)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"launch-pipeline-{os.getuid()}-segments"
     folder.mkdir(mode=0o700)
@@ -447,6 +445,6 @@ def test_an_entry_that_its_owner_removes_meanwhile_is_nobodys_business(registry:
     entry = registry / f"{name[:-1]}{'0' if name[-1] != '0' else '1'}"
     entry.symlink_to(registry / "gone")
 
-    assert segment_registry.owned() == [name]
+    assert segments.owned() == [name]
     entry.unlink()
     unlink_segment(name)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages.grammar import Grammar
-from protocol.sampling.schema_endings import closed
+from protocol.sampling.schema_bounds import closed
 from tests.protocol.sampling.test_grammar import takes
 
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}

@@ -13,8 +13,7 @@ from zmq.utils import z85
 
 from orchestrator.machine.target_hosts import checked_hosts
 from protocol.errors import InputError
-from protocol.security.keys import JoinLine, is_key, new_secret, one_time_keys, own_keys
-from protocol.security.ranks_key import ranks_key
+from protocol.security.keys import JoinLine, is_key, new_secret, one_time_keys, own_keys, ranks_key
 from tests.support.paths import DEMO_TARGET
 
 SERVER = one_time_keys(bytes(32))  # any will do, but the same in every process

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_worker.worker import DraftWorker
-from draft_worker.wrapped_engine import PacedEngine
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import RequestStats
@@ -187,7 +186,7 @@ def test_without_a_pace_there_is_no_sleep_and_no_report():
     pacer, time = _pacer(None)
 
     pacer.forward(time(), [PacedPart(8)])
-    pacer.prefill(time(), 8, 0)
+    pacer.prefill(time(), PacedPart(8))
 
     assert time() == 100.0
     assert pacer.take() is None
@@ -220,7 +219,7 @@ def test_the_hello_of_a_paced_worker_states_the_device_s_costs_and_not_this_mach
     pacer, time = _pacer()
     measured = Hello("target", "mlx", "tiny", "llama", VOCABULARY, 512, "none", "cpu", 1, costs=((1, 7.0),))
     target = TargetWorker(TargetEngine(tree_model()), time, measured, pacer)
-    draft = DraftWorker(PacedEngine(FakeEngine(), pacer, time), time, pacer=pacer)
+    draft = DraftWorker(FakeEngine(), time, pacer=pacer)
 
     for worker in (target, draft):
         costs = worker.hello().costs
@@ -231,7 +230,7 @@ def test_the_hello_of_a_paced_worker_states_the_device_s_costs_and_not_this_mach
 
 def test_a_paced_draft_reports_the_device_s_seconds_for_all_it_evaluated():
     pacer, time = _pacer()
-    worker = DraftWorker(PacedEngine(FakeEngine(), pacer, time), time, pacer=pacer)
+    worker = DraftWorker(FakeEngine(), time, pacer=pacer)
     list(worker.handle(Start(SequenceId(1), 0, (1, 2, 3), NodeId(7), Sampling(), BestFirst(width=4, fan=2))))
 
     grown = [grow for _ in range(4) for grow in worker.work() if isinstance(grow, Grow)]

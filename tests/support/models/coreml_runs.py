@@ -13,9 +13,8 @@ from mlx.utils import tree_map
 from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.conversion.build import Checkpoint, write
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.executor import Precision
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.forward import PackageForward
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, Precision
+from draft_worker.coreml.runtime.calls import PackageForward
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.head_tokens import HeadTokens

@@ -155,21 +155,6 @@ def deepspec_dflash() -> Format:
     }
 
 
-def redrafter() -> Format:
-    config = {
-        "model_type": "recurrent_drafting_drafter",
-        "hidden_size": WIDTH,
-        "exit_dim": 2 * WIDTH,
-        "num_draft_layers": 2,
-        "vocab_size": VOCABULARY,
-        "rnn": True,
-    }
-    blocks = {f"lm_head.{index}.linear.weight": (2 * WIDTH, 2 * WIDTH) for index in range(2)}
-    biases = {f"lm_head.{index}.linear.bias": (2 * WIDTH,) for index in range(2)}
-    rnn = {"rnn_u.weight": (WIDTH, WIDTH), "rnn_u.bias": (WIDTH,), "rnn_w.weight": (WIDTH, WIDTH)}
-    return config, {**blocks, **biases, **rnn, "lm_head.2.weight": (VOCABULARY, 2 * WIDTH)}
-
-
 def qwen_mtp() -> Format:
     config = _LAYER | {"model_type": "qwen3_next", "num_hidden_layers": LAYERS, "mtp_num_hidden_layers": 1}
     tensors = {
@@ -206,7 +191,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     each.__name__: each
     for each in (
         *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, specforge_dspark, deepspec_dflash),
-        *(redrafter, qwen_mtp, deepseek_mtp, trained_exit),
+        *(qwen_mtp, deepseek_mtp, trained_exit),
     )
 }
 

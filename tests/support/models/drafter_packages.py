@@ -22,7 +22,7 @@ EAGLE3_KINDS: dict[str, dict[str, Any]] = {
     "reduced head": {"head_size": len(SHORT_HEAD)},
     "normed": {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True},
     "each output normed": {"fc_norm": True, "norm_heads": True, "biases": ("fc",)},
-    "held feature": {"held_feature": True, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "a scaled rope": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "the target's ends": {"own_embedding": False, "own_head": False},
 }
 BLOCK_KINDS = ("z-lab", "z-lab with windows", "z-lab, causal", "vanilla", "gated", "rnn", "long prefix", "short head")

@@ -1,6 +1,6 @@
 """Tiny drafters fitted to a text that a tiny target writes, and the target's features of tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +10,6 @@ from mlx import optimizers
 from numpy.typing import NDArray
 
 from draft_worker.drafters.block import BlockDrafter
-from draft_worker.drafters.redrafter import ReDrafter
 from protocol.messages.features import FINAL
 
 _STEPS = 40
@@ -58,26 +57,6 @@ def fit_block(network: BlockDrafter, target: Any, text: Sequence[int]) -> None:
             logits = logits + network.markov_head.correction(network.markov_head.latents(before, states))
         return nn.losses.cross_entropy(logits, right).mean()
 
-    _fit(network, loss)
-
-
-def fit_redrafter(network: ReDrafter, target: Any, text: Sequence[int], steps: int = 4) -> None:
-    """Train on every token of the text, with so many steps of the recurrence."""
-    read = mx.array(features(target, text, (FINAL,)))[: -steps - 1]
-    embedded, right = target.model.embed_tokens(mx.array([*text])), mx.array([*text])
-
-    def loss(network: ReDrafter) -> mx.array:
-        state, total = mx.zeros(read.shape), mx.array(0.0)
-        for step in range(steps):
-            state = network.step(state, embedded[1 + step : 1 + step + len(read)])
-            logits = network.logits(read, state)
-            total = total + nn.losses.cross_entropy(logits, right[2 + step : 2 + step + len(read)]).mean()
-        return total
-
-    _fit(network, loss)
-
-
-def _fit(network: Any, loss: Callable[[Any], mx.array]) -> None:
     optimizer = optimizers.Adam(learning_rate=5e-3)
     step = nn.value_and_grad(network, loss)
     for _ in range(_STEPS):

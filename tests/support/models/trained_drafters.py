@@ -11,11 +11,8 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from numpy.typing import NDArray
 
-from draft_worker.drafters.block import BlockDrafter
+from draft_worker.drafters.block import BlockDrafter, BlockForm
 from draft_worker.drafters.block_checkpoint import write_block
-from draft_worker.drafters.block_form import BlockForm
-from draft_worker.drafters.redrafter import ReDrafter, ReDrafterForm
-from draft_worker.drafters.redrafter_checkpoint import write_redrafter
 from draft_worker.drafters.token_ends import TokenEnds
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from tests.support.models.tiny_models import VOCABULARY, network
@@ -62,7 +59,7 @@ def block_form(kind: str, **changes: Any) -> BlockForm:
     elif kind == "SpecForge":
         options = {"anchor_predicts": True, "markov": "vanilla", "rank": 6}
     elif kind != "z-lab":
-        markov = {} if kind == "rank 0" else {"markov": kind, "rank": 6, "confidence": "markov"}
+        markov = {} if kind == "rank 0" else {"markov": kind, "rank": 6}
         options = {"anchor_predicts": True, **markov}
     return msgspec.structs.replace(_FORM, **options, **changes)
 
@@ -109,14 +106,6 @@ def shorten(folder: Path) -> Path:
     """Let the drafter in `folder` draft the tokens of SHORT_HEAD alone."""
     np.save(folder / HEAD_TOKENS, SHORT_HEAD)
     return folder
-
-
-def write_redrafter_folder(folder: Path, seed: int = 0, **changes: Any) -> ReDrafterForm:
-    sizes: dict[str, Any] = {"width": WIDTH, "vocabulary": VOCABULARY, "exit": 2 * WIDTH, "blocks": 2} | changes
-    mx.random.seed(seed)
-    drafter = loud(ReDrafter(ReDrafterForm(**sizes)))
-    write_redrafter(folder, drafter)
-    return drafter.form
 
 
 def random_features(count: int, width: int, seed: int = 0) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import target_worker.verification as module
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
@@ -14,9 +15,7 @@ from protocol.messages.worker import Verify
 from protocol.sampling.sampler import Noise
 from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
 from protocol.speculation.token_tree import node_id
-from target_worker.verification import rejection as module
-from target_worker.verification.proposed_tree import ProposedTree
-from target_worker.verification.rejection import rejection
+from target_worker.verification import ProposedTree, rejection
 from tests.support.processing import processed
 
 _VOCABULARY = 5

@@ -163,11 +163,6 @@ DRAFTERS: Mapping[DrafterKind, ModelledDrafter] = MappingProxyType(
             block=7,
             source="DSpark's paper (DeepSpec): 0.93 at every depth, on maths; chat is lower",
         ),
-        "redrafter": ModelledDrafter(
-            read=(2 * 4096**2 + 2 * 8192**2) / 1e9 + 2 * _HEAD,
-            accept=None,
-            source="no acceptance by depth is published",
-        ),
         "exit": ModelledDrafter(
             read=9 * _LAYER + _HEAD, accept=None, source="none by depth is published; a quarter of the layers"
         ),

@@ -11,7 +11,6 @@ import pytest
 
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
-from draft_worker.wrapped_engine import PacedEngine
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.lab.bench.mlx_lm import Job, MlxLm, running
 from orchestrator.lab.simulate.simulation import Simulation
@@ -25,7 +24,7 @@ from protocol.messages.worker import Hello
 from protocol.worker.pacing import DevicePace
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine
-from target_worker.recorded_engine import RecordedEngine, RecordedModel
+from target_worker.recorded import RecordedEngine, RecordedModel
 from target_worker.worker import TargetWorker
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 from tests.support.scripted_simulation import FixedPrompts, rounds
@@ -55,9 +54,7 @@ def _run(strategy: StrategyName, temperature: float, texts: RecordedTexts | None
 
     def build(role: Role) -> SimulatedWorker:
         if role == "draft":
-            return VirtualWorker(
-                lambda clock, pacer: DraftWorker(PacedEngine(draft, pacer, clock), clock, 512, pacer), _DRAFT_PACE
-            )
+            return VirtualWorker(lambda clock, pacer: DraftWorker(draft, clock, 512, pacer), _DRAFT_PACE)
         engine = TargetEngine(target) if texts is None else RecordedEngine(RecordedModel(DEMO_TARGET, texts), texts)
         return VirtualWorker(lambda clock, pacer: TargetWorker(engine, clock, hello, pacer), _TARGET_PACE)
 

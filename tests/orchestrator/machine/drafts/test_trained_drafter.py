@@ -39,7 +39,7 @@ def target(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("form", sorted(FORMATS))
 def test_a_folder_of_each_format_gets_its_engine_and_its_target(tmp_path: Path, target: Path, form: str):
     folder = write(tmp_path / "drafter", FORMATS[form]())
-    kind = {"safeailab": "eagle3", "dspark": "dspark", "dflash": "dflash", "redrafter": "redrafter"}.get(form)
+    kind = {"safeailab": "eagle3", "dspark": "dspark", "dflash": "dflash"}.get(form)
     choice = draft_for(str(target), AUTO, str(folder), silent)
 
     assert choice == DraftChoice(choice.engine, folder, target=target)

@@ -61,7 +61,7 @@ def test_a_drafter_that_does_not_fit_is_a_failure(tmp_path: Path):
     ("form", "words"),
     [
         ("dspark", "One forward guesses 7 tokens."),
-        ("redrafter", "the last output behind the final norm of the target, 32 bytes a token"),
+        ("qwen_mtp", "the last output behind the final norm of the target, 32 bytes a token"),
         ("trained_exit", "It is the target's first 2 layers, and reads none of its states."),
     ],
 )

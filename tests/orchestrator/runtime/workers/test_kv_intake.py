@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec import structs
 
-from draft_worker.prefill.kv_sink import RemoteSink
 from draft_worker.prefill.mlx import MlxPrefillEngine
-from draft_worker.prefill.worker import PrefillWorker
+from draft_worker.prefill.worker import PrefillWorker, RemoteSink
 from orchestrator.runtime.workers.kv_intake import KvIntake
 from protocol.kv.blocks import kv_form, shipments
 from protocol.kv.segments import SegmentError, open_segment

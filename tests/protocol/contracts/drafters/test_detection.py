@@ -42,7 +42,6 @@ def found(folder: Path, form: str) -> Drafter:
         ("dspark", "dspark", "DeepSpec", (1, 3, 5)),
         ("specforge_dspark", "dspark", "SpecForge", (1, 3, 5)),
         ("deepspec_dflash", "dflash", "DeepSpec", (1, 3, 5)),
-        ("redrafter", "redrafter", "Apple", (FINAL,)),
         ("qwen_mtp", "mtp", "Qwen", (FINAL,)),
         ("deepseek_mtp", "mtp", "DeepSeek", (FINAL,)),
         ("trained_exit", "exit", "this program's", ()),
@@ -96,7 +95,7 @@ def test_tensors_may_be_named_as_parts_of_a_model(tmp_path: Path, form: str):
     assert plain == read_drafter(tmp_path / "model")
 
 
-@pytest.mark.parametrize(("form", "rows"), [("dflash", WIDTH), ("dspark", WIDTH + RANK), ("redrafter", 2 * WIDTH)])
+@pytest.mark.parametrize(("form", "rows"), [("dflash", WIDTH), ("dspark", WIDTH + RANK)])
 def test_a_short_head_reads_less(tmp_path: Path, form: str, rows: int):
     """`rows`: numbers of the head that go with each token that it leaves out."""
     whole = found(tmp_path, form)
@@ -144,7 +143,6 @@ def test_the_head_that_a_conversion_left_out_is_missed(tmp_path: Path):
         ("safeailab", TARGET._replace(layers=5), "coincide in a target of 5 layers"),
         ("dspark", TARGET._replace(layers=12), "its target has 8 layers, and this one has 12"),
         ("specforge", TARGET._replace(layers=4), "output of layer 5, counted from 0, and the target has 4 layers"),
-        ("redrafter", TARGET._replace(vocabulary=41), "40 tokens"),
     ],
 )
 def test_a_drafter_of_another_target_does_not_fit(tmp_path: Path, form: str, target: TargetShape, reason: str):
@@ -215,10 +213,6 @@ DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
     ("dflash", changed(architectures=["DFlash2DraftModel"]), "of the kind DFlash2DraftModel"),
     ("dspark", lacking("markov_head.markov_w1.weight"), "markov_w1"),
     ("dspark", changed(markov_rank=-1), "markov_rank -1"),
-    ("redrafter", changed(num_draft_layers=3), r"lm_head\.2\.linear"),
-    ("redrafter", changed(num_draft_layers=10**6), "num_draft_layers"),
-    ("redrafter", changed(exit_dim=WIDTH), r"lm_head\.0\.linear\.weight has the shape"),
-    ("redrafter", lacking("rnn_u.weight"), "rnn_u"),
     ("qwen_mtp", reshaped("mtp.fc.weight", (WIDTH, WIDTH)), r"mtp\.fc\.weight has the shape"),
     ("qwen_mtp", changed(model_type="mimo"), "its architecture is 'mimo'; known ones are qwen3_next, "),
     ("qwen_mtp", changed(mtp_num_hidden_layers=4), "mtp_num_hidden_layers = 4"),

@@ -1,0 +1,280 @@
+"""Which tokens of a proposed tree are accepted: its entries, coupled verification, rejection, log-probabilities.
+
+Knows logits and trees; no KV and no messages. Coupled verification samples a token behind every entry with the shared
+noise and accepts the entries that match. It is exact by construction: a sampled token depends only on the logits, the
+seed and the position; the proposal only affects how many tokens one forward yields. Rejection sampling of chains whose
+tokens were drawn from a draft distribution is that of Leviathan, Kalman and Matias, "Fast inference from transformers
+via speculative decoding" (ICML 2023), appendix A.1: accept x with probability min(1, p(x)/q(x)), else draw from
+norm(max(p - q, 0)). The tokens are distributed as p for every q. The seed determines the output.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from protocol.messages.base import LEAST_LOG_PROBABILITY, Level, NodeId
+from protocol.messages.plans import Distribution
+from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.worker import Verify
+from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.threefry import NoiseStream, noise_bits, uniform
+from protocol.sampling.top_tokens import log_total, top
+from protocol.speculation.token_tree import fits, node_id
+
+
+class ProposedTree:
+    """A valid Verify, indexed for the acceptance rules.
+
+    Entry 0 is the root. `positions[i]` is the absolute position of entry i. The forward needs no more than these, so
+    the rest is derived when it is first read.
+    """
+
+    def __init__(self, verify: Verify) -> None:
+        self.tokens = verify.tokens
+        self.parents = verify.parents
+        self.distributions = {distribution.node: distribution for distribution in verify.distributions}
+        self._root = verify.root
+        self.positions = [verify.position]
+        for parent in verify.parents[1:]:
+            self.positions.append(self.positions[parent] + 1)
+
+    @cached_property
+    def children(self) -> list[dict[int, int]]:
+        """For each entry, the entries of the tokens proposed behind it, by token."""
+        children: list[dict[int, int]] = [{} for _ in self.tokens]
+        for entry, parent in enumerate(self.parents[1:], start=1):
+            children[parent][self.tokens[entry]] = entry
+        return children
+
+    @cached_property
+    def ids(self) -> list[NodeId]:
+        """The node id of each entry."""
+        ids = [self._root]
+        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
+            ids.append(node_id(ids[parent], token))
+        return ids
+
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """For each entry, the tokens behind the root up to and with the entry."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
+            paths.append((*paths[parent], token))
+        return paths
+
+    def distribution(self, entry: int) -> Distribution | None:
+        """The draft distribution of the children of `entry`; None for a deterministic proposal."""
+        return self.distributions.get(self.ids[entry])
+
+    def chain(self) -> list[int]:
+        """Entries from the root along first children."""
+        entries = [0]
+        while self.children[entries[-1]]:
+            entries.append(next(iter(self.children[entries[-1]].values())))
+        return entries
+
+    def path(self, accepted: Sequence[int]) -> tuple[NodeId, ...]:
+        """The node ids of `accepted` entries, which form a path from the root down."""
+        ids = [self._root]
+        for entry in accepted:
+            ids.append(node_id(ids[-1], self.tokens[entry]))
+        return tuple(ids[1:])
+
+
+def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int, level: Level) -> str | None:
+    """The reason, as a sentence, why the target can't verify this tree; None if it can."""
+    structural = _structural_flaw(verify) or _level_flaw(verify, level)
+    if structural:
+        return structural
+    if max(verify.tokens) >= vocabulary:
+        return f"The tree holds token {max(verify.tokens)}; the target's vocabulary ends at {vocabulary - 1}."
+    proposal = ProposedTree(verify)
+    if max(proposal.positions) >= context:
+        return f"The tree reaches position {max(proposal.positions)}; the target's context ends at {context - 1}."
+    if sampling.verification == "coupled":
+        return None
+    if any(len(children) > 1 for children in proposal.children):
+        return "Rejection sampling verifies only chains, and this tree branches: use coupled verification."
+    return next(_distribution_flaws(proposal, verify.distributions, vocabulary), None)
+
+
+def _structural_flaw(verify: Verify) -> str | None:
+    if len(verify.parents) != len(verify.tokens):
+        return f"The tree has {len(verify.parents)} parents for {len(verify.tokens)} tokens."
+    if verify.parents[0] != -1:
+        return "The tree's first entry is not a root."
+    if any(not 0 <= parent < entry for entry, (_, parent) in enumerate(_below_root(verify), start=1)):
+        return "The tree has an entry whose parent is not before it."
+    if len(set(_below_root(verify))) != len(verify.tokens) - 1:
+        return "The tree proposes a token twice behind the same entry."
+    return None
+
+
+def _level_flaw(verify: Verify, level: Level) -> str | None:
+    if fits(verify.parents, level):
+        return None
+    if level == "chain":
+        return "The tree branches, and this target verifies one path a forward."
+    return "The tree has nodes below its root, and this target evaluates one token a forward."
+
+
+def _distribution_flaws(
+    proposal: ProposedTree, distributions: Sequence[Distribution], vocabulary: int
+) -> Iterator[str]:
+    if len(proposal.distributions) != len(distributions):
+        yield "The tree has two distributions for one node."
+    for distribution in distributions:
+        if len(distribution.tokens) != len(distribution.probabilities):
+            yield "A draft distribution has unequal numbers of tokens and probabilities."
+        elif len(set(distribution.tokens)) != len(distribution.tokens):
+            yield "A draft distribution has a token twice."
+        elif max(distribution.tokens) >= vocabulary:
+            yield f"A draft distribution has token {max(distribution.tokens)}, beyond the target's vocabulary."
+    for entry, children in enumerate(proposal.children):
+        distribution = proposal.distribution(entry)
+        for token in children:
+            if distribution is not None and not _possible(token, distribution):
+                yield f"Token {token} can't have been drawn from the distribution sent with it."
+
+
+def _possible(token: int, distribution: Distribution) -> bool:
+    return dict(zip(distribution.tokens, distribution.probabilities, strict=False)).get(token, 0.0) > 0.0
+
+
+def _below_root(verify: Verify) -> list[tuple[int, int]]:
+    return list(zip(verify.tokens[1:], verify.parents[1:], strict=True))
+
+
+class Acceptance(NamedTuple):
+    """The accepted entries from the root down, and the bonus token behind them."""
+
+    accepted: tuple[int, ...]
+    bonus: int
+    likelihoods: tuple[Likelihood, ...] = ()
+    """Likelihoods of the accepted tokens and the bonus token, if the request wants log-probabilities."""
+
+
+def as_ids(picks: mx.array) -> list[int]:
+    """Evaluate `picks` and convert them to Python numbers."""
+    return np.array(picks).tolist()
+
+
+def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], count: int) -> tuple[Likelihood, ...]:
+    """The likelihood of each `tokens[i]` and the `count` most probable tokens, by row `rows[i]` of the model's (L, V)
+    unprocessed `logits`."""
+    chosen = logits[mx.array(list(rows))].astype(mx.float32)
+    totals = log_total(chosen)
+    logs = mx.take_along_axis(chosen, mx.array(list(tokens))[:, None], axis=-1) - totals
+    if not count:
+        return tuple(Likelihood(_bounded(log)) for (log,) in _numbers(logs))
+    ids, best = top(chosen, min(count, chosen.shape[-1]))
+    best = best - totals
+    mx.eval(logs, ids, best)
+    return tuple(
+        Likelihood(_bounded(log), tuple(zip(alternatives, map(_bounded, likely), strict=True)))
+        for (log,), alternatives, likely in zip(_numbers(logs), _numbers(ids), _numbers(best), strict=True)
+    )
+
+
+def _numbers(rows: mx.array) -> list[list[Any]]:
+    """Evaluate (L, n) `rows` and convert them to Python numbers."""
+    return np.array(rows).tolist()
+
+
+def _bounded(value: float) -> float:
+    # Rounding can raise the logarithm of a probability of 1 above 0.
+    return min(0.0, max(LEAST_LOG_PROBABILITY, value))
+
+
+def coupled(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Acceptance:
+    """Accept a proposed token iff it is the sampled one. `logits`: (L, V) processed logits, one row per entry."""
+    after = [position + 1 for position in proposal.positions]
+    picks = mx.argmax(scores(logits, after, sampling, noise), axis=-1)
+    mx.async_eval(picks)
+    # The host indexes the tree while the device computes the logits.
+    children = proposal.children
+    return follow(children, as_ids(picks))
+
+
+def follow(children: Sequence[Mapping[int, int]], picks: Sequence[int]) -> Acceptance:
+    """Accept the entries on the path of picked tokens from the root. `children`: see `ProposedTree`."""
+    accepted = []
+    entry = 0
+    while (child := children[entry].get(picks[entry])) is not None:
+        accepted.append(child)
+        entry = child
+    return Acceptance(tuple(accepted), picks[entry])
+
+
+def rejection(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Acceptance:
+    """Accept a prefix of the proposed chain and add one token. `logits`: (L, V) processed logits, one row per entry.
+
+    At temperature 0, p is one-hot, and both rules accept exactly the target's own tokens.
+    """
+    if sampling.greedy:
+        return coupled(logits, proposal, sampling, noise)
+    chain = proposal.chain()
+    target = mx.softmax(logits.astype(mx.float32) / sampling.temperature, axis=-1)
+    draft = draft_probabilities(proposal, logits.shape[-1])
+    replacements = mx.argmax(_residual_scores(target, draft, proposal, sampling, noise), axis=-1)
+    ratios = _ratios(target, draft, proposal, chain)
+    mx.eval(replacements, ratios)
+    kept = _accepted(np.array(ratios), [proposal.positions[entry] for entry in chain[1:]], sampling.seed)
+    return Acceptance(tuple(chain[1 : kept + 1]), as_ids(replacements)[chain[kept]])
+
+
+def draft_probabilities(proposal: ProposedTree, vocabulary: int) -> mx.array:
+    """(L, V) float32: q behind each entry. One-hot for a deterministic proposal, 0 behind the chain's end."""
+    entries, tokens, masses = [], [], []
+    for entry, children in enumerate(proposal.children):
+        for token, mass in _draft_masses(proposal.distribution(entry), children):
+            entries.append(entry)
+            tokens.append(token)
+            masses.append(mass)
+    dense = mx.zeros((len(proposal.tokens), vocabulary))
+    if masses:
+        dense[mx.array(entries), mx.array(tokens)] = mx.array(masses)
+    return dense
+
+
+def _draft_masses(distribution: Distribution | None, children: Iterable[int]) -> Iterable[tuple[int, float]]:
+    if distribution is None:
+        return ((token, 1.0) for token in children)
+    if not children:
+        return ()
+    total = sum(distribution.probabilities)
+    return zip(distribution.tokens, (mass / total for mass in distribution.probabilities), strict=True)
+
+
+def _ratios(target: mx.array, draft: mx.array, proposal: ProposedTree, chain: list[int]) -> mx.array:
+    """(K,) p(x)/q(x) of each proposed token of the chain."""
+    entries = mx.array(chain[:-1], dtype=mx.int32)
+    tokens = mx.array([proposal.tokens[entry] for entry in chain[1:]], dtype=mx.int32)
+    return target[entries, tokens] / draft[entries, tokens]
+
+
+def _residual_scores(
+    target: mx.array, draft: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise
+) -> mx.array:
+    """(L, V): the argmax of row i is a sample of norm(max(p - q, 0)), or of p where no token was proposed."""
+    residual = mx.maximum(target - draft, 0.0)
+    # If p and q agree to the last bit, only rounding can cause a rejection.
+    residual = mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, target)
+    rows = [noise.row(sampling.seed, position + 1, NoiseStream.RESIDUAL) for position in proposal.positions]
+    return mx.log(residual) + mx.stack(rows)
+
+
+def _accepted(ratios: np.ndarray, positions: Sequence[int], seed: int) -> int:
+    """The number of tokens before the first rejection. `ratios`: p/q of each proposed token."""
+    for index, (ratio, position) in enumerate(zip(ratios.tolist(), positions, strict=True)):
+        if acceptance_uniform(seed, position) >= ratio:
+            return index
+    return len(positions)
+
+
+def acceptance_uniform(seed: int, position: int) -> float:
+    """The uniform number that decides whether the token at absolute `position` is accepted."""
+    return float(uniform(noise_bits(seed, position, np.zeros(1, dtype=np.int64), 1, NoiseStream.ACCEPT))[0])
