@@ -1,6 +1,5 @@
 """Laws of llama.cpp as a rival: its own server and clock, the target's own file, and no process that stays."""
 
-import json
 import shutil
 import signal
 import socket
@@ -11,21 +10,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from orchestrator.cli.app import cli
 from orchestrator.lab.bench import llama_cpp
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.figures import rows
 from orchestrator.lab.bench.llama_cpp import LlamaCppContender, open_llama_cpp
 from orchestrator.lab.bench.measurement import Measurement, Setting, deviating, is_checked
-from orchestrator.lab.bench.plan import BenchPlan, parse_rivals
-from orchestrator.lab.bench.strategies import findings
+from orchestrator.lab.bench.plan import parse_rivals
 from orchestrator.machine.models.checkpoints import gguf_file
 from protocol.errors import InputError, PipelineError
 from tests.support.bench_measurements import measurement
 from tests.support.paths import DEMO_TARGET, ROOT
-from tests.support.shown import shown
 
 _TASK = GenerationTask((7, 8, 9), 5, 0.0, 0)
 
@@ -142,25 +137,3 @@ def test_its_tokens_are_not_compared_and_its_speed_is():
 def test_an_unknown_rival_is_refused(words: str):
     with pytest.raises(InputError, match=r"There is no rival .*: choose llama.cpp\."):
         parse_rivals(words)
-
-
-def test_a_rival_that_cannot_run_is_named_with_the_reason_in_table_and_json():
-    plan = BenchPlan.of(
-        draft_tokens="0", strategies="ar", temperature=(0.0,), target=None, draft=None, repeats=1, max_tokens=8
-    )
-    found = findings(rows([measurement("mlx-lm", 10.0)], ["mlx-lm"]), plan, 1, absent={"llama.cpp": "no program"})
-
-    assert "llama.cpp is not in the table: no program." in shown(found)
-    assert found.figures["absent_rivals"] == {"llama.cpp": "no program"}
-
-
-@pytest.mark.thorough
-def test_a_paced_bench_leaves_rivals_out_and_says_why():
-    words = "bench --pair demo --limit 1 --repeats 1 --max-tokens 6 --draft-tokens 0 --strategies ar --temperature 0"
-    rival = ["--rivals", "llama.cpp", "--pace", "h100-qwen3-32b", "--json"]
-
-    result = CliRunner().invoke(cli, [*words.split(), *rival], catch_exceptions=False)
-
-    found = json.loads(result.stdout)
-    assert "paced" in found["absent_rivals"]["llama.cpp"]
-    assert not any(row["rival"] for row in found["results"])

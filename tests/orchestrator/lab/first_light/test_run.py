@@ -2,12 +2,11 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 
-from orchestrator.lab.findings import Check, Findings, Value
+from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light.folder import REPORT, Identity, LightFolder
 from orchestrator.lab.first_light.measurements.exactness import first_difference
 from orchestrator.lab.first_light.measurements.prefill import crossover
@@ -191,25 +190,6 @@ def test_a_stage_that_failed_before_is_the_last(tmp_path):
     assert [stage.stage for stage in report.stages] == NAMES
 
 
-def test_energy_that_failed_keeps_its_turn_since_its_password_is_forgotten(tmp_path):
-    stages = [replace(THREE[0], needs=("energy",)), *THREE[1:]]
-    with pytest.raises(KeyboardInterrupt):
-        light(opened(tmp_path), Runner(failing="one", interrupted="two"), stages=stages)
-    again = Runner()
-    light(opened(tmp_path), again, stages=stages)
-
-    assert again.names == NAMES
-
-
-def test_a_failure_stays_in_the_report_until_the_stage_is_measured_again(tmp_path):
-    light(opened(tmp_path), Runner(failing="two"))
-    screen = Lines()
-    report = light(opened(tmp_path), Runner(), Choice(5), screen=screen)
-
-    assert states(report) == {"one": "done", "two": "failed", "three": "done"}
-    assert ("two", "failed", True) in screen.ends
-
-
 def test_a_stage_that_the_end_of_the_run_ended_is_measured_by_the_next_start(tmp_path):
     ended = light(opened(tmp_path), Runner(late="two"), Choice(25))
     again = Runner(late="two")
@@ -272,12 +252,6 @@ def test_a_damaged_result_is_measured_again(tmp_path):
     (tmp_path / "light" / "stages" / "two.json").write_text("{")
 
     assert set(opened(tmp_path).done()) == {"one", "three"}
-
-
-def test_a_wrong_thing_that_was_found_is_not_good():
-    found = Findings(checks=(Check("tokens", "fail", "they differ"),))
-
-    assert not StageReport(stage="a", title="", status="done", findings=found).good
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
