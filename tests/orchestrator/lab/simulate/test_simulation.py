@@ -1,8 +1,6 @@
 """Laws of the simulation: the real state machine, modelled workers, virtual time."""
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
 
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
@@ -14,7 +12,6 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.worker.pacing import DevicePace
 
-STRATEGIES = ["ar", "sd", "ssd", "adaptive"]
 TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 DRAFT = DevicePace(steps=((1, 0.005), (8, 0.006)), prefill_rate=2000.0)
 NO_TIME = DevicePace(steps=((1, 1e-6),), prefill_rate=1e9)
@@ -60,40 +57,6 @@ def test_the_same_arguments_give_the_same_run():
 
     assert first.clients == second.clients
     assert first.now == second.now
-
-
-@settings(max_examples=40, derandomize=True)
-@given(
-    strategy=st.sampled_from(STRATEGIES),
-    fallback=st.sampled_from(["neural", "fast", "adaptive"]),
-    accept=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
-    boast=st.sampled_from([0.0, 20.0, -3.0]),
-    losses=st.tuples(st.sampled_from([0.0, 0.05]), st.sampled_from([0.0, 0.3])),
-    resend=st.sampled_from([0.2, None]),
-    jitter=st.sampled_from([0.0, 0.05]),
-    outages=st.lists(st.tuples(st.sampled_from(["target", "draft"]), st.floats(0, 3), st.floats(0, 2)), max_size=3),
-    seed=st.integers(0, 9),
-)
-def test_tokens_are_the_targets_whatever_happens(
-    strategy, fallback, accept, boast, losses, resend, jitter, outages, seed
-):
-    to_target, to_draft = (Wire(jitter=jitter, loss=loss, resend=resend) for loss in losses)
-    language = ModelledLanguage(AcceptanceModel(accept=accept, claim_shift=boast), seed, prompt_tokens=30)
-    options = Options(strategy=strategy, fallback=fallback)
-    simulation = modelled_pipeline(options, language, DEVICES, Wires(to_target, to_draft), seed)
-    schedule(simulation, outages)
-    for request in range(3):
-        simulation.run_until(0.1 * request)
-        simulation.submit(request, 40)
-    simulation.run()
-
-    deaths = sum(role == "target" for role, *_ in outages)
-    for client in simulation.clients.values():
-        if deaths > 1 and str(client.reason).startswith("Two targets ended"):
-            assert client.tokens == client.reference[: len(client.tokens)]
-            continue
-        assert client.tokens == client.reference
-        assert len(client.tokens) == 40
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.0003, 0.01])
