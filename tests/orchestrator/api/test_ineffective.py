@@ -13,7 +13,7 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
-from orchestrator.cli.options import Option, without_effect
+from orchestrator.cli.pipeline_options import Option, without_effect
 from protocol.ineffective import declared
 from protocol.ineffective import without_effect as sentence
 

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
-from orchestrator.cli.options import draft_engine_option, pair_option
+from orchestrator.cli.pipeline_options import draft_engine_option, pair_option
 from orchestrator.lab.calibration.calibrate import to_toml
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction import gains as simulated

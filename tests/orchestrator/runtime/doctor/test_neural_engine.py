@@ -129,17 +129,6 @@ def test_a_plan_that_can_not_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch
     assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
 
 
-@pytest.mark.thorough
-def test_a_rehearsal_goes_through_all_stages_and_leaves_no_verdict():
-    stages: list[str] = []
-    findings = examined(str(converted_demo()), "executor", predicts=6, on_stage=stages.append)
-
-    assert len(stages) == 4
-    assert failures(findings) == []
-    assert "rehearsal" in findings[-1].text
-    assert recorded(place_of(converted_demo())) is None
-
-
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a Neural Engine")
 def test_where_there_is_none_the_command_says_so_and_ends_well():
     command = [sys.executable, "-m", "orchestrator.cli.app", "doctor", "--neural-engine", "--json"]
@@ -276,13 +265,6 @@ def test_a_verdict_is_found_again_at_its_own_place_alone():
     assert recorded(PLACE) == verdict
     for changes in ({"system": "macOS 25A2"}, {"chip": "Apple M8"}, {"package": "0" * 64}):
         assert recorded(msgspec.structs.replace(PLACE, **changes)) is None
-
-
-def test_a_verdict_that_can_not_be_read_is_none():
-    file = record(EngineVerdict(place=PLACE, choice="coreml", reason="fine"))
-    file.write_bytes(b"{")
-
-    assert recorded(PLACE) is None
 
 
 @pytest.mark.parametrize("draft", [demo_model("draft"), None])
