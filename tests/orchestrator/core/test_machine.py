@@ -282,6 +282,7 @@ def test_an_ended_request_leaves_nothing_and_the_others_go_on(reason):
     first, second = simulation.submit(1, max_tokens=200), simulation.submit(2, max_tokens=20)
     simulation.run_events(9)
     simulation.step(Ended(first, reason))
+    assert simulation.step(Ended(first, reason)) == []
     simulation.settle()
 
     assert simulation.clients[first].reason == reason
