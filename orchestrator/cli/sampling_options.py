@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, NumberField, SamplingParams, number_fields
-from orchestrator.cli.options import given_only, option
+from orchestrator.cli.pipeline_options import given_only, option
 from orchestrator.cli.precedence import filled_in
 from protocol.ineffective import Ineffective, declared
 

@@ -1,10 +1,8 @@
 """Workers of other machines, played by processes with keys of their own over loopback TCP: they come and go, and no
 request notices. Real processes, real keys."""
 
-import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -23,8 +21,6 @@ from protocol.messages.worker import Prefilled
 from tests.conftest import Reference
 from tests.end_to_end.test_kv_pipeline import arenas
 from tests.support.journals import of_draft
-from tests.support.models.tokenizer_files import with_other_tokenizer
-from tests.support.paths import DEMO_DRAFT
 from tests.support.processes import generate_while, until
 
 PROMPT = "def quicksort(items):"
@@ -180,37 +176,6 @@ def test_a_draft_that_goes_disturbs_no_request(
     lent.close()
     until(lambda: named(server)["mac"].status == "gone", seconds=20.0)
     assert server.generate(PROMPT, PARAMS).tokens == reference(PROMPT, PARAMS).tokens
-
-
-@SLOW
-def test_a_draft_with_another_tokenizer_is_sent_away_and_the_pipeline_lives_on(
-    server: Pipeline, homes: Path, reference: Reference
-):
-    other = with_other_tokenizer(DEMO_DRAFT, homes / "other-draft")
-    line = server.owner.invite().line
-    with machine(homes / "stranger", "draft", line, "--draft", str(other), "--name", "stranger") as stranger:
-        assert stranger.ended(60.0) == 2
-        assert re.search(r"has another tokenizer than the target", " ".join(stranger.words.split()))
-
-    assert server.generate(PROMPT, PARAMS).tokens == reference(PROMPT, PARAMS).tokens
-    server.owner.revoke("stranger")
-
-
-@pytest.mark.thorough
-def test_who_is_at_work_is_told_as_json(server: Pipeline, guest: Callable[..., Machine]):
-    lent = guest()
-    until(lambda: drafting(server) and named(server)["mac"].round_trip is not None)
-    process = int(Path(server.address.removeprefix("ipc://")).parent.name.split("-")[1])
-    command = [sys.executable, "-m", "orchestrator.cli.app", "workers", "list", "--json", "--pid", str(process)]
-
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-    ours = {row["name"]: row for row in told}
-    assert ours["local"]["role"] == "target"
-    assert (ours["mac"]["role"], ours["mac"]["engine"], ours["mac"]["status"]) == ("draft", "ngram", "active")
-    # One clock on one machine.
-    assert abs(ours["mac"]["clock_offset"]) <= ours["mac"]["round_trip"]
-    lent.close()
 
 
 @pytest.mark.parametrize(

@@ -212,19 +212,3 @@ def test_a_cancelled_request_keeps_what_it_had_and_does_not_disturb_the_next(pip
     expected = reference(PROMPTS[0], short).tokens
     assert stream.result.tokens[:24] == expected[: len(stream.result.tokens)]
     assert pipeline.generate(PROMPTS[0], short).tokens == expected
-
-
-@pytest.mark.thorough
-def test_leaving_a_loop_early_cancels_and_does_not_disturb_the_next(pipeline: Pipeline, reference: Reference):
-    params = SamplingParams(temperature=0.7, seed=9, max_tokens=24)
-
-    async def leave_and_ask_again():
-        client = AsyncClient(pipeline.address)
-        try:
-            async for _ in client.stream(PROMPTS[1], replace(params, max_tokens=1500)):
-                break
-            return await client.generate(PROMPTS[1], params)
-        finally:
-            client.close()
-
-    assert asyncio.run(leave_and_ask_again()).tokens == reference(PROMPTS[1], params).tokens

@@ -1,6 +1,5 @@
 """The whole of `first-light` in its short form, with real processes: it runs, it can be stopped, it names nobody."""
 
-import json
 import os
 import signal
 import subprocess
@@ -94,18 +93,6 @@ def _require_nobody_named(light: Path, home: str) -> None:
     for name, content in {**texts, **files}.items():
         for secret in (USER, "homes of people", home, str(ROOT), sys.prefix):
             assert secret.encode() not in content, (name, secret)
-
-
-@pytest.mark.thorough
-def test_one_stage_prints_its_report_as_json(home: Path):
-    process = command(home, "--only", "machine", "--json", "--out", "there")
-    output, words = process.communicate(timeout=SECONDS)
-    stages = json.loads(output)["stages"]
-
-    assert (process.returncode, words) == (0, "")
-    assert [stage["stage"] for stage in stages if stage["status"] == "done"] == ["machine"]
-    assert (home / "there" / "index.html").is_file()
-    assert (home / "there.zip").is_file()
 
 
 def test_a_stage_that_does_not_exist_is_refused(home: Path):

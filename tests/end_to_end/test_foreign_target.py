@@ -48,11 +48,6 @@ def test_the_command_line_says_why_in_one_sentence(target: str, alone: Result):
 
 
 @pytest.mark.thorough
-def test_the_command_line_drafts_for_it_by_prompt_lookup(target: str, alone: Result):
-    assert generated(target, "--draft-engine", "ngram", "--quiet") == (0, alone.text + "\n", "")
-
-
-@pytest.mark.thorough
 def test_a_draft_of_its_own_family_drafts_for_it(target: str, alone: Result, tmp_path: Path):
     draft = with_other_tokenizer(DEMO_DRAFT, tmp_path / "draft")
     with Pipeline(target, str(draft)) as pipeline:

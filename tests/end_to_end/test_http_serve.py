@@ -141,16 +141,6 @@ def test_a_chat_keeps_to_its_form_and_tells_how_probable_that_was(serving: Servi
     assert serving.client.post(CHAT, json={**asked, "response_format": {"type": "verse"}}).status_code == 400
 
 
-def test_a_stream_tells_how_far_a_long_prompt_was_read(serving: Serving):
-    prompt = list(range(1000, 2100))
-    asked = {"prompt": prompt, "max_tokens": 1, "stream": True, "temperature": 0}
-    lines = serving.client.post(COMPLETIONS, json=asked).raise_for_status().text.splitlines()
-
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
-    assert 0 < progress[0]["processed"] < progress[0]["total"] == len(prompt) - 1
-
-
 @pytest.mark.thorough
 def test_an_echo_tells_how_probable_the_prompt_is_whether_or_not_its_kv_is_there(
     serving: Serving, reference: Reference

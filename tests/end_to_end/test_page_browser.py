@@ -183,19 +183,6 @@ def test_escape_stops_and_gives_the_place_back(browser: Browser, serving: Servin
     browser.until("telemetry.active === false")
 
 
-def test_rounds_can_be_looked_at_one_by_one(browser: Browser):
-    ask(browser, PROMPT)
-    browser.until("telemetry.rounds.length > 3 && !telemetry.active")
-    browser.value("document.querySelector('input[name=pace][value=hold]').click()")
-    pictures = []
-    for button in ("earlier", "earlier", "later", "earlier"):
-        browser.value(f"$('{button}').focus()")
-        browser.press(" ")
-        pictures.append(browser.value("$('tree').textContent"))
-
-    assert pictures[0] == pictures[2] != pictures[1] == pictures[3]
-
-
 def test_a_conversation_is_shown_as_text_whatever_is_in_it(browser: Browser):
     evil = "<img src=x onerror=alert(1)> **bold** `<b>`"
     browser.value("conversation.choose('chat')")
@@ -234,25 +221,6 @@ def test_a_reload_finds_the_chat_again_until_a_new_one_begins(browser: Browser, 
     browser.value("$('new-chat').click()")
     opened(browser, serving)
     assert browser.value("conversation.messages.length + document.querySelectorAll('.turn').length") == 0
-
-
-def test_a_message_whose_answer_a_reload_cut_off_can_be_sent_again(browser: Browser, serving: Serving):
-    browser.value("conversation.messages.push({ role: 'user', content: 'import os' }); conversation.keep()")
-
-    opened(browser, serving)
-
-    assert browser.value("$('question').value") == "import os"
-
-
-def test_a_tab_keeps_the_last_texts_of_a_long_chat(browser: Browser):
-    browser.value(
-        "conversation.messages = Array.from({ length: 9 }, (_, at) => ({ role: 'user', content: `${at}`.repeat(5e4) }))"
-    )
-    browser.value("conversation.messages.push({ role: 'tool', content: 'x', tool_call_id: '1' })")
-    browser.value("conversation.keep()")
-
-    kept = "JSON.parse(sessionStorage.getItem('chat')).map((message) => message.content[0]).join('')"
-    assert browser.value(kept) == "678"
 
 
 def test_everything_is_reached_by_keys_alone_in_a_sensible_order(browser: Browser, serving: Serving):

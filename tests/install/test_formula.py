@@ -94,14 +94,9 @@ def test_a_released_wheel_is_where_the_index_keeps_such_content(tmp_path: Path):
     assert wheel.sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
-def test_a_package_without_a_wheel_for_a_mac_is_named():
-    with pytest.raises(ValueError, match=r"beta 1\.0 has no wheel for macOS 14"):
-        formula.wheels(formula.Pin("beta", "1.0"), _INDEX.__getitem__)
-
-
 @pytest.mark.skipif(shutil.which("ruby") is None, reason="no ruby here to parse the formula with")
 @pytest.mark.parametrize("own", [None, formula.Wheel("https://index/own.whl", "a" * 64)])
 def test_the_formula_is_ruby(own: Any):
     text = formula.formula("1.2", _chosen(), own)
 
-    subprocess.run(["ruby", "-c", "-"], input=text, text=True, check=True, capture_output=True)
+    assert subprocess.run(["ruby", "-c", "-"], input=text, text=True, capture_output=True).returncode == 0

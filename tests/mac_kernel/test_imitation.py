@@ -3,11 +3,10 @@
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.mac_kernel.imitation import Mac, build
+from tests.support.mac_kernel.imitation import Mac
 from tests.support.paths import ROOT
 
 PRELUDE = """
@@ -205,13 +204,3 @@ def test_the_temporary_folder_is_as_long_as_a_macs_and_is_cleaned(mac: Mac):
     assert "used" not in removed
     assert (mac.temporary / "used").exists()
     assert not (mac.temporary / "old").exists()
-
-
-def test_other_programs_stay_on_linux(mac: Mac):
-    seen = subprocess.run(["/bin/ls", "/proc/self/stat"], env=dict(mac.environment), capture_output=True, text=True)
-
-    assert seen.stdout == "/proc/self/stat\n"
-
-
-def test_the_library_is_built_without_a_warning(tmp_path: Path):
-    assert build(tmp_path).is_file()

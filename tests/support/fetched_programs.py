@@ -1,7 +1,6 @@
 """Programs of others for slow tests, from npm and PyPI, in a folder of the tests."""
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -12,31 +11,23 @@ import pytest
 
 _NODE = 22
 """npm gives an older Node older releases of some programs."""
-_MACHINE = "arm64" if platform.machine() in ("arm64", "aarch64") else "x64"
-_LIBSQL = f"@libsql/{'darwin' if sys.platform == 'darwin' else 'linux'}-{_MACHINE}"
 _FROM_NPM = {
     "codex": ("@openai/codex",),
     "claude": ("@anthropic-ai/claude-code",),
     "opencode": ("opencode-ai",),
     "qwen": ("@qwen-code/qwen-code",),
     "cn": ("@continuedev/cli",),
-    # Its optional packages are clients of other services, 1.7 GB of them, and a database that it does need.
-    "promptfoo": ("--omit=optional", "promptfoo", _LIBSQL if sys.platform == "darwin" else f"{_LIBSQL}-gnu"),
 }
-_FROM_PYPI = {"aider": ("aider-chat",), "inspect": ("inspect-ai", "openai"), "guidellm": ("guidellm",)}
-_WITH_CUDA = ("guidellm",)
-"""Programs with a torch that brings 5 GB of CUDA on some machines."""
+_FROM_PYPI = {"aider": ("aider-chat",)}
 
 
 def path_with(command: str, folder: Path) -> str:
     """PATH with the program, which is fetched into `folder` unless it is there or installed. Skips the test if no
-    registry has it, and where it would bring CUDA."""
+    registry has it."""
     path = os.environ["PATH"]
     if shutil.which(command) is not None:
         return path
     if command in _FROM_PYPI:
-        if command in _WITH_CUDA and (sys.platform, _MACHINE) == ("linux", "x64"):
-            pytest.skip(f"{command} would bring 5 GB of CUDA: install it yourself and put it on PATH")
         return f"{python_with(_FROM_PYPI[command], folder / command).parent}:{path}"
     path = _path_with_node(folder)
     return f"{_from_npm(_FROM_NPM[command], folder / command, path)}:{path}"

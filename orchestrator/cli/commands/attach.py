@@ -14,7 +14,7 @@ from rich.console import Console
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import (
+from orchestrator.cli.pipeline_options import (
     draft_engine_option,
     kv_bits_option,
     option,

@@ -14,7 +14,7 @@ from msgspec import structs
 from orchestrator.api.client import Client, Stream
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
-from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
+from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _ENDING = "Ctrl-C again, or Ctrl-D, ends the chat."
 Show = Callable[[str, str], None]
 """The answer so far, and the status line."""
-_MAX_TOKENS = 1024
-"""Of one answer."""
 
 
 @click.command()
@@ -45,7 +43,7 @@ _MAX_TOKENS = 1024
     help="Do not keep the typed lines in a file.",
 )
 @address_option
-@sampling_options(max_tokens=_MAX_TOKENS)
+@sampling_options(max_tokens=1024)
 @pipeline_options
 @facts(requests="in turn", temperature=None)
 def chat(system: str, no_history: bool, running: str | None, settings: PipelineSettings, **options: Any) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from orchestrator.api.sampling import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
-from orchestrator.cli.options import pair_models
+from orchestrator.cli.pipeline_options import pair_models
 from orchestrator.cli.precedence import yields
 from orchestrator.cli.serving.model_table import table_settings
 from orchestrator.machine.sampling_defaults import known_sampling

@@ -11,7 +11,7 @@ from rich.console import Console
 from orchestrator.cli import report
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import option, without_effect
+from orchestrator.cli.pipeline_options import option, without_effect
 from orchestrator.cli.pipelines import print_notes
 from protocol.ineffective import Ineffective
 

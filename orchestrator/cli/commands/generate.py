@@ -15,7 +15,7 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli import report
-from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
+from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.sampling_options import sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.options import given_only, speculation_options
+from orchestrator.cli.pipeline_options import given_only, speculation_options
 from orchestrator.cli.report import show
 from orchestrator.lab.simulate.acceptance import AcceptanceModel
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires

@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import pipeline_options, without_effect
+from orchestrator.cli.pipeline_options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import started
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening

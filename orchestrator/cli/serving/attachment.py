@@ -138,7 +138,7 @@ class Attachment:
             for message in control.receive(_POLL_SECONDS):
                 if isinstance(message, Welcome) and message.life == life:
                     return message
-                _raise_refusal(message)
+                raise_refusal(message)
             match control.state:
                 case "denied" if self._lending.line is not None:
                     return None
@@ -165,7 +165,7 @@ class Attachment:
                     if isinstance(message, Joined):
                         self._show(f"Joined {self._where} as {message.name}.")
                         return
-                    _raise_refusal(message)
+                    raise_refusal(message)
                 if joining.state == "denied":
                     raise InputError(
                         "This join line was used or is older than ten minutes: ask for a new one "
@@ -188,7 +188,7 @@ class Attachment:
                     # After a long interruption the server has given the worker up.
                     return
                 else:
-                    _raise_refusal(message)
+                    raise_refusal(message)
             up = control.state == "up"
             if up and not was_up:
                 control.send(Attach(self._lending.role, worker.life))
@@ -199,7 +199,7 @@ class Attachment:
             if isinstance(message, Refused) and not worker.worked:
                 raise blaming(message.blame, plain(message.text))
             if isinstance(message, Refused):
-                _raise_refusal(message)
+                raise_refusal(message)
         self._after(worker)
 
     def _after(self, worker: _Worker) -> None:
@@ -263,7 +263,7 @@ _WAITING = {
 }
 
 
-def _raise_refusal(message: Any) -> None:
+def raise_refusal(message: Any) -> None:
     """A refusal that blames this machine's input is an InputError; any other one is temporary."""
     if isinstance(message, Refused):
         # `plain` removes control characters: the text comes from another machine.

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.configuration import model_defaults
-from orchestrator.cli.options import pipeline_options
+from orchestrator.cli.pipeline_options import pipeline_options
 from orchestrator.cli.precedence import strength
 from protocol.errors import InputError
 

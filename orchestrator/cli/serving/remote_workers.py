@@ -8,7 +8,7 @@ import click
 
 from orchestrator.api.owner import Owner, attach_command
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.options import Command, option
+from orchestrator.cli.pipeline_options import Command, option
 from orchestrator.cli.serving.discovery import announced
 from orchestrator.machine.known_servers import KnownServer
 from protocol.contracts.engines import TargetEngineName

@@ -27,7 +27,7 @@ from protocol.errors import InputError, PipelineError
 
 _PROGRAM = "llama-server"
 _SHORT_MATCH = ("--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8")
-_DECODINGS: dict[str, tuple[str, ...]] = {
+DECODINGS: dict[str, tuple[str, ...]] = {
     LLAMA_CPP: (),
     f"{LLAMA_CPP} ngram-simple": ("--spec-type", "ngram-simple"),
     f"{LLAMA_CPP} ngram-simple, trigrams": ("--spec-type", "ngram-simple", *_SHORT_MATCH),
@@ -77,7 +77,7 @@ def open_llama_cpp(
         on_absent(LLAMA_CPP, "it reads GGUF files only: give one by --target FILE.gguf")
         return []
     contenders: list[LlamaCppContender] = []
-    for name, options in _DECODINGS.items():
+    for name, options in DECODINGS.items():
         on_start(name)
         try:
             port = stack.enter_context(_running(name, [program, "--model", str(file), *options]))
@@ -95,7 +95,7 @@ class LlamaCppContender:
 
     def __init__(self, name: str, port: int) -> None:
         self.name = name
-        self._port = port
+        self.port = port
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
         """Raises PipelineError if the server ended or hangs."""
@@ -130,7 +130,7 @@ class LlamaCppContender:
 
     def _stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The pieces of an answer, as they come."""
-        with _connected(self._port, JOB_SECONDS) as connection:
+        with _connected(self.port, JOB_SECONDS) as connection:
             connection.request("POST", "/completion", json.dumps({**body, "stream": True}))
             response = connection.getresponse()
             if response.status != 200:

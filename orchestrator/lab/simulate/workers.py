@@ -282,11 +282,19 @@ class _LanguageModel:
         return _CountedRows()
 
 
+class _LanguageNoise:
+    """A language chooses its tokens without noise."""
+
+    def draw_ahead(self, seed: int, position: int) -> None:
+        """Draws nothing."""
+
+
 class _LanguageEngine(TargetEngine):
     """Accepts a language's tokens. An arena that is offered counts as adopted."""
 
     def __init__(self, language: Language, context: int, level: Level) -> None:
         self.model: Any = _LanguageModel(context, level)
+        self.noise: Any = _LanguageNoise()
         self.prefill_chunk = 512
         self._exchange = None
         self._language = language

@@ -13,7 +13,7 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.api.submission import submits
 from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
-from orchestrator.cli.options import Option, without_effect
+from orchestrator.cli.pipeline_options import Option, without_effect
 from protocol.ineffective import declared
 from protocol.ineffective import without_effect as sentence
 
@@ -211,8 +211,8 @@ def test_a_batch_causes_the_same_warning():
 
 
 def test_sampling_that_a_request_uses_causes_no_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
         for params in (
             None,
             SamplingParams(top_p=0.5, seed=1, temperature=0.5),
@@ -222,3 +222,5 @@ def test_sampling_that_a_request_uses_causes_no_warning():
             SamplingParams(top_p=0.5, seed=1),
         ):
             Client("tcp://127.0.0.1:9").stream("x", params).close()
+
+    assert found == []

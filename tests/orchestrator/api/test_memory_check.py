@@ -7,9 +7,7 @@ import pytest
 
 from orchestrator.api import memory_check
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.cli.options import TokensOrAuto
 from orchestrator.core.options import Options
-from orchestrator.machine.memory.budget import size
 from orchestrator.runtime.memory_needed import needed
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.errors import InputError
@@ -118,14 +116,6 @@ def test_what_fits_is_started_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatc
     assert (_options(pipeline).arena_memory, _options(pipeline).context, pipeline.note) == (1024, 0, "")
 
 
-def test_the_note_counts_the_caches_of_the_workers_that_there_are(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory_check, "memory_bytes", lambda: 1500 * MIB)
-    pipeline = Pipeline(str(DEMO_TARGET), draft_engine="none", arena_memory=1024, prefix_cache_memory=512)
-    options = _options(pipeline)
-
-    assert f"lowered to {size((options.arenas + options.prefix_cache) * MIB)}," in pipeline.note
-
-
 def test_auto_that_fits_nothing_is_refused_with_what_fits(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InputError, match=r"64 × 1,024 tokens.*--concurrent (\d+)"):
         _pipeline(monkeypatch, 1150, context="auto", concurrent=64)
@@ -154,8 +144,3 @@ def test_a_mac_is_asked_what_it_recommends_only_where_that_matters(monkeypatch: 
 def test_a_wrong_context_is_an_input_error(wrong: object):
     with pytest.raises(InputError, match="context"):
         Pipeline(str(DEMO_TARGET), context=wrong)
-
-
-def test_the_option_takes_a_number_or_auto():
-    assert TokensOrAuto().convert("auto", None, None) == "auto"
-    assert TokensOrAuto().convert("8192", None, None) == 8192

@@ -3,12 +3,10 @@
 from typing import Any, cast
 
 import pytest
-from msgspec.structs import replace
 from rich.console import Console
 
 from orchestrator import Result
 from orchestrator.cli import report
-from protocol.messages.client import Pace
 from tests.support.fake_pipeline import statistics
 
 RESULT = Result("def f():", (1, 2), "length", statistics(7, 2), seed=3)
@@ -56,29 +54,3 @@ def panel(result: Result) -> list[str]:
     with console.capture() as captured:
         console.print(report.summary(result, sampled=True, every=False))
     return [" ".join(line.strip("│╭╰─╮╯\n ").split()) for line in captured.get().splitlines()][:-1]
-
-
-def test_the_command_line_ends_with_what_speculation_gained():
-    gained = Result("", (), "length", replace(RESULT.statistics, plain_tokens_per_second=8.0), seed=3)
-
-    assert panel(gained) == [
-        "10.0 tokens/s",
-        "seed 3",
-        "tokens 2 after a prompt of 7 (length)",
-        "speed-up about 1.2 times plain decoding (about 8.0 tokens/s, estimated)",
-    ]
-
-
-def test_a_figure_without_a_value_is_left_out():
-    nothing = {"hit_rate": None, "acceptance_rate": None, "acceptance_by_depth": (), "wasted_draft_share": None}
-    plain = Result("", (), "length", replace(RESULT.statistics, **nothing), seed=3)
-
-    shown = [line.split("  ")[0] for line in plain.summary().splitlines()[1:]]
-    assert shown == ["tokens", "adopted", "time to first token", "rounds", "target busy", "overhead a round"]
-
-
-def test_a_summary_says_if_the_figures_describe_no_device():
-    pace = Pace(profile="m4", forwards=10, overruns=5, stretch=0.5, valid=False)
-    paced = Result("", (), "length", replace(RESULT.statistics, pace=pace), seed=3)
-
-    assert "Invalid: this machine is too slow" in paced.summary().splitlines()[-1]

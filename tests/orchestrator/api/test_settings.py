@@ -1,13 +1,17 @@
 """Laws of what a pipeline is told and what its user is told: both speak of the same draft. Starts nothing."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from orchestrator.api import settings as settings_module
 from orchestrator.api.pipeline import Pipeline
+from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.app import cli
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.converted_draft import conversion_of
@@ -16,6 +20,7 @@ from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.contracts.coreml.neural_engine import EngineRates
 from protocol.errors import InputError
+from protocol.messages.sampling import ModelSampling
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 
@@ -98,3 +103,32 @@ def test_nothing_is_told_where_this_processor_does_not_count(options: dict[str, 
     pipeline = Pipeline(str(DEMO_TARGET), **options)
 
     assert (pipeline.strategy, pipeline.note) == (options.get("strategy", "adaptive"), "")
+
+
+# Sampling that is left to the target --------------------------------------------------------------
+
+
+OWN = SamplingParams(temperature=0.8, top_p=1.0, top_k=5, min_p=0.0, seed=5, max_tokens=24)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """The demo target, which states how to sample."""
+    place = shutil.copytree(DEMO_TARGET, tmp_path / "stating")
+    (place / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.8, "top_k": 5}')
+    return place
+
+
+def test_without_parameters_the_target_s_own_values_hold(target: Path):
+    with Pipeline(str(target), draft_engine="none") as pipeline:
+        stated = pipeline.generate("import", OWN)
+        left = pipeline.generate("import", SamplingParams(seed=5, max_tokens=24))
+        greedy = pipeline.generate("import", SamplingParams(temperature=0, max_tokens=24))
+        words = ["generate", "import", "--address", pipeline.address, "--seed", "5", "--max-tokens", "24"]
+        terminal = CliRunner().invoke(cli, words, catch_exceptions=False)
+        state = pipeline.state()
+
+    assert state.sampling == ModelSampling(temperature=0.8, top_k=5)
+    assert left.tokens == stated.tokens != greedy.tokens
+    assert terminal.stdout == stated.text + "\n"
+    assert "seed" in terminal.stderr

@@ -121,21 +121,6 @@ def test_generate_prints_the_text_and_then_figures(reference: Reference):
     assert errors.startswith("This is a tiny demo model, which writes text that looks like Python")
 
 
-@pytest.mark.thorough
-def test_every_figure_can_be_shown():
-    errors = run("generate", "--stats", "--max-tokens", "12", stdin=PROMPT)[2]
-
-    assert all(figure in errors for figure in ("rounds", "hit rate", "target busy", "overhead a round"))
-
-
-@pytest.mark.thorough
-def test_quiet_prints_the_text_alone(reference: Reference):
-    options = ("--quiet", "--max-tokens", "8", "--temperature", "0.7", "--seed", "3")
-
-    text = reference(PROMPT, SamplingParams(max_tokens=8, temperature=0.7, seed=3)).text
-    assert run("generate", PROMPT, *options) == (0, text + "\n", "")
-
-
 def test_json_is_one_object_with_documented_keys(reference: Reference):
     options = ("--json", "--max-tokens", "12", "--temperature", "0.9", "--seed", "21", "--stop", "zzz")
     code, output, errors = run("generate", PROMPT, *options)
@@ -163,15 +148,6 @@ def test_the_prompt_may_come_from_stdin_or_a_file(address: str, tmp_path: Path, 
     text = reference(PROMPT, SamplingParams(max_tokens=8)).text + "\n"
     assert run("generate", "--prompt-file", "-", *options, stdin=PROMPT) == (0, text, "")
     assert run("generate", "--prompt-file", str(file), *options) == (0, text, "")
-
-
-@pytest.mark.thorough
-def test_a_running_pipeline_serves_several_commands(address: str, reference: Reference):
-    arguments = ("generate", PROMPT, "--address", address, "--json", "--max-tokens", "10")
-    commands = [Command(*arguments) for _ in range(3)]
-
-    answers = [json.loads(command.end()[1])["tokens"] for command in commands]
-    assert answers == [list(reference(PROMPT, SamplingParams(max_tokens=10)).tokens)] * 3
 
 
 @pytest.mark.sampled(1)
@@ -248,13 +224,6 @@ def test_what_cannot_be_used_is_named_with_the_next_step(options: tuple[str, ...
 
     assert (code, output) == (2, "")
     assert UNUSABLE[options] in sentence(errors)
-
-
-def test_neither_prompt_nor_file_is_no_request():
-    code, _, errors = run("generate")
-
-    assert code == 2
-    assert "Give a prompt, --prompt-file or a pipe" in sentence(errors)
 
 
 @pytest.fixture
@@ -444,14 +413,6 @@ def test_python_continues_unless_a_chat_is_asked_for(instruct: str, reference: R
 def test_a_target_without_a_template_has_no_chat_prompt():
     with Pipeline(strategy="ar") as pipeline, pytest.raises(InputError, match="has no chat template"):
         pipeline.chat_prompt(SHORT)
-
-
-@pytest.mark.thorough
-def test_the_demo_pair_is_a_pair():
-    code, output, errors = run("generate", SHORT, "--pair", "demo", "--max-tokens", "4", "--quiet")
-
-    assert (code, errors) == (0, "")
-    assert output
 
 
 @pytest.mark.thorough

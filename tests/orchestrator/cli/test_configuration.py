@@ -187,14 +187,6 @@ def test_config_shows_the_model_s_own_sampling_where_nothing_is_set(
     assert shown("nobody/nothing") == [(None, "the model"), (7, "LAUNCH_PIPELINE_TOP_K"), (None, "the model")]
 
 
-def test_config_without_a_command_names_the_model_s_own_sampling(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("LAUNCH_PIPELINE_DEFAULT_TARGET", "auto")
-
-    found = CliRunner().invoke(cli, ["config"], catch_exceptions=False)
-
-    assert "By the model, where nothing is set: --temperature 0.2, --top-p 0.9," in found.output
-
-
 def test_config_says_that_each_of_a_server_s_models_has_its_own_sampling(tmp_path: Path):
     file = tmp_path / "config.toml"
     file.write_text('[models.small]\npair = "demo"\n')

@@ -71,10 +71,3 @@ def test_a_password_is_asked_for_again_if_the_energy_could_not_be_measured(start
     start("--energy")
 
     assert len(asked) == 2
-
-
-def test_the_last_words_tell_how_to_repeat_what_failed(start: Start):
-    good, bad = start(machine="done"), start(overlap="failed", widths="failed")
-
-    assert "The same command measures again what failed (overlap, widths), and keeps what is done." in bad.output
-    assert "measures again" not in good.output

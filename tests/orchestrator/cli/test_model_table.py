@@ -1,6 +1,5 @@
 """Laws of the tables [models.NAME]: checked like a command's options, weaker than flags, replaced by a named target."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +121,3 @@ def test_an_option_for_one_model_is_refused_beside_several(tmp_path: Path, found
         start(tmp_path, TWO, "--record", str(tmp_path / "log"))
     with pytest.raises(InputError, match="--record is for one model"):
         start(tmp_path, f"record = '{tmp_path}/log'\n{TWO}")
-
-
-def test_config_lists_the_tables(tmp_path: Path):
-    file = tmp_path / "config.toml"
-    file.write_text(TWO)
-
-    told = CliRunner().invoke(cli, ["--config", str(file), "config", "--json"], catch_exceptions=False)
-
-    rows = [row for row in json.loads(told.output)["settings"] if row["command"].startswith("models.")]
-    assert {"command": "models.small", "option": "--pinned", "value": True, "origin": str(file)} in rows
-    assert {row["command"] for row in rows} == {"models.small", "models.qwen2.5-3b"}

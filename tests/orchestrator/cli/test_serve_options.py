@@ -12,7 +12,7 @@ from orchestrator.cli.commands.launch.command import launch
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_settings
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.configuration import default_map
-from orchestrator.cli.options import TokensOrAuto
+from orchestrator.cli.pipeline_options import TokensOrAuto
 from tests.orchestrator.cli.test_cli import run, sentence
 
 

@@ -21,10 +21,10 @@ from click.testing import CliRunner, Result
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.commands.service import command as module
-from orchestrator.cli.commands.service.command import kept_environment, protected_folder, run_logged, start_command
+from orchestrator.cli.commands.service.command import kept_environment, run_logged, start_command
 from orchestrator.cli.commands.service.definition import ServiceDefinition, ServiceManager
 from orchestrator.cli.commands.service.launchd import LABEL, LaunchAgent
-from orchestrator.cli.commands.service.systemd import NAME, SystemdUnit, unit
+from orchestrator.cli.commands.service.systemd import SystemdUnit, unit
 from orchestrator.cli.serving.server_key import server_key
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
@@ -229,13 +229,6 @@ def test_keys_and_other_programs_variables_are_not_kept():
     assert kept_environment(variables) == {"PATH": "/bin", "LAUNCH_PIPELINE_DRAFT": "d"}
 
 
-def test_folders_that_macos_closes_to_agents_are_known(tmp_path: Path):
-    closed = str(tmp_path / "Documents" / "checkout")
-
-    assert protected_folder(("/opt/bin/launch-pipeline", closed), tmp_path) == closed
-    assert protected_folder((str(tmp_path / "code"),), tmp_path) == ""
-
-
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
 def test_a_key_file_that_can_not_be_read_is_named(tmp_path: Path, content: bytes | None):
     file = tmp_path / "key"
@@ -370,13 +363,6 @@ def test_the_unit_gives_systemd_the_very_words_and_a_line_break_can_not_add_line
     assert {*expected, "WantedBy=default.target"} <= {*lines}
     with pytest.raises(InputError, match="line breaks"):
         unit(replace(DEFINITION, folder="/tmp\nExecStart=/bin/evil"))
-
-
-def test_systemd_is_told_to_start_now_and_at_login(tmp_path: Path):
-    manager, program = _unit(tmp_path)
-    manager.install(DEFINITION)
-
-    assert told(program) == ["daemon-reload", f"enable {NAME}", f"restart {NAME}"]
 
 
 # The log -----------------------------------------------------------------------------------------

@@ -153,10 +153,6 @@ def test_the_arena_that_was_not_used_for_longest_goes_first():
     assert library.find([*tokens[0], 9]) == KvReference("arena 0", MIN_SHARED_TOKENS + 1)
 
 
-def test_an_arena_bigger_than_the_bound_is_not_kept():
-    assert ArenaIndex(9).offer(offer(1, "big", MIN_SHARED_TOKENS), STEM) == ["big"]
-
-
 @pytest.mark.parametrize("over", [False, True])
 def test_an_arena_does_not_pass_to_a_sequence_of_other_tokens(over: bool):
     library = ArenaIndex(LIMIT)

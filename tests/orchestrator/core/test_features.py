@@ -159,16 +159,6 @@ def test_features_go_unchanged_to_the_drafts_in_use_that_read_them_and_to_no_oth
     assert simulation.sent(Features, standby.incarnation) == []
 
 
-def test_a_draft_that_reads_tokens_alone_gets_no_features():
-    simulation = pipeline()
-    other = attach(simulation, None)
-    decoded(simulation)
-
-    assert relayed(simulation)
-    assert simulation.sent(Start, other.incarnation)
-    assert simulation.sent(Features, other.incarnation) == []
-
-
 def test_the_draft_hears_the_reroot_first_and_features_end_before_its_root():
     simulation = pipeline()
     decoded(simulation)
@@ -216,30 +206,6 @@ def test_features_that_fit_no_committed_tokens_are_dropped():
 
     assert len(relayed(simulation)) == sent
     assert simulation.machine.stale == stale + 3
-
-
-def test_features_of_a_dead_target_or_for_a_dead_draft_go_nowhere():
-    simulation = relaying()
-    sent, dead = len(relayed(simulation)), simulation.own["target"]
-    simulation.kill("target")
-    simulation.start("target")
-    simulation.receive("target", dead, Features(ONE, 0, RING, 0, 1))
-    simulation.kill("draft")
-    simulation.receive("target", simulation.own["target"], Features(ONE, 0, RING, 0, 1))
-    simulation.run()
-
-    assert len(relayed(simulation)) == sent
-    assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference
-
-
-def test_a_draft_that_starts_later_gets_what_comes():
-    simulation = relaying(tokens=80, count=3)
-    simulation.kill("draft")
-    draft = simulation.start("draft")
-    simulation.run()
-
-    assert simulation.sent(Features, draft.incarnation)
-    assert simulation.clients[ONE].tokens == simulation.clients[ONE].reference
 
 
 def test_a_draft_that_sends_features_changes_nothing():

@@ -8,9 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import ClientDisconnect, Request
 
-from orchestrator.http.access.disconnects import OpenWork, in_thread
+from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.app import application
 from orchestrator.http.models.one import server_of_one
 from orchestrator.http.settings import ServerSettings
@@ -108,18 +107,6 @@ def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: An
     for response in asyncio.run(stopped()):
         assert response.status_code == 503
         assert "The server was stopped" in response.text
-
-
-def test_work_goes_on_until_its_client_goes():
-    async def check() -> None:
-        work, gone = OpenWork(), asyncio.Event()
-        request = Request(SCOPE, receiving({}, gone))
-        assert await work.unless_ended(request, asyncio.sleep(0, "done")) == "done"
-        gone.set()
-        with pytest.raises(ClientDisconnect):
-            await work.unless_ended(request, asyncio.Event().wait())
-
-    asyncio.run(check())
 
 
 # Threads whose client disconnects ----------------------------------------------------------------

@@ -243,14 +243,6 @@ def test_events_add_up_to_the_message(hermes: ChatTemplate, size: int):
     assert whole["stop_reason"] == "tool_use"
 
 
-def test_each_block_ends_before_the_next_begins(hermes: ChatTemplate):
-    told = events(post(MESSAGES, {**HI, "tools": TOOLS, "stream": True}, saying([SAID]), template=hermes))
-
-    block = ["content_block_start", "content_block_delta", "content_block_stop"]
-    assert [event["type"] for event in told] == ["message_start", *block * 3, "message_delta", "message_stop"]
-    assert [event["index"] for event in told if "index" in event] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-
-
 def test_errors_have_the_shape_that_its_clients_read():
     at_once = post(MESSAGES, HI, FakePipeline(lambda _: [InputError("No.")]))
     later = post(MESSAGES, {**HI, "stream": True}, FakePipeline(lambda _: ["Hel", PipelineError("Oh.")]))

@@ -17,14 +17,12 @@ from orchestrator.http.app import answering
 from orchestrator.http.chat_request import MOST_MESSAGES, ChatRequest
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
-from orchestrator.http.models.host import ModelHost
 from orchestrator.http.ollama.routes import EmbedRoutes
 from orchestrator.http.openai.request import CompletionRequest
 from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.tokenizer import TextCodec
 from tests.orchestrator.http.test_rules import CHAT, CODEC, COMPLETIONS, HELLO, post, talk
-from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import READY
 
 LONG = "word " * (1 << 14)
@@ -113,17 +111,6 @@ def test_long_bodies_are_translated_beside_the_loop(path: str, body: Any, monkey
 
     assert threads
     assert threading.main_thread() not in threads
-
-
-def test_what_a_long_body_asks_of_several_models_is_read_beside_the_loop(reading: Reading):
-    reading.go.set()
-
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> int:
-        return (await client.post(COMPLETIONS, json={"model": "small", "prompt": LONG})).status_code
-
-    assert FakeModels().talk(ask) == 400
-    assert len(reading.threads) == 2
-    assert threading.main_thread() not in reading.threads
 
 
 @pytest.mark.parametrize(("path", "body"), asking([{"type": "text", "text": "x"}] * MOST_CONTAINERS))

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from html.parser import HTMLParser
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -17,7 +16,7 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.monitoring.health import Health
 from orchestrator.http.monitoring.live import MAX_SUBSCRIBERS, Live
 from orchestrator.http.page import document
-from orchestrator.http.run import bound, greet, ready_line
+from orchestrator.http.run import bound, greet
 from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError
 from protocol.messages.base import Level
@@ -37,7 +36,6 @@ from tests.support.fake_pipeline import READY, FakePipeline
 FRAME = TelemetryFrame(
     serial=1, at=2.0, dropped=0, uses_draft=True, workers=(), requests=(), selected=None, verified=(), spans=()
 )
-VOID = {"meta", "link", "input", "br", "img", "hr"}
 
 READ_AS = {
     "frame": TelemetryFrame,
@@ -53,57 +51,20 @@ READ_AS = {
 """The page's names for parts of a frame."""
 
 
-class Reader(HTMLParser):
-    """Collects elements, ids, references and attributes of a document."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.references: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            self.attributes.append((tag, name, value or ""))
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("for", "aria-labelledby", "aria-describedby"):
-                self.references += (value or "").split()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, tag
-
-
-def test_every_element_is_closed_and_every_reference_has_a_target():
-    read = Reader(document())
-
-    assert read.open == []
-    assert len(set(read.ids)) == len(read.ids)
-    assert set(read.references) <= set(read.ids)
-
-
 def test_the_page_refers_to_no_other_server():
     """The only address is a namespace, which no browser fetches."""
     addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[\w./]*", document()))
-    read = Reader(document())
 
     assert {address.split(":", 1)[-1] for address in addresses} == {"//www.w3.org/2000/svg"}
-    assert [value for _, name, value in read.attributes if name == "src"] == []
-    hrefs = [value for _, name, value in read.attributes if name == "href"]
-    assert all(value.startswith(("#", "data:")) for value in hrefs)
+    assert re.findall(r"<[^>]*\ssrc=", document()) == []
+    assert all(value.startswith(("#", "data:")) for value in re.findall(r'<[^>]*\shref="([^"]*)"', document()))
 
 
 def test_the_page_never_turns_text_into_markup_or_code():
     forbidden = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc")
-    read = Reader(document())
 
     assert [word for word in forbidden if word in document()] == []
-    assert [name for _, name, _ in read.attributes if name.startswith("on") or name == "style"] == []
+    assert re.findall(r"<[a-z][^>]*\s(?:on\w+|style)=", document()) == []
 
 
 def test_the_policy_allows_only_the_pages_own_style_and_script():
@@ -207,16 +168,6 @@ def test_status_holds_names_of_models_not_their_paths_and_a_level_for_which_the_
 
     assert (status["target"], status["draft"], status["level"]) == ("target", "draft", level)
     assert re.search(rf"LEVELS = {{[^}}]*\b{level}: \"verifies ", document())
-
-
-def test_the_ready_line_tells_a_level_below_the_highest_and_that_no_target_has_joined():
-    levels: list[Level] = ["tree", "chain", "plain"]
-    tree, chain, plain = (ready_line(replace(READY, level=level)) for level in levels)
-
-    assert tree.startswith("Ready.")
-    assert "one forward verifies one path" in chain
-    assert "one forward evaluates one token" in plain
-    assert ready_line(replace(READY, context=0)).startswith("No target has joined yet.")
 
 
 def test_a_stream_survives_loading_and_a_pipeline_that_does_not_answer():

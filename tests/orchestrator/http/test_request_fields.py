@@ -64,19 +64,6 @@ def test_a_limit_of_zero_or_less_is_none(path: str, name: str, limit: float):
     assert (params.max_tokens > ROOM, warnings) == (True, [])
 
 
-def test_messages_without_a_limit_fill_the_context():
-    params, _, _ = ask(MESSAGES, max_tokens=None)
-
-    assert params.max_tokens is not None
-    assert params.max_tokens > ROOM
-
-
-def test_an_echo_with_a_limit_of_zero_is_the_prompt_alone():
-    answer = post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 0, "echo": True}).json()
-
-    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("Hi", 0)
-
-
 @pytest.mark.parametrize(
     ("path", "fields", "expected"),
     [
@@ -121,6 +108,12 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 @pytest.mark.parametrize(
     ("path", "fields", "off"),
     [
+        (CHAT, {}, False),
+        (CHAT, {"enable_thinking": False}, True),
+        (CHAT, {"enable_thinking": True}, False),
+        (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, True),
+        (CHAT, {"reasoning_effort": "none"}, True),
+        (CHAT, {"reasoning_effort": "low"}, False),
         (CHAT, {"thinking": {"type": "disabled"}}, True),
         (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 9}}, False),
         (CHAT, {"reasoning": {"effort": "none"}}, True),
@@ -129,6 +122,8 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
         (CHAT, {"think": False}, True),
         (RESPONSES, {"reasoning": {"effort": "none", "summary": "auto"}}, True),
         (MESSAGES, {"thinking": {"type": "disabled"}}, True),
+        (MESSAGES, {"thinking": {"type": "adaptive"}}, False),
+        (OLLAMA, {"think": False}, True),
         (OLLAMA, {"think": "none"}, True),
         (OLLAMA, {"think": "max"}, False),
         (OLLAMA, {"think": "xhigh"}, False),

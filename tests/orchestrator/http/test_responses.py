@@ -129,14 +129,6 @@ def test_a_chat_survives_being_items(turns: list[dict[str, Any]]):
     assert messages([item for turn in turns for item in as_items(turn)]) == turns
 
 
-def test_a_call_without_words_is_a_turn_of_the_assistant_s():
-    call = {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"}
-
-    (turn,) = messages([call, {**call, "call_id": "2"}])
-
-    assert (turn["role"], turn["content"], [each["id"] for each in turn["tool_calls"]]) == ("assistant", "", ["1", "2"])
-
-
 def test_a_request_is_translated_to_a_chat():
     asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7}
     pipeline = FakePipeline()
@@ -308,14 +300,6 @@ def test_each_item_ends_before_the_next_begins(hermes: ChatTemplate):
     of_call = ["function_call_arguments.delta", "function_call_arguments.done"]
     items = [kind for each in (of_text, of_call, of_call) for kind in ("output_item.added", *each, "output_item.done")]
     assert kinds == ["created", "in_progress", *items, "completed"]
-
-
-def test_a_call_without_words_is_the_only_item(hermes: ChatTemplate):
-    said = SAID.removeprefix("Let me see.")
-
-    answer = post(RESPONSES, {"input": "Hi", "tools": TOOLS}, saying([said]), template=hermes).json()
-
-    assert [item["type"] for item in answer["output"]] == ["function_call"] * 2
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 import httpx
@@ -14,26 +14,23 @@ from starlette.requests import Request
 from structlog.testing import capture_logs
 
 from orchestrator.api.client import NoPipeline
-from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.app import application
 from orchestrator.http.backend import PipelineThread, RunningPipeline
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, ChoiceStream, OutputEvent, TextPiece
 from orchestrator.http.models.one import server_of_one
 from orchestrator.http.monitoring.health import Condition
 from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.request_bodies import MOST_LEVELS
 from orchestrator.http.server import Invitations
 from orchestrator.http.settings import ServerSettings
-from orchestrator.http.streaming import frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
-from tests.support.fake_pipeline import READY, FakePipeline, statistics
+from tests.support.fake_pipeline import READY, FakePipeline
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
@@ -375,15 +372,6 @@ def test_a_wrong_method_is_told_the_right_ones(path: str, allowed: set[str]):
     response = talk(lambda client: client.put(path, json={}))
 
     assert (response.status_code, {*response.headers["allow"].split(", ")}) == (405, allowed)
-
-
-def test_a_refusal_of_an_earlier_turn_is_its_text():
-    pipeline = FakePipeline()
-    turns = [*HELLO["messages"], {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}]
-
-    post(CHAT, {"messages": turns}, pipeline)
-
-    assert list(pipeline.asked[0][0]) == TEMPLATE.tokens([turns[0], {"role": "assistant", "content": "No."}])
 
 
 @pytest.mark.parametrize(
@@ -763,66 +751,6 @@ def test_figures_of_what_was_generated_can_be_read():
         'launch_pipeline_status{status="ok"} 1.0',
     ):
         assert line in text.splitlines()
-
-
-# Signs of life in streams ------------------------------------------------------------------------
-
-
-PATIENCE = 0.05
-
-
-class SlowCall:
-    """The text of a call, piece by piece."""
-
-    result: Result | None = None
-    chosen: Sequence[Chosen] = ()
-
-    def watch_reading(self, on_reading: OnReading) -> None:
-        pass
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        for _ in range(20):
-            await asyncio.sleep(PATIENCE / 5)
-            yield "{"
-        self.result = Result("{" * 20, (), "stop", statistics(1, 20), 0)
-
-
-class HoldingRenderer:
-    """Renders a call when it is complete."""
-
-    def idle(self) -> bytes:
-        return b"idle"
-
-    def reading(self, event: object) -> bytes:
-        return b"reading"
-
-    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        return {}
-
-    def opening(self) -> Iterable[bytes]:
-        return [b"opening"]
-
-    def render(self, event: OutputEvent) -> Iterable[bytes]:
-        return [b"call"] if isinstance(event, ChoiceEnd) else []
-
-    def failed(self, error: object) -> Iterable[bytes]:
-        return [b"failed"]
-
-    def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
-        return [b"ending"]
-
-
-def test_a_stream_shows_life_while_a_call_is_generated():
-    async def sent() -> list[bytes]:
-        generation = ChoiceStream([SlowCall()], lambda: None)
-        first = TextPiece(0, "{")
-        return [frame async for frame in frames(generation, HoldingRenderer(), first, PATIENCE, lambda: None)]
-
-    opening, *between, call, ending = asyncio.run(sent())
-
-    assert (opening, call, ending) == (b"opening", b"call", b"ending")
-    assert len(between) >= 2
-    assert {*between} == {b"idle"}
 
 
 # Join lines --------------------------------------------------------------------------------------

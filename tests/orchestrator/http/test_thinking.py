@@ -232,19 +232,6 @@ def test_the_mark_of_a_token_is_not_that_of_its_text(may: ChatTemplate):
     assert said.replace(MARK, "") == codec.decode(tokens)
 
 
-def test_a_character_that_is_used_as_a_mark_passes_through_answers(may: ChatTemplate):
-    codec, text = may.codec, f"a{MARK}b{MARK}"
-    start = codec.id_of("<think>")
-    assert start is not None
-    marked, plain = codec.stream(marked=frozenset([start])), codec.stream()
-    said = [marked.push([token]) for token in codec.encode(text, special=False)] + [marked.finish()]
-
-    answer = post(CHAT, HELLO, responses.saying(said), template=may).json()
-
-    assert "".join([*map(plain.push, [[token] for token in codec.encode(text, special=False)]), plain.finish()]) == text
-    assert answer["choices"][0]["message"]["content"] == text
-
-
 @pytest.mark.parametrize(
     ("name", "thought"),
     [
@@ -300,36 +287,6 @@ def prompt(template: ChatTemplate, body: dict[str, Any], path: str = CHAT) -> st
     response = post(path, body, pipeline, template=template)
     assert response.status_code == 200, response.text
     return TextCodec(DEMO).decode(pipeline.asked[0][0])
-
-
-CLOSED = "assistant:<think>\n\n</think>\n\n"
-
-
-@pytest.mark.parametrize(
-    ("asked", "thinks"),
-    [
-        ({}, True),
-        ({"enable_thinking": False}, False),
-        ({"enable_thinking": True}, True),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
-        ({"reasoning_effort": "none"}, False),
-        ({"reasoning_effort": "low"}, True),
-    ],
-)
-def test_a_chat_turns_thinking_off_and_on(qwen: ChatTemplate, asked: dict[str, Any], thinks: bool):
-    assert prompt(qwen, {**HELLO, **asked}).endswith("assistant:" if thinks else CLOSED)
-
-
-def test_the_other_apis_turn_thinking_off_in_their_words(qwen: ChatTemplate):
-    off = {"input": "Hi", "reasoning": {"effort": "none"}}
-    assert prompt(qwen, off, responses.RESPONSES).endswith(CLOSED)
-    assert prompt(qwen, {"input": "Hi"}, responses.RESPONSES).endswith("assistant:")
-    disabled = {**HI, "thinking": {"type": "disabled"}}
-    assert prompt(qwen, disabled, anthropic.MESSAGES).endswith(CLOSED)
-    assert prompt(qwen, {**HI, "thinking": {"type": "adaptive"}}, anthropic.MESSAGES).endswith("assistant:")
-    for think in (True, False):
-        ollama = {**HELLO, "model": "demo", "think": think}
-        assert prompt(qwen, ollama, "/api/chat").endswith("assistant:" if think else CLOSED)
 
 
 @pytest.mark.parametrize(("effort", "told"), [("high", "high"), ("minimal", "low"), (None, "medium")])

@@ -1,7 +1,9 @@
 """Laws of tools: a call in what a model says comes out as one, however it was cut; what is none stays text."""
 
+import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from orchestrator.http.history import template_messages
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
-from tests.support.fake_pipeline import READY, FakePipeline
+from tests.support.fake_pipeline import READY, FakePipeline, FakeStream
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
@@ -72,6 +74,21 @@ def test_a_streamed_call_is_the_same(hermes: ChatTemplate, size: int):
     assert [call["index"] for call in calls] == [0, 1]
     assert functions(calls) == BOTH
     assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_stream_shows_life_while_a_call_is_generated(hermes: ChatTemplate, monkeypatch: pytest.MonkeyPatch):
+    class Slow(FakeStream):
+        async def __aiter__(self) -> AsyncIterator[str]:
+            async for piece in super().__aiter__():
+                await asyncio.sleep(0.01)
+                yield piece
+
+    monkeypatch.setattr("tests.support.fake_pipeline.FakeStream", Slow)
+
+    answer = ask(hermes, [*CALL], stream=True)
+
+    assert answer.text.count(": keep-alive") >= 2
+    assert functions(chunks(answer)[-2]["choices"][0]["delta"]["tool_calls"]) == BOTH[:1]
 
 
 @pytest.mark.parametrize("said", [CALL[:-20], "<tool_call>[1]</tool_call>", "<tool_call>", '<tool_call>{"name": 1}'])

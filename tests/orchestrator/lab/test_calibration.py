@@ -17,7 +17,6 @@ from orchestrator.lab.calibration.calibrate import (
     Times,
     device_times,
     device_widths,
-    findings,
     slow_down_of,
     to_toml,
 )
@@ -25,7 +24,7 @@ from orchestrator.lab.calibration.worker_harness import PROMPT_TOKENS, GrowthLoa
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
 from protocol.errors import InputError
 from protocol.messages.base import Role
-from protocol.messages.worker import FromWorker, Grow, Hello, Prefilled, Start, Stop, ToWorker, Verdict
+from protocol.messages.worker import FromWorker, Grow, Hello, Prefilled, Start, ToWorker, Verdict
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.fake_draft import VOCABULARY as DRAFT_VOCABULARY
@@ -82,15 +81,6 @@ def test_a_draft_takes_steps_of_the_width_that_is_asked_for_and_never_rests(widt
             messages = growing.begin() if growing.heard(grow.sequence, len(grow.tokens)) else []
 
     assert full_steps >= 20
-
-
-def test_growth_of_a_sequence_that_was_given_up_counts_for_nothing():
-    growing = GrowthLoad(RandomSequences(_hello(VOCABULARY)), 8)
-    (first,) = growing.begin()
-    stop, _ = growing.begin()
-
-    assert stop == Stop(first.sequence)
-    assert not growing.heard(first.sequence, 10_000)
 
 
 def test_a_gpu_is_measured_at_every_width_at_which_its_kernels_may_change():
@@ -163,19 +153,6 @@ def test_what_is_written_is_what_is_read():
     assert read.target.pace().context_seconds == pytest.approx(4.5e-7)
     assert read.both_busy.factor == 1.123
     assert read.target.pace().forward(8) == pytest.approx(0.036)
-
-
-def test_only_what_was_measured_is_shown():
-    """A draft on the Neural Engine is measured at fewer widths than a GPU."""
-    few = device_times(Times(prefill_rate=812.0, steps={1: 0.005, 8: 0.0125}), "here")
-    many = device_times(Times(prefill_rate=812.0, steps={1: 0.02, 5: 0.031, 8: 0.036}), "here")
-    slow_down = slow_down_of(1.1, "here")
-    profile = DeviceProfile(
-        name="a", description="", target=many, draft=few, draft_on_target_device=many, both_busy=slow_down
-    )
-    (table,) = findings(profile).tables
-
-    assert table.rows == ((1, 20.0, 5.0, 20.0), (5, 31.0, None, 31.0), (8, 36.0, 12.5, 36.0))
 
 
 @pytest.mark.thorough

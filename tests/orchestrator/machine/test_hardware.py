@@ -38,10 +38,6 @@ def test_cores_are_shared_out_without_rest_or_overlap(cores: list[int]):
     assert len(shares["draft"]) == max(1, len(cores) // 4)
 
 
-def test_a_single_core_is_shared():
-    assert partition([3]) == {"target": (3,), "draft": (3,)}
-
-
 def test_with_a_gpu_nothing_is_pinned_or_preloaded_or_lacking(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine_facts, "computes_on_processor", lambda: False)
     monkeypatch.setattr(machine_facts, "fast_blas", lambda: None)
@@ -84,13 +80,6 @@ def test_why_mlx_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch):
     assert machine_facts.mlx_device.__wrapped__() == "ImportError: no wheel for this system"
 
 
-def test_facts_of_this_machine_are_plausible():
-    assert machine_facts.memory_bytes() > 1 << 28
-
-    assert len(set(machine_facts.usable_cores())) == len(machine_facts.usable_cores()) > 0
-    assert machine_facts.chip()
-
-
 _TIGHT = 1 << 20
 
 
@@ -122,19 +111,6 @@ def test_the_limit_of_a_container_or_a_service_is_its_memory(
     monkeypatch.setattr(machine_facts, "_GROUPS", tmp_path)
 
     assert machine_facts.memory_bytes() == (bytes or physical)
-
-
-def test_the_examination_of_this_machine_finds_no_failure():
-    findings = doctor.examine()
-
-    assert [finding for finding in findings if finding.status == "fail"] == []
-    assert len({finding.name for finding in findings}) == len(findings) >= 10
-
-
-def test_the_finding_says_which_library_it_is_and_how_fast():
-    text = doctor.openblas(_BLAS, ForwardTimes(0.01, 0.012)).text
-
-    assert text == "OpenBLAS 0.3.31 (NumPy's wheel); a forward over 8 tokens takes 1.2 times as long as over 1"
 
 
 @pytest.mark.parametrize(
@@ -201,13 +177,6 @@ def test_an_unwritable_temporary_folder_is_a_failure(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/proc/nowhere")
 
     assert doctor.temporary_folder().status == "fail"
-
-
-def test_leftovers_are_counted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "stale_segments", lambda: ["lp-1", "lp-2"])
-    monkeypatch.setattr(doctor, "stale_sessions", lambda: [Path("a")])
-
-    assert doctor.leftovers().text == "2 shared-memory segments and 1 session folders of dead pipelines"
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, -1, None])

@@ -138,15 +138,3 @@ def test_an_exit_of_the_target_counts_with_its_layers_and_is_told_the_target(tmp
     assert weights_on_gpu(setup)["draft"] == loaded_drafter(folder, DEMO_TARGET, on_processor=False) > 0
     assert (told.model, told.target) == (str(folder), str(DEMO_TARGET))
     assert 0.2 < told.gpu_share < 0.5
-
-
-def test_each_worker_is_told_its_share(tmp_path: Path):
-    supervisor = Supervisor(PAIR, Session(tmp_path), 1, {})
-    target, draft = (supervisor._worker_setup(role).gpu_share for role in ("target", "draft"))
-
-    assert target + draft == pytest.approx(1.0)
-    assert target > draft > 0
-
-
-def test_a_folder_without_weights_has_none(tmp_path: Path):
-    assert weight_bytes(tmp_path) == 0

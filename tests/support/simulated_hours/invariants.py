@@ -59,6 +59,13 @@ class Invariants:
             _require(deadline is not None, "requests are live and no tick is due")
             assert deadline is not None
             _require(deadline <= now + _MAX_WAIT, f"the next tick is due in {deadline - now:.0f} s")
+        served = sum(sequence.phase is not Phase.WAITING for sequence in machine.sequences.values())
+        places = min(len(machine.sequences), self._simulation.options.concurrent)
+        _require(served == places, f"{served} requests are decoded, and there are places for {places}")
+        statuses = machine.drafts.statuses()
+        standing = [*statuses.values()]
+        _require(standing.count("active") == min(1, len(statuses)), f"of the drafts {statuses} not one drafts")
+        _require(standing.count("on trial") <= 1, f"of the drafts {statuses} several are on trial")
 
     def empty(self) -> None:
         """After a quiet phase all requests have ended, nothing is due, and the machine holds none of them."""

@@ -20,10 +20,12 @@ from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.language import Language, random_token
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
-from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
-from protocol.messages.base import Role, SequenceId
+from orchestrator.lab.simulate.workers import ModelledDraft
+from protocol.messages.base import Level, Role, SequenceId
+from protocol.messages.features import FeatureForm
 from protocol.messages.worker import Ping
 from protocol.worker.pacing import DevicePace
+from tests.support.recording_target import TAPS, RecordingTarget, reading
 from tests.support.simulated_hours.faulty_workers import FaultyTarget, GarbageDraft, ModelledPrefill
 from tests.support.simulated_hours.invariants import Invariants, Violation
 
@@ -187,6 +189,9 @@ _MAX_REMOTE_DRAFTS = 3
 _TARGET = DevicePace(steps=((1, 0.020), (4, 0.024), (16, 0.040)), prefill_rate=1000.0)
 _PREFILL = DevicePace(steps=((1, 0.01),), prefill_rate=2000.0)
 _DRAFTS = [DevicePace(steps=((1, step), (8, 1.2 * step)), prefill_rate=2000.0) for step in (0.012, 0.03, 0.15)]
+_LEVELS: tuple[Level, ...] = ("tree", "tree", "chain", "plain")
+_FORMS = (None, FeatureForm((1, 4), TAPS.width), FeatureForm((-1, 4), TAPS.width))
+"""Features that drafts read."""
 
 
 @dataclass(slots=True)
@@ -333,10 +338,11 @@ class _FaultSchedule:
 
     def _worker(self, role: Role) -> SimulatedWorker:
         if role == "target":
-            return FaultyTarget(ModelledTarget(self._language, _TARGET), self._source, self._faulty)
+            target = RecordingTarget(self._language, _TARGET, level=self._source.choice(_LEVELS))
+            return FaultyTarget(target, self._source, self._faulty)
         if role == "prefill":
             return ModelledPrefill(_PREFILL, self._source, share=0.1)
-        draft = ModelledDraft(self._language, self._source.choice(_DRAFTS))
+        draft = reading(ModelledDraft(self._language, self._source.choice(_DRAFTS)), self._source.choice(_FORMS))
         if self._garbage and self._source.random() < 0.7:
             return GarbageDraft(draft, self._source, self._garbage)
         return draft

@@ -9,7 +9,7 @@ import click
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import (
+from orchestrator.cli.pipeline_options import (
     draft_option,
     option,
     pace_option,

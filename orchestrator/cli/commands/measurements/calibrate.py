@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import draft_engine_option, draft_option, pair_option, target_option
+from orchestrator.cli.pipeline_options import draft_engine_option, draft_option, pair_option, target_option
 from orchestrator.cli.pipelines import target_folder
 from orchestrator.cli.report import show
 from orchestrator.machine.profiles.device_profiles import calibration_file

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.options import facts, option, pipeline_options, without_effect
+from orchestrator.cli.pipeline_options import facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.prompts import read_prompts

@@ -271,16 +271,6 @@ def test_a_draft_that_falls_silent_is_replaced_by_the_one_that_stands_by():
     assert both.now < alone.now
 
 
-@pytest.mark.thorough
-def test_measurements_of_the_one_on_trial_are_its_own(monkeypatch):
-    monkeypatch.setattr(TurnTaking, "observe", lambda *_: None)
-    simulation = run([remote_draft(0.1, SLOW, at=0.2)], accept=0.9, tokens=200)
-    quiet = run(accept=0.9, tokens=200)
-
-    assert simulation.now == quiet.now
-    assert simulation.clients == quiet.clients
-
-
 # In the machine ------------------------------------------------------------------------------------
 
 
@@ -392,16 +382,6 @@ def test_the_end_of_a_comparison_is_told_once_with_both_rates(quality: float):
     assert first.winner == drafting(simulation.machine)[0]
     assert first.winner == (SECOND if quality == 0.9 else FIRST)
     assert first.winner_rate > first.loser_rate > 0
-
-
-@pytest.mark.thorough
-def test_a_draft_that_was_never_compared_has_not_lost():
-    """It still prefills when its trial ends because another draft waits."""
-    mute = remote_draft(0.9, wire=Wire(loss=1.0 - 1e-9, resend=None), at=0.5)
-    simulation = compared(mute, remote_draft(0.9, at=0.5))
-
-    assert simulation.machine.drafts.statuses()[SECOND] == "standby"
-    assert all(SECOND not in (decided.winner, decided.loser) for decided in decisions(simulation))
 
 
 # Silicon that is shared ----------------------------------------------------------------------------

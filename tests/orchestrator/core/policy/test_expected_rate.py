@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.policy.estimates import HitModel, WidthCost
-from orchestrator.core.policy.expected_rate import with_growth
+from orchestrator.core.policy.estimates import HitModel
 from orchestrator.core.policy.strategies import geometric_fan_out
 from orchestrator.core.workers import RestartPolicy
 from protocol.speculation.token_tree import Calibration
@@ -42,31 +41,6 @@ def test_fan_out_is_no_worse_than_any_other_split_under_its_hit_model():
     best = max(map(hits, splits))
 
     assert hits(geometric_fan_out(a, r, depth, budget)) >= best - 0.02
-
-
-def test_growth_adds_children_in_order_of_probability():
-    assert with_growth([0.6, 0.3], [0.6, 0.3], [0.5, 0.25]) == [0.6, 0.3, 0.3, 0.15, 0.15, 0.075]
-
-
-def test_width_cost_learns_a_line_and_its_steps():
-    cost = WidthCost()
-    random.seed(1)
-    for _ in range(400):
-        width = random.randint(1, 12)
-        cost.observe(width, 0.020 + 0.001 * width + (0.010 if width > 8 else 0.0))
-
-    assert cost(4) == pytest.approx(0.024, rel=0.1)
-    assert cost(10) == pytest.approx(0.040, rel=0.1)
-    assert cost(9) - cost(8) > 0.006
-
-
-def test_width_cost_of_one_width_assumes_that_more_tokens_cost_a_little_more():
-    cost = WidthCost()
-    for _ in range(20):
-        cost.observe(1, 0.02)
-
-    assert cost(1) == pytest.approx(0.02, rel=0.02)
-    assert 0.02 < cost(8) < 0.03
 
 
 def test_calibration_believes_what_it_measured_and_tells_first_guesses_from_second_ones():

@@ -1,20 +1,13 @@
 """Laws of connections: a client that sends or reads slowly holds nothing for long, and strangers hold only a share."""
 
-import asyncio
 import json
-import logging
 import socket
 import threading
-from collections.abc import Callable
+import time
 from contextlib import ExitStack
-from typing import Any, cast
 
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
-from orchestrator.http.access.connections import Connection, Strangers
-from orchestrator.http.run import LogLimit
 from orchestrator.http.settings import ConnectionLimits
 from tests.orchestrator.http.test_rules import CHAT, HELLO
 from tests.support.fake_pipeline import FakePipeline
@@ -193,66 +186,22 @@ def test_a_client_that_reads_nothing_ends_its_connection(body: bytes):
         assert pipeline.running == 0
 
 
-class ManualLoop:
-    """Timers that end when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.timers: list[tuple[float, asyncio.TimerHandle]] = []
-        self._loop = asyncio.new_event_loop()
-        self._loop.close()
-
-    def call_later(self, seconds: float, then: Callable[..., object], *arguments: Any) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(self.now + seconds, then, arguments, self._loop)
-        self.timers.append((self.now + seconds, timer))
-        return timer
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-        due = [timer for when, timer in self.timers if when <= self.now]
-        self.timers = [(when, timer) for when, timer in self.timers if when > self.now]
-        for timer in due:
-            if not timer.cancelled():
-                timer._run()
-
-
-class Transport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.unread = 0
-        self.aborted = False
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def is_closing(self) -> bool:
-        return self.aborted
-
-
 def test_a_client_that_reads_slowly_is_waited_for_until_it_stops():
-    config = uvicorn.Config(lambda: None, factory=True, lifespan="off", log_config=None)
-    loop, transport = ManualLoop(), Transport()
-    limits = ConnectionLimits(head_seconds=1000, write_seconds=30)
-    connection = Connection(
-        limits, Strangers(1), None, config=config, server_state=ServerState(), app_state={}, _loop=cast(Any, loop)
-    )
-    connection.connection_made(transport)
+    pipeline = FakePipeline(lambda _: ["word " * 200_000] * 16)
+    limits = ConnectionLimits(write_seconds=2.0)
 
-    transport.unread = 100
-    connection.pause_writing()
-    for left in (99, 60, 59):
-        transport.unread = left
-        loop.advance(30)
-        assert not transport.aborted
-    connection.resume_writing()
-    loop.advance(100)
-    assert not transport.aborted
-    connection.pause_writing()
-    loop.advance(30)
-    assert transport.aborted
+    with (
+        listening(pipeline, limits=limits) as server,
+        server.client(request("POST", CHAT, body=STREAM), receive_buffer=4096) as client,
+    ):
+        until(lambda: pipeline.running == 0 and pipeline.asked, SECONDS)
+        for _ in range(6):
+            read = 0
+            while read < 2_000_000:
+                read += len(client.recv(1 << 16))
+            time.sleep(0.5)
+        assert server.connections == 1
+        until(lambda: server.connections == 0, SECONDS)
 
 
 # What a stranger can do to others ----------------------------------------------------------------
@@ -290,18 +239,3 @@ def test_what_is_no_http_ends_the_connection_and_strangers_can_not_fill_the_log(
                 assert closed(client)
 
     assert len(capfd.readouterr().err.splitlines()) == 10
-
-
-def test_the_log_says_how_many_lines_were_left_out():
-    now = 0.0
-    limit = LogLimit(most=2, clock=lambda: now)
-
-    def said(level: int = logging.WARNING) -> str | None:
-        record = logging.LogRecord("uvicorn.error", level, "", 0, "Bad %s.", ("request",), None)
-        return record.getMessage() if limit.filter(record) else None
-
-    assert [said() for _ in range(5)] == ["Bad request.", "Bad request.", None, None, None]
-    assert said(logging.ERROR) == "Bad request."
-    now = 60.0
-    assert said() == "Bad request. (3 such lines were left out before.)"
-    assert said() == "Bad request."

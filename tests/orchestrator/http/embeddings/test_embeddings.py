@@ -291,20 +291,6 @@ def test_it_ends_when_nobody_has_asked_for_a_while_and_starts_again():
         assert len(started) == 2
 
 
-def test_it_ends_although_the_last_request_was_refused(short: EmbeddingSettings):
-    with counted() as (started, start):
-        model = new_model(replace(short, keep=0.01), start)
-
-        async def refused_while_due(client: httpx.AsyncClient) -> None:
-            bodies = ({"input": "x"}, {"input": "import os\n" * 50_000})
-            answers = await asyncio.gather(*(client.post(OPENAI, json=body) for body in bodies))
-            assert [answer.status_code for answer in answers] == [200, 400]
-            while started[0].running:
-                await asyncio.sleep(0.01)
-
-        asked(model, refused_while_due)
-
-
 def test_a_client_that_leaves_leaves_the_process_to_the_next_one():
     model = new_model(SETTINGS)
 

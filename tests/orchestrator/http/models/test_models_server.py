@@ -236,20 +236,6 @@ def test_requests_in_a_pipeline_that_ends_by_itself_are_told_why(stream: bool):
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
 
 
-def test_a_pipeline_that_ends_while_its_model_is_unloaded_changes_nothing():
-    models = FakeModels()
-
-    async def ask(client: httpx.AsyncClient, host: ModelHost) -> list[str]:
-        said_before = said(await client.post(CHAT, json={**HI, "model": "small"}))
-        host.keep(ModelName("small"), 0.0)
-        models.ended["small"].set_result("It was closed.")
-        await asyncio.sleep(0.01)
-        return [said_before, said(await client.post(CHAT, json={**HI, "model": "small"}))]
-
-    assert models.talk(ask) == ["small", "small"]
-    assert (models.loads, models.unloads) == (["small", "small"], ["small"])
-
-
 def test_a_request_that_finds_too_many_waiting_gets_429():
     models = FakeModels(most_waiting=2)
 
@@ -312,15 +298,6 @@ def test_a_client_that_disconnects_while_its_model_is_loaded_waits_no_more(strea
     assert [message["status"] for message in sent if "status" in message] == [200 if stream else 499]
 
 
-def test_a_mistake_in_a_stream_that_waited_is_an_error_in_it():
-    models, long = FakeModels(), {"messages": [{"role": "user", "content": "word " * 400}]}
-
-    answer = models.talk(lambda client, _: models.streamed_while_loading(client, CHAT, long))
-
-    assert answer.status_code == 200
-    assert "maximum context length" in events(answer)[-1]["error"]["message"]
-
-
 def test_a_pinned_model_is_loaded_at_the_start():
     models = FakeModels(entries=(ModelEntry(ModelName("big"), 6), ModelEntry(ModelName("small"), 4, pinned=True)))
 
@@ -329,18 +306,6 @@ def test_a_pinned_model_is_loaded_at_the_start():
         return (await client.get("/health")).json()["models"]["small"]["status"]
 
     assert (models.talk(ask), models.loads) == ("ok", ["small"])
-
-
-def test_the_page_follows_the_model_that_was_used_last():
-    models = FakeModels()
-
-    async def ask(client: httpx.AsyncClient, host: ModelHost) -> Any:
-        assert host.latest is None
-        await client.post(CHAT, json={**HI, "model": "small"})
-        await client.post(CHAT, json={**HI, "model": "big"})
-        return host.latest is host.loaded(ModelName("big"))
-
-    assert models.talk(ask)
 
 
 # Loading a pipeline ------------------------------------------------------------------------------

@@ -295,13 +295,6 @@ def test_show_tells_what_a_model_can(name: dict[str, str], thinker: ChatTemplate
     assert post("/api/show", {"model": "llama3"}).status_code == 404
 
 
-def test_the_version_is_new_enough_for_clients_of_ollama():
-    """VS Code's Copilot needs 0.6.4."""
-    version = get("/api/version").json()["version"]
-
-    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
-
-
 # How long a model stays --------------------------------------------------------------------------
 
 
@@ -348,14 +341,6 @@ def test_a_request_says_how_long_its_model_stays(keep: Any, left: float | None):
         return found if found is None else round(found, -1)
 
     assert FakeModels().talk(ask) == left
-
-
-def test_a_model_that_stays_for_ages_is_listed():
-    async def ask(client: httpx.AsyncClient, _: ModelHost) -> Any:
-        await client.post(CHATS, json={**TURN, "model": "small", "keep_alive": "99999999999h"})
-        return (await client.get("/api/ps")).json()["models"][0]["name"]
-
-    assert FakeModels().talk(ask) == "small"
 
 
 @pytest.mark.parametrize("path", [CHATS, GENERATE])

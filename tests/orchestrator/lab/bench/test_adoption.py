@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.lab.bench.costs import micro
-from orchestrator.lab.bench.costs.micro_adoption import QWEN_3B, measure
+from orchestrator.lab.bench.costs.micro_adoption import measure
 from protocol.errors import PipelineError
 from protocol.kv.arena_header import ArenaLayout, ElementType
 
@@ -29,10 +29,6 @@ def test_nothing_is_left_in_shared_memory(registry):
     measure(layout, tokens=(40,), repeats=1)
 
     assert list(registry.glob("lp-*")) == []
-
-
-def test_the_kv_of_qwen_3b_takes_36_kib_a_token():
-    assert 2 * QWEN_3B.half_bytes == QWEN_3B.capacity * 36 << 10
 
 
 def test_a_process_that_fails_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch):

@@ -1,11 +1,9 @@
 """Laws of the bench: figures follow from the measurements, and a contender with a wrong token has no figure."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from shutil import copytree
 from time import perf_counter
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -80,25 +78,14 @@ def _at(prompt: int, temperature: float = 0.0) -> Setting:
     return Setting(repeat=0, prompt=prompt, temperature=temperature)
 
 
-def test_every_contender_runs_once_in_every_setting():
-    order = [setting for setting, _ in settings(2, _requests((1,), (2,), (3,)), (0.0, 1.0))]
+def test_contenders_take_turns_within_each_setting_and_begin_in_turn():
+    order = list(settings(2, _requests((1,), (2,), (3,)), (0.0, 1.0)))
 
     turns = list(schedule("abc", order))
 
     assert len(order) == 12
-    assert sorted(turns) == sorted((setting, contender) for setting in order for contender in "abc")
-
-
-def test_each_setting_starts_with_the_next_contender():
-    turns = [contender for _, contender in schedule("abc", settings(1, _requests(*[(1,)] * 4), (0.0,)))]
-
-    assert "".join(turns) == "abcbcacababc"
-
-
-def test_a_setting_is_finished_before_the_next_begins():
-    order = list(settings(2, _requests((1,), (2,)), (0.0, 1.0)))
-
-    assert [setting for setting, _ in schedule("abc", order)] == [setting for setting in order for _ in "abc"]
+    assert [setting for setting, _ in turns] == [setting for setting in order for _ in "abc"]
+    assert "".join(contender for _, contender in turns[:12]) == "abcbcacababc"
 
 
 def test_all_contenders_get_the_same_task_in_a_setting():
@@ -119,14 +106,6 @@ def test_sampled_generations_of_other_prompts_and_repeats_use_other_seeds():
     assert len({task.seed for task in tasks}) == len(tasks) == 4
 
 
-def test_a_measurement_knows_its_prompts_category():
-    requests = _requests((5, 6), (7, 8), categories=("chat", "maths"))
-
-    found = measured([_Contender("ar")], requests, _plan(repeats=1), lambda _: None)
-
-    assert {(one.setting.prompt, one.setting.category) for one in found} == {(0, "chat"), (1, "maths")}
-
-
 def test_every_contender_warms_up_before_the_first_measurement():
     log: list[str] = []
     progress: list[str] = []
@@ -137,14 +116,6 @@ def test_every_contender_warms_up_before_the_first_measurement():
     assert log == ["ar", "sd", "ar", "sd"]
     assert progress == ["ar", "sd"]
     assert len(found) == 2
-
-
-def test_speed_is_the_median_with_its_spread():
-    found = [_measurement("mlx-lm", speed, _at(prompt)) for prompt, speed in enumerate([10.0, 50.0, 20.0])]
-
-    (row,) = rows(found, ["mlx-lm"])
-
-    assert (row.tokens_per_second, row.slowest, row.fastest, row.generations) == (20.0, 10.0, 50.0, 3)
 
 
 def test_ratios_are_medians_over_pairs_and_not_ratios_of_medians():
@@ -178,24 +149,6 @@ def test_the_best_speculative_baseline_is_chosen_at_each_temperature():
     assert [row.over_speculative for row in adaptive] == [2.0, 2.0]
 
 
-def test_the_baseline_of_the_ratios_has_all_cores():
-    found = [
-        _measurement(name, speed, _at(0))
-        for name, speed in {
-            "mlx-lm": 10.0,
-            "mlx-lm K=2": 20.0,
-            "mlx-lm, target's cores": 90.0,
-            "mlx-lm, target's cores K=2": 80.0,
-            "ar": 40.0,
-        }.items()
-    ]
-
-    row = rows(found, [one.contender for one in found])[-1]
-
-    assert best_speculative(found) == "mlx-lm K=2"
-    assert (row.over_plain, row.over_speculative) == (4.0, 2.0)
-
-
 def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyPatch):
     def cores(target: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         monkeypatch.setattr(trials, "usable_cores", lambda: (0, 1, 2, 3))
@@ -206,29 +159,17 @@ def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyP
     assert [*cores(())] == [*cores((0, 1, 2, 3))] == [*baseline_cores(once=True)] == ["mlx-lm"]
 
 
-def test_a_figure_without_measurements_is_none():
-    found = [
-        _measurement("mlx-lm", 1.0, _at(0)),
-        _measurement("ar", 1.0, _at(0), hit_rate=0.5, overhead_per_round=2e-4),
-    ]
-
-    plain, ours = rows(found, ["mlx-lm", "ar"])
-
-    assert (plain.hit_rate, plain.overhead_per_round) == (None, None)
-    assert (ours.hit_rate, ours.overhead_per_round) == (0.5, 2e-4)
-
-
+@pytest.mark.parametrize("tokens", [(1, 3), (1,)], ids=["wrong", "missing"])
 @pytest.mark.parametrize("wrong", _ORDER[1:])
-def test_one_wrong_token_at_temperature_0_is_found_in_every_contender(wrong: str):
-    found = [_measurement(name, 1.0, _at(0), (1, 3) if name == wrong else (1, 2)) for name in _ORDER]
+def test_a_token_that_is_wrong_or_missing_at_temperature_0_is_found_in_every_contender(wrong: str, tokens: tuple):
+    found = [_measurement(name, 1.0, _at(0), tokens if name == wrong else (1, 2)) for name in _ORDER]
 
     assert [each.contender for each in deviating(found, _ORDER)] == [wrong]
 
 
-def test_a_missing_token_is_a_wrong_one():
-    found = [_measurement("mlx-lm", 1.0, _at(0), (1, 2)), _measurement("ar", 1.0, _at(0), (1,))]
-
-    assert [wrong.contender for wrong in deviating(found, _ORDER)] == ["ar"]
+@pytest.mark.parametrize("other", [_at(1), Setting(0, 0, 0.0, turn=1)], ids=["prompt", "turn"])
+def test_tokens_of_another_prompt_or_turn_are_never_compared(other: Setting):
+    assert deviating([_measurement("ar", 1.0, _at(0)), _measurement("ar", 1.0, other, (3, 4))], _ORDER) == []
 
 
 def test_sampled_tokens_are_compared_among_ours_only():
@@ -237,12 +178,6 @@ def test_sampled_tokens_are_compared_among_ours_only():
 
     assert [wrong.contender for wrong in deviating(found, _ORDER)] == ["adaptive"]
     assert [row.checked for row in rows(found, list(tokens))] == [0, 0, 1, 1]
-
-
-def test_tokens_of_different_prompts_are_never_compared():
-    found = [_measurement("ar", 1.0, _at(0), (1, 2)), _measurement("ar", 1.0, _at(1), (3, 4))]
-
-    assert deviating(found, _ORDER) == []
 
 
 def test_rejection_sampling_competes_only_where_it_differs_and_is_never_compared_token_for_token():
@@ -324,12 +259,6 @@ def test_a_paced_batch_reads_as_much_as_its_longest_row():
     assert device.take().seconds == pytest.approx(0.006)
 
 
-def test_a_paced_network_has_the_attributes_of_its_model():
-    network = PacedDevice().network(SimpleNamespace(layers=[1, 2]), DevicePace(steps=((1, 1.0),), prefill_rate=1.0))
-
-    assert network.layers == [1, 2]
-
-
 def test_a_wrong_contender_is_shown_without_a_speed():
     found = [_measurement("mlx-lm", 123.0, _at(0), (1, 2)), _measurement("ar", 456.0, _at(0), (1, 3))]
     told = findings(rows(found, ["mlx-lm", "ar"]), _plan(), prompts=1)
@@ -342,20 +271,18 @@ def test_a_wrong_contender_is_shown_without_a_speed():
     assert told.figures["exact"] is False
 
 
-def test_rounds_of_a_speculative_run_follow_from_the_accepted_draft_tokens():
-    # Rounds of up to two drafts: both accepted + bonus, none accepted, one accepted + bonus, then cut off.
-    drafted = [True, True, False, False, True, False, True, True]
-
-    assert rounds_of(drafted, draft_tokens=2, max_tokens=8) == (4, 2 + 1 + 2 + 2)
-
-
-def test_a_last_round_verifies_no_more_draft_tokens_than_may_be_generated():
-    assert rounds_of([True, True, False, True], draft_tokens=2, max_tokens=4) == (2, 3)
-    assert rounds_of([False, False], draft_tokens=4, max_tokens=2) == (2, 2)
-
-
-def test_plain_decoding_takes_a_round_a_token_and_verifies_no_draft_token():
-    assert rounds_of([False] * 5, draft_tokens=0, max_tokens=5) == (5, 0)
+@pytest.mark.parametrize(
+    ("drafted", "draft_tokens", "rounds", "verified"),
+    [
+        ([True, True, False, False, True, False, True, True], 2, 4, 2 + 1 + 2 + 2),
+        ([True, True, False, True], 2, 2, 3),
+        ([False, False], 4, 2, 2),
+        ([False] * 5, 0, 5, 0),
+    ],
+    ids=["all, none, one, cut off", "fewer may follow", "none", "plain"],
+)
+def test_rounds_and_verified_drafts_follow_from_the_accepted_ones(drafted, draft_tokens, rounds, verified):
+    assert rounds_of(drafted, draft_tokens, max_tokens=len(drafted)) == (rounds, verified)
 
 
 @pytest.mark.parametrize(
@@ -432,13 +359,6 @@ def test_prompts_that_are_missing_or_empty_are_refused(tmp_path: Path):
             read_prompts(tmp_path / name, limit=None)
 
 
-def test_the_shipped_prompts_are_python():
-    prompts = read_prompts(None, limit=None)
-
-    assert len(prompts) >= 4
-    assert all("def " in prompt.text and not prompt.chat for prompt in prompts)
-
-
 @pytest.fixture
 def chat_target(tmp_path: Path) -> Path:
     """The demo target with a chat template."""
@@ -478,25 +398,6 @@ def test_the_turns_of_a_prompt_count_as_one_prompt():
     assert (row.tokens_per_second, row.generations) == (35.0, 3)
 
 
-def test_generations_of_other_turns_are_never_compared():
-    found = [_measurement("ar", 1.0, Setting(0, 0, 0.0, turn=turn), (turn, 2)) for turn in (0, 1)]
-
-    assert deviating(found, _ORDER) == []
-
-
-def test_the_shipped_messages_are_of_every_category_and_a_quarter_goes_on():
-    prompts = read_prompts(None, limit=None, chat=True)
-    counts = Counter(prompt.category for prompt in prompts)
-
-    assert (len(prompts), sum(bool(prompt.later) for prompt in prompts)) == (80, 20)
-    assert counts.keys() == {
-        *("writing", "roleplay", "reasoning", "maths", "coding", "extraction", "science", "humanities"),
-        *("translation", "summary", "question answering"),
-    }
-    assert set(counts.values()) == {7, 8}
-    assert {prompt.category for prompt in read_prompts(None, limit=11, chat=True)} == counts.keys()
-
-
 def test_a_bench_can_be_drawn(tmp_path: Path):
     figures = rows(
         [_measurement(name, 10.0, _at(0, temperature)) for name in _ORDER for temperature in (0.0, 1.0)], _ORDER
@@ -507,27 +408,6 @@ def test_a_bench_can_be_drawn(tmp_path: Path):
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match="can't be written"):
         picture(findings(figures, _plan(), prompts=1), tmp_path / "missing" / "bench.png")
-
-
-@pytest.mark.thorough
-def test_a_paced_real_run_is_exact_in_its_own_tokens_and_counts_its_overruns():
-    words = "bench --limit 1 --repeats 1 --max-tokens 6 --draft-tokens 2 --strategies sd --verification rejection"
-
-    result = CliRunner().invoke(cli, f"{words} --pace h100-qwen3-32b --json".split(), catch_exceptions=False)
-
-    report = json.loads(result.stdout)
-    assert result.exit_code == 0
-    assert report["exact"] is True
-    assert [row["contender"] for row in report["results"] if row["temperature"] == 1] == [
-        *("mlx-lm", "mlx-lm K=2", "sd K=2", "sd rejection K=2"),
-        *("adaptive, no lookup", "lookup", "random draft"),
-    ]
-    assert all(row["overruns"] is not None for row in report["results"])
-    # mlx-lm's prefill is not paced.
-    assert [row["time_to_first_token"] is None for row in report["results"]] == [
-        row["contender"].startswith("mlx-lm") for row in report["results"]
-    ]
-    assert report["results"][0]["tokens_per_second"] <= 1 / 0.01027
 
 
 @pytest.mark.thorough

@@ -5,13 +5,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.options import Options
-from orchestrator.lab.bench.contender import TimedGeneration
-from orchestrator.lab.bench.figures import rows
-from orchestrator.lab.bench.measurement import Measurement, Setting
 from orchestrator.lab.bench.plan import BenchPlan, parse_links
-from orchestrator.lab.bench.strategies import findings
 from orchestrator.lab.bench.trials import entries
-from orchestrator.lab.report import picture
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Scenario, simulated
 from orchestrator.lab.simulate.prediction.sweep import with_draft_delay
@@ -53,21 +48,6 @@ def test_machines_apart_do_not_slow_each_other_down():
     assert near is not None
     assert near.slow_down > 1.0
     assert far == worker_pace(profile, "target", Options(strategy="ar"), "mlx")
-
-
-def test_the_picture_has_a_line_a_strategy(tmp_path):
-    names = ["ar", "adaptive", "adaptive, 0.3 ms", "adaptive, 50 ms"]
-    generated = TimedGeneration(tokens=(1, 2), tokens_per_second=10.0, tokens_per_round=1.0)
-    measured = [Measurement(Setting(0, 0, 0.0), name, "coupled", generated) for name in names]
-    options = {"target": None, "draft": None, "repeats": 1, "max_tokens": 8, "temperature": (0.0,)}
-    plan = replace(BenchPlan.of(draft_tokens="0", strategies="ar,adaptive", **options), links=LINKS)
-
-    found = findings(rows(measured, names), plan, 1)
-    picture(found, tmp_path / "distance.png")
-
-    assert [(line.name, len(line.points)) for line in found.panels[0][0].lines] == [("adaptive", 3)]
-
-    assert (tmp_path / "distance.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.sampled(1)

@@ -124,10 +124,6 @@ def test_a_name_tells_its_line_and_its_k(name: str, count: int | None):
     assert line_and_draft_tokens(contender_name(name, count)) == (name, count)
 
 
-def test_the_default_models_are_those_of_a_pipeline():
-    assert bench_models(None, None, same_model=False) == BenchModels(DEMO_TARGET, DEMO_DRAFT)
-
-
 def test_a_model_can_be_its_own_draft():
     found = bench_models(None, None, same_model=True)
 

@@ -51,10 +51,6 @@ def test_every_turn_fits_into_the_context(context: int, turns: int, answer: int)
     assert len(transcript.prompt) + shape.answer == shape.longest <= context
 
 
-def test_the_demo_models_context_has_room_for_fifty_turns():
-    assert transcript_shape(2048, 50, 64) == TranscriptShape(turns=50, first=256, added=27, answer=8)
-
-
 def test_a_turn_resends_all_before_it():
     transcript = Transcript(range(100), TranscriptShape(3, 10, 5, 2), 0)
     first = list(transcript.prompt)

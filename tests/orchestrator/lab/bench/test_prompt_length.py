@@ -1,7 +1,6 @@
 """Figures by prompt length and by concurrency follow from the measurements."""
 
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,8 +9,7 @@ from click.testing import CliRunner
 from orchestrator.cli.app import cli
 from orchestrator.core.request_stats import RequestStats
 from orchestrator.lab.bench.contender import GenerationTask
-from orchestrator.lab.bench.growth import PromptLengthFigures, findings, left_out, lengths, overhead, summary
-from orchestrator.lab.bench.plan import BenchPlan
+from orchestrator.lab.bench.growth import left_out, lengths, overhead, summary
 from orchestrator.lab.bench.requests import (
     Arrivals,
     Throughput,
@@ -20,10 +18,8 @@ from orchestrator.lab.bench.requests import (
     rate,
     throughput,
 )
-from orchestrator.lab.report import picture
 from protocol.errors import InputError
 from protocol.messages.client import Pace, Statistics
-from tests.support.shown import shown
 
 
 def _statistics(
@@ -74,40 +70,6 @@ def test_lengths_are_those_for_which_the_context_has_room():
 def test_a_context_without_room_for_any_length_is_refused():
     with pytest.raises(InputError, match="no room for 128 tokens"):
         lengths(130, 64)
-
-
-def test_figures_by_length_are_shown_and_drawn_with_the_lengths_left_out(tmp_path: Path):
-    figures = [
-        PromptLengthFigures(
-            strategy=strategy,
-            prompt_tokens=length,
-            tokens_per_second=12.5,
-            tokens_per_round=2.0,
-            overhead_per_round=3e-4,
-            representative=length == 128,
-        )
-        for strategy in ("ar", "adaptive")
-        for length in (128, 256)
-    ]
-    plan = BenchPlan.of(
-        target=None,
-        draft=None,
-        repeats=1,
-        max_tokens=64,
-        controls=False,
-        draft_tokens="0",
-        strategies="ar,adaptive",
-        temperature=(),
-    )
-
-    found = findings(figures, plan, 512)
-    picture(found, tmp_path / "growth.png")
-
-    text = shown(found)
-    assert "12.5" in text
-    assert "INVALID" in text
-    assert "no room for prompts of 512" in text
-    assert (tmp_path / "growth.png").stat().st_size > 1000
 
 
 @pytest.mark.thorough

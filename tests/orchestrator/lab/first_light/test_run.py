@@ -1,13 +1,19 @@
 """Laws of a first light's run: what is measured is kept, what fails is told, and the rest goes on."""
 
 import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 
 from orchestrator.lab.findings import Findings, Value
+from orchestrator.lab.first_light import stage_runner
 from orchestrator.lab.first_light.folder import REPORT, Identity, LightFolder
 from orchestrator.lab.first_light.measurements.exactness import first_difference
 from orchestrator.lab.first_light.measurements.prefill import crossover
@@ -16,9 +22,8 @@ from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import LightReport, StageReport
 from orchestrator.lab.first_light.run import Choice, run, will_run
 from orchestrator.lab.first_light.stage_process import measurement
-from orchestrator.lab.first_light.stage_runner import Observer, RanStage
+from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
 from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
-from orchestrator.machine.check import Check
 from protocol.errors import InputError
 
 THREE = [Stage(name, "", name.upper(), 10, 20) for name in ("one", "two", "three")]
@@ -192,25 +197,6 @@ def test_a_stage_that_failed_before_is_the_last(tmp_path):
     assert [stage.stage for stage in report.stages] == NAMES
 
 
-def test_energy_that_failed_keeps_its_turn_since_its_password_is_forgotten(tmp_path):
-    stages = [replace(THREE[0], needs=("energy",)), *THREE[1:]]
-    with pytest.raises(KeyboardInterrupt):
-        light(opened(tmp_path), Runner(failing="one", interrupted="two"), stages=stages)
-    again = Runner()
-    light(opened(tmp_path), again, stages=stages)
-
-    assert again.names == NAMES
-
-
-def test_a_failure_stays_in_the_report_until_the_stage_is_measured_again(tmp_path):
-    light(opened(tmp_path), Runner(failing="two"))
-    screen = Lines()
-    report = light(opened(tmp_path), Runner(), Choice(5), screen=screen)
-
-    assert states(report) == {"one": "done", "two": "failed", "three": "done"}
-    assert ("two", "failed", True) in screen.ends
-
-
 def test_a_stage_that_the_end_of_the_run_ended_is_measured_by_the_next_start(tmp_path):
     ended = light(opened(tmp_path), Runner(late="two"), Choice(25))
     again = Runner(late="two")
@@ -275,12 +261,6 @@ def test_a_damaged_result_is_measured_again(tmp_path):
     assert set(opened(tmp_path).done()) == {"one", "three"}
 
 
-def test_a_wrong_thing_that_was_found_is_not_good():
-    found = Findings(checks=(Check("tokens", "fail", "they differ"),))
-
-    assert not StageReport(stage="a", title="", status="done", findings=found).good
-
-
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_every_stage_has_its_measurements_and_time_for_them(stage: Stage):
     assert callable(measurement(stage.name))
@@ -326,3 +306,92 @@ def test_a_crossover_is_where_one_stays_ahead():
     assert crossover({64: 9, 128: 5, 256: 5, 512: 5}, {64: 1, 128: 6, 256: 4, 512: 6}) == 512
     assert crossover({64: 1, 128: 1}, {64: 2, 128: 2}) == 64
     assert crossover({64: 3}, {64: 2}) is None
+
+
+# A stage's process --------------------------------------------------------------------------------
+
+
+FAKE = (sys.executable, "-m", "tests.support.fake_stage")
+
+
+def ran(name: str, seconds: float = 30.0, observer: Observer | None = None) -> RanStage:
+    return run_stage(Stage(name, "", name, 1, 1), LightSettings(), seconds, observer or Observer(), program=FAKE)
+
+
+def running() -> str:
+    listing = subprocess.run(["ps", "-A", "-ww", "-o", "command="], capture_output=True, text=True, check=True)
+    return "\n".join(line for line in listing.stdout.splitlines() if "fake_stage" in line and "waits" in line)
+
+
+def test_what_a_stage_finds_is_its_report_and_what_it_says_is_heard():
+    heard: list[str] = []
+    report = ran("good", observer=Observer(heard.append)).report
+
+    assert report.status == "done"
+    assert report.findings.values == (Value("seven", 7.0),)
+    assert heard == ["good has begun"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("crashes", "its process ended by signal 11"),
+        ("quits", "its process ended with exit code 3"),
+        ("fails", "the compiler has had enough"),
+        ("babbles", "its process said what is no answer: b'Loading the model ...'"),
+    ],
+)
+def test_a_stage_that_breaks_is_told_with_the_reason(name: str, reason: str):
+    report = ran(name).report
+
+    assert (report.status, report.reason) == ("failed", reason)
+
+
+def test_what_a_stage_had_found_before_it_broke_is_kept():
+    report = ran("fails late").report
+
+    assert (report.status, report.findings.notes) == ("failed", ("one", "two"))
+
+
+def test_a_stage_that_hangs_is_ended_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stage_runner, "_ENDING_SECONDS", 0.2)
+    began = time.monotonic()
+    report = ran("hangs", seconds=0.5).report
+
+    assert report.status == "failed"
+    assert "not done within" in report.reason
+    assert time.monotonic() - began < 20
+
+
+def test_an_interrupt_ends_the_stage_at_once():
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+
+    with pytest.raises(KeyboardInterrupt):
+        ran("waits", observer=Observer(notice=lambda _: timer.start()))
+    assert time.monotonic() - began < 20
+    assert not running()
+
+
+def test_a_stage_whose_parent_is_gone_ends_and_tidies_up():
+    ours, theirs = socket.socketpair()
+    program = (
+        "import sys, time\n"
+        "from orchestrator.lab.first_light.stage_process import end_with_parent\n"
+        "end_with_parent(int(sys.argv[1]))\n"
+        "try:\n    print('waiting', flush=True)\n    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    print('tidied')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(theirs.fileno())],
+        pass_fds=(theirs.fileno(),),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    ours.close()
+    output, _ = process.communicate(timeout=60)
+
+    assert output == "tidied\n"

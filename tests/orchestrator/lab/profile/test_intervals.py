@@ -35,27 +35,3 @@ def test_the_algebra_is_that_of_sets_of_moments(seed: int):
     assert moments(difference(one, other)) == moments(one) - moments(other)
     assert total(one) == len(moments(one))
     assert all(map(proper, (one, intersection(one, other), difference(one, other))))
-
-
-@pytest.mark.parametrize(
-    ("raw", "joined"),
-    [
-        ([], []),
-        ([(3, 3)], []),
-        ([(5, 2)], []),
-        ([(0, 2), (2, 4)], [(0, 4)]),
-        ([(0, 9), (2, 4)], [(0, 9)]),
-        ([(6, 8), (0, 2)], [(0, 2), (6, 8)]),
-    ],
-    ids=["none", "empty", "backwards", "touching", "nested", "out of order"],
-)
-def test_a_union_has_gaps_and_nothing_else(raw: list[Interval], joined: Intervals):
-    assert union(raw) == joined
-
-
-def test_nothing_is_left_of_a_set_without_itself():
-    whole = [(0, 3), (5, 9)]
-
-    assert difference(whole, whole) == []
-    assert difference([], whole) == []
-    assert difference(whole, []) == whole

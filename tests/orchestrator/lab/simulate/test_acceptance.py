@@ -10,8 +10,7 @@ from hypothesis import given
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.language import uniform
-from orchestrator.lab.simulate.trace import RecordedRequest, ReplayedLanguage, TracedPosition, coverage, fit, read_trace
+from orchestrator.lab.simulate.trace import RecordedRequest, ReplayedLanguage, TracedPosition, fit, read_trace
 from orchestrator.lab.simulate.workers import modelled_pipeline
 from orchestrator.runtime.recording import Journal
 from protocol.errors import InputError
@@ -86,22 +85,6 @@ def test_off_the_targets_path_no_guess_is_its_token():
     assert not any(language.token(1, node) in found.tokens for node, found in enumerate(candidates))
 
 
-def test_positions_of_a_passage_are_equally_difficult():
-    language = ModelledLanguage(AcceptanceModel(accept=0.6, spread=2.0, passage=5))
-    eases = [language.accept_at(1, position) for position in range(50)]
-
-    assert all(len(set(eases[start : start + 5])) == 1 for start in range(0, 50, 5))
-    assert len(set(eases)) > 5
-
-
-def test_noise_is_uniform_and_uncorrelated():
-    noise = [uniform(1, 2, index) for index in range(4000)]
-
-    assert mean(noise) == pytest.approx(0.5, abs=0.02)
-    assert mean((value - 0.5) ** 2 for value in noise) == pytest.approx(1 / 12, rel=0.05)
-    assert mean((one - 0.5) * (next - 0.5) for one, next in pairwise(noise)) == pytest.approx(0.0, abs=0.005)
-
-
 @pytest.mark.parametrize(
     "law",
     [
@@ -164,13 +147,6 @@ def test_a_recorded_run_returns_the_guesses_and_the_tokens(tmp_path):
 def claims_and_truth(candidates, truth):
     """Without the names of the wrong tokens, which depend on the node."""
     return [*candidates.probabilities], [token == truth for token in candidates.tokens]
-
-
-@pytest.mark.thorough
-def test_nearly_every_position_of_a_recorded_run_is_known(tmp_path):
-    recorded_run(tmp_path / "run.jsonl")
-
-    assert coverage(read_trace(tmp_path / "run.jsonl")) > 0.9
 
 
 @pytest.mark.thorough

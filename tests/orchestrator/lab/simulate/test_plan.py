@@ -33,7 +33,7 @@ from orchestrator.lab.simulate.prediction.sweep import (
     with_draft_step,
     with_target_step,
 )
-from orchestrator.machine.profiles.device_profiles import calibration_file, load_profile, profile_names
+from orchestrator.machine.profiles.device_profiles import load_profile, profile_names
 from protocol.errors import InputError, PipelineError
 from protocol.worker.pacing import DevicePace
 
@@ -107,11 +107,6 @@ def test_a_baseline_whose_acceptance_is_unknown_is_left_out():
     unknown = scenario(acceptance=AcceptanceModel(accept=0.6), temperature=1.0)
 
     assert not any(name.startswith(BASELINE_NAME) for name in speeds(predict(unknown)))
-
-
-@pytest.mark.thorough
-def test_predictions_are_the_same_twice():
-    assert predict(scenario(seed=3)) == predict(scenario(seed=3))
 
 
 @pytest.mark.thorough
@@ -226,16 +221,6 @@ def test_the_command_sweeps():
     assert found["unit"] == "ms each way"
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("arguments", [(), ("--sweep", "draft-tokens", "--values", "1,2")], ids=["plan", "sweep"])
-def test_the_command_draws(tmp_path, arguments):
-    picture = tmp_path / "plan.png"
-    result = command("--temperature", "0", "--plot", str(picture), *arguments)
-
-    assert result.exit_code == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -272,42 +257,6 @@ def test_this_mac_has_to_be_measured_first(tmp_path, monkeypatch):
 
     assert isinstance(error, InputError)
     assert "launch-pipeline calibrate" in str(error)
-
-
-@pytest.mark.thorough
-def test_this_mac_is_what_was_measured(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calibration_file().parent.mkdir(parents=True)
-    calibration_file().write_text(
-        """
-        name = "mine"
-        description = "a machine"
-        both_busy = { factor = 1.0, source = "measured" }
-        [target]
-        prefill = { tokens_per_second = 100.0, source = "measured" }
-        steps = [{ width = 1, milliseconds = 50.0, source = "measured" }]
-        [draft]
-        prefill = { tokens_per_second = 100.0, source = "measured" }
-        steps = [{ width = 1, milliseconds = 5.0, source = "measured" }]
-        [draft_on_target_device]
-        prefill = { tokens_per_second = 100.0, source = "measured" }
-        steps = [{ width = 1, milliseconds = 5.0, source = "measured" }]
-        """
-    )
-    found = json.loads(command("--this-mac", "--json", "--temperature", "0").stdout)
-
-    assert found["profile"] == "mine"
-    assert found["plans"][0]["predictions"][0]["tokens_per_second"] == pytest.approx(20.0)
-
-
-def test_a_pace_is_stretched_whole():
-    pace = DevicePace(steps=((1, 0.01),), prefill_rate=100.0)
-    slower = with_draft_step(
-        scenario(devices=Devices(target=pace, draft=pace, baseline_draft=pace)), 20.0
-    ).devices.draft
-
-    assert slower.prefill(50) == pytest.approx(2 * pace.prefill(50))
 
 
 @pytest.mark.thorough

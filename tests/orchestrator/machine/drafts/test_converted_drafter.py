@@ -6,14 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.examine import carry_out
 from draft_worker.engines import coreml
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.runtime.doctor.models import draft_finding
-from protocol.contracts.coreml.examination import ExaminationOrder
 from protocol.contracts.engines import AUTO
-from protocol.errors import InputError
 from protocol.messages.features import FeatureForm
 from tests.support.models.drafter_packages import TARGET_LAYERS, setup, write_drafter
 from tests.support.models.trained_drafters import WIDTH, write_target
@@ -69,10 +66,3 @@ def test_doctor_says_what_the_folder_is(root: Path, target: bool):
     finding = draft_finding(str(root / "package"), str(root / "target") if target else None)
 
     assert (finding.status, "package of a trained drafter" in finding.text) == ("ok", True)
-
-
-def test_the_examination_says_that_it_knows_no_drafters(root: Path, tmp_path: Path):
-    order = ExaminationOrder(folder=str(root / "package"), stage="golden", golden=str(tmp_path / "golden.npz"))
-
-    with pytest.raises(InputError, match="can't be examined yet"):
-        list(carry_out(order, lambda *_: pytest.fail("nothing is opened")))

@@ -25,7 +25,7 @@ from orchestrator.machine.drafts.shipped_drafts import (
     whole_draft,
 )
 from protocol.contracts.head_tokens import HEAD_TOKENS
-from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from tests.support.models.packed_drafts import HEAD, pack, packed, target, trained
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -156,14 +156,6 @@ def fetched(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
-def test_the_default_target_gets_its_own_draft(fetched: Path):
-    draft = shipped_draft(fetched)
-
-    assert draft is not None
-    assert default_draft() == DefaultDraft(draft)
-    assert tokenizer_fingerprint(draft) == tokenizer_fingerprint(fetched)
-
-
 def test_the_demo_draft_serves_targets_with_its_tokenizer_and_a_copy_of_the_default_target_gets_no_draft(
     fetched: Path, tmp_path: Path
 ):
@@ -189,14 +181,6 @@ def test_the_shipped_draft_has_the_default_targets_shape_and_no_embedding():
     assert {name.split(".")[2] for name in names if "layers" in name} == {
         str(layer) for layer in range(config["num_hidden_layers"])
     }
-
-
-def test_the_shipped_drafts_head_names_ascending_tokens():
-    tokens = np.load(packed_draft() / HEAD_TOKENS)
-
-    assert tokens.dtype == np.int32
-    assert (np.diff(tokens) > 0).all()
-    assert 0 <= tokens[0] <= tokens[-1] < VOCABULARY
 
 
 def test_the_shipped_draft_is_small_and_names_its_sources():

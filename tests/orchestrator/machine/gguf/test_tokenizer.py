@@ -8,7 +8,6 @@ import pytest
 
 from orchestrator.machine.gguf.container import GgufFile
 from orchestrator.machine.gguf.folder import write_tokenizer
-from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 from tests.support.models.gguf_files import CHAT_TEMPLATE, END, START, vocabulary
@@ -90,17 +89,6 @@ def test_merges_are_used_and_control_tokens_are_found_in_a_text_and_make_none(tm
 )  # fmt: skip
 def test_a_text_begins_with_bos_where_the_model_was_trained_so(tmp_path: Path, settings: dict[str, Any], begins: bool):
     assert (codec(tmp_path, **settings).encode("hello")[0] == START) is begins
-
-
-def test_the_chat_template_comes_along(tmp_path: Path):
-    found = codec(tmp_path)
-    template = ChatTemplate(tmp_path, found)
-
-    assert template.own
-    assert (
-        template.tokens([{"role": "user", "content": "hello"}]) == [START, 260, END, START]
-        or template.text([{"role": "user", "content": "hello"}]) == "<|start|>hello<|end|><|start|>"
-    )
 
 
 def test_sentence_piece_merges_by_score(tmp_path: Path):

@@ -1,10 +1,7 @@
 """Laws of recommended pairs: they go together, are measured against this machine, and are picked by one word."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -13,19 +10,17 @@ import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
 
-from orchestrator import SamplingParams
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
-from orchestrator.cli.options import draft_engine_option, pair_option
+from orchestrator.cli.pipeline_options import draft_engine_option, pair_option
 from orchestrator.lab.calibration.calibrate import to_toml
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction import gains as simulated
 from orchestrator.lab.simulate.prediction.plan import Scenario, plain
 from orchestrator.lab.simulate.prediction.plan import simulated as predicted
 from orchestrator.machine.pairs.expectations import fits, forecast, gains, kept_tokens, memory, tokenizers, weights_in
-from orchestrator.machine.pairs.recommended_pairs import draft_beside, pairs
+from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
-from tests.conftest import Reference
 from tests.support.paths import ROOT
 
 GIB = 1 << 30
@@ -216,33 +211,3 @@ def test_an_engine_without_a_model_leaves_the_pair_s_draft_alone(engine: str, dr
     found = CliRunner().invoke(models, ["--pair", "qwen2.5-3b", "--draft-engine", engine], catch_exceptions=False)
 
     assert found.output.strip() == f"{PAIR.target.id} {draft}"
-
-
-@pytest.mark.thorough
-def test_a_pair_that_was_downloaded_is_run(tmp_path: Path, reference: Reference):
-    environment = {**os.environ, "HF_HUB_CACHE": str(hub(tmp_path)), "HF_HUB_OFFLINE": "1"}
-    arguments = ("generate", "import os", "--pair", "qwen2.5-3b", "--max-tokens", "8")
-    out = subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli.app", *arguments],
-        env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-
-    assert out.stdout == reference("import os", SamplingParams(max_tokens=8)).text + "\n", out.stderr
-
-
-def test_the_pairs_with_a_trained_drafter_say_its_kind_licence_and_source():
-    trained = {name: pair for name, pair in pairs().items() if pair.draft.kind is not None}
-
-    assert {"qwen3-4b-dspark", "qwen3-8b-dspark", "qwen3-14b-dspark", "qwen3-32b-eagle3"} <= trained.keys()
-    for name, pair in trained.items():
-        assert pair.draft.licence, name
-        assert "https://" in pair.draft.source, name
-        assert name.endswith(str(pair.draft.kind)), name
-        assert tokenizers(pair) == (True, False), name
-        assert memory(pair, False, core_ml=True) == memory(pair, False), name
-
-
-def test_a_language_model_is_still_what_a_target_is_told_to_take():
-    beside = {pair.target.id: draft_beside(pair.target.id) for pair in pairs().values()}
-
-    assert beside["mlx-community/Qwen3-8B-4bit"] == "mlx-community/Qwen3-0.6B-4bit"

@@ -12,7 +12,6 @@ from orchestrator.runtime.doctor.doctor import (
     macos_version,
     metal_kernels,
     metal_wheel_target,
-    newest_target,
     reinstall,
 )
 from protocol.security.addresses import Endpoint
@@ -48,11 +47,6 @@ def test_on_macos_a_program_that_may_is_fine_and_warned_of_others():
     assert "launchd agent, may be refused" in finding.text
 
 
-def test_other_systems_are_not_queried():
-    assert local_network("192.168.1.5", "linux", forbidden).status == "ok"
-    assert local_network(None, "darwin", forbidden).status == "ok"
-
-
 def test_a_join_line_names_the_bound_host_unless_that_means_any():
     assert reachable_host(Endpoint("192.168.1.5", 1)) == "192.168.1.5"
     assert reachable_host(Endpoint("0.0.0.0", 1)) not in ("0.0.0.0", "")
@@ -86,11 +80,6 @@ def test_the_wheel_names_the_macos_that_it_was_built_for(tmp_path: Path, monkeyp
 
     assert metal_wheel_target() == 15
     assert importlib.metadata.version("mlx-metal") == "0.32.4"
-
-
-def test_a_tag_without_a_macos_names_none():
-    assert newest_target(["py3-none-any"]) is None
-    assert newest_target(["py3-none-macosx_14_0_arm64", "py3-none-macosx_26_0_arm64"]) == 26
 
 
 def test_macos_is_asked_for_its_true_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

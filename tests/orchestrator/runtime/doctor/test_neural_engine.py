@@ -22,13 +22,12 @@ from orchestrator.machine.check import Check
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
 from orchestrator.machine.models.checkpoints import demo_model
-from orchestrator.machine.neural_engine.examination import Limits, StageOutcome, examine
+from orchestrator.machine.neural_engine.examination import Limits, StageOutcome
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.runtime.doctor.models import examined
 from protocol.contracts.coreml.examination import (
     Agreed,
     ExaminationOrder,
-    Loaded,
     Loading,
     Placed,
     Predicted,
@@ -37,8 +36,7 @@ from protocol.contracts.coreml.examination import (
     Units,
     Written,
 )
-from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem, package_fingerprint, record, recorded
-from protocol.errors import InputError
+from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem, record, recorded
 from tests.support.models.coreml_programs import converted_demo
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -131,25 +129,6 @@ def test_a_plan_that_can_not_be_had_is_a_warning(monkeypatch: pytest.MonkeyPatch
     assert [finding.status for finding in findings if finding.name == "compute plan"] == ["warn"]
 
 
-@pytest.mark.thorough
-def test_a_rehearsal_goes_through_all_stages_and_leaves_no_verdict():
-    stages: list[str] = []
-    findings = examined(str(converted_demo()), "executor", predicts=6, on_stage=stages.append)
-
-    assert len(stages) == 4
-    assert failures(findings) == []
-    assert "rehearsal" in findings[-1].text
-    assert recorded(place_of(converted_demo())) is None
-
-
-@pytest.mark.thorough
-def test_without_the_executors_logits_nothing_else_is_tried(tmp_path: Path):
-    outcomes = examine(tmp_path, "executor", predicts=3)
-
-    assert [outcome.ending for outcome in outcomes] == ["broken"]
-    assert "convert" in outcomes[0].text
-
-
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a Neural Engine")
 def test_where_there_is_none_the_command_says_so_and_ends_well():
     command = [sys.executable, "-m", "orchestrator.cli.app", "doctor", "--neural-engine", "--json"]
@@ -220,14 +199,6 @@ def test_a_device_that_misbehaves_is_found_out(behaviour: str, words: str, tmp_p
     assert chosen(verdict) == "mlx"
 
 
-@pytest.mark.thorough
-def test_a_device_that_does_its_work_is_not_accused(tmp_path: Path):
-    findings, verdict = judge(outcomes("honest", tmp_path), PLACE)
-
-    assert failures(findings) == []
-    assert chosen(verdict) == "coreml"
-
-
 # Judging -------------------------------------------------------------------------------------------
 
 
@@ -284,14 +255,6 @@ def test_a_failure_that_lasts_decides_beside_one_that_may_not():
     assert chosen(verdict) == "mlx"
 
 
-@pytest.mark.thorough
-def test_each_function_is_reported_before_and_after_its_load(tmp_path: Path):
-    reports = [report for outcome in outcomes("honest", tmp_path) for report in outcome.reports]
-    loads = [report.width for report in reports if isinstance(report, Loading | Loaded)]
-
-    assert loads == 2 * [None, 1, 1, 8, 8, 32, 32]
-
-
 # The verdict ---------------------------------------------------------------------------------------
 
 
@@ -302,21 +265,6 @@ def test_a_verdict_is_found_again_at_its_own_place_alone():
     assert recorded(PLACE) == verdict
     for changes in ({"system": "macOS 25A2"}, {"chip": "Apple M8"}, {"package": "0" * 64}):
         assert recorded(msgspec.structs.replace(PLACE, **changes)) is None
-
-
-def test_a_verdict_that_can_not_be_read_is_none():
-    file = record(EngineVerdict(place=PLACE, choice="coreml", reason="fine"))
-    file.write_bytes(b"{")
-
-    assert recorded(PLACE) is None
-
-
-@pytest.mark.thorough
-def test_packages_that_differ_have_other_fingerprints(tmp_path: Path):
-    assert package_fingerprint(converted_demo()) == package_fingerprint(converted_demo())
-    assert package_fingerprint(converted_demo()) != package_fingerprint(converted_demo("int8"))
-    with pytest.raises(InputError, match=r"holds no model\.mlpackage"):
-        package_fingerprint(tmp_path)
 
 
 @pytest.mark.parametrize("draft", [demo_model("draft"), None])

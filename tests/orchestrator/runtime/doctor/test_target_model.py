@@ -3,18 +3,17 @@
 import json
 import subprocess
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.machine.models.levels import MEANINGS, level_note
+from orchestrator.machine.models.levels import MEANINGS
 from orchestrator.runtime.doctor import models
 from orchestrator.runtime.doctor.models import described, target_finding
 from protocol.contracts.model_report import ModelRefusal, ModelReport
-from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Level
 from target_worker.model_examination import examine
 from tests.support.paths import DEMO_TARGET
@@ -57,16 +56,6 @@ def test_whether_a_drafter_can_read_its_states_is_told(layers: int, words: str):
     assert words in found.text
 
 
-def test_the_report_is_that_of_the_loaded_model(monkeypatch: pytest.MonkeyPatch):
-    model = LanguageModel.load(DEMO_TARGET)
-    model.level, model.level_reason = "plain", "a reason"
-    monkeypatch.setattr(LanguageModel, "load", lambda folder: model)
-
-    assert examine(DEMO_TARGET) == ModelReport(
-        architecture="llama", level="plain", reason="a reason", joins=True, recorded_layers=6, context=model.context
-    )
-
-
 def test_a_model_that_can_not_be_loaded_is_told_with_its_sentence(tmp_path: Path):
     for file in DEMO_TARGET.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -104,8 +93,3 @@ def test_a_process_that_crashes_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch
 
 def test_a_target_in_the_environment_does_not_replace_the_examination_of_the_machine():
     assert len(asked(LAUNCH_PIPELINE_TARGET=str(DEMO_TARGET))) > 5
-
-
-def test_every_level_has_words_and_only_the_highest_needs_no_note():
-    assert set(MEANINGS) == set(get_args(Level))
-    assert [level for level in MEANINGS if not level_note(level)] == ["tree"]

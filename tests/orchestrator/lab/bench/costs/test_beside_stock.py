@@ -8,10 +8,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli.commands.measurements import bench as command
 from orchestrator.cli.commands.measurements.bench import bench
-from orchestrator.lab.bench.forwards import Built, ComparisonOrder, Sampled, figures_of, findings, measure
-from orchestrator.lab.findings import Listener
-from protocol.errors import PipelineError
-from tests.support.shown import shown
+from orchestrator.lab.bench.forwards import Built, ComparisonOrder, Sampled, figures_of
 
 BUILT = Built(kind="delta", architecture="qwen3_5", level="tree", parameters=290_000_000)
 
@@ -63,22 +60,3 @@ def test_the_command_measures_random_models_in_a_process(monkeypatch: pytest.Mon
             assert figures["milliseconds"] > 0.0
             assert figures["chain"]["median"] > 0.0
             assert (figures["tree"] is not None) == (one["kind"] == "delta" and width == "4")
-
-
-def test_every_kind_has_a_row_a_width():
-    order = ComparisonOrder(widths=(2, 8), samples=6)
-    found = findings([figures_of(BUILT, [sampled(100.0, 101.0, 110.0, 2.0)] * 6)], order)
-    lines = shown(found).splitlines()
-
-    named = "delta qwen3_5, 290M tree"
-    chain, tree, undo = (f"{each} ({each} to {each})" for each in ("1.01", "1.10", "2.0%"))
-    assert " ".join(lines[1].split()) == f"{named} 2 100.0 {chain} {undo}"
-    assert " ".join(lines[2].split()) == f"{named} 8 200.0 {chain} {tree} {undo}"
-    assert found.figures["results"][0]["missed"] == []
-    assert found.checks == ()
-
-
-@pytest.mark.thorough
-def test_a_process_that_fails_is_an_error_with_its_last_line():
-    with pytest.raises(PipelineError, match=r"comparison of forwards ended unexpectedly.*ValueError"):
-        measure(ComparisonOrder(size="tiny", kinds=("attention",), context=0), Listener())

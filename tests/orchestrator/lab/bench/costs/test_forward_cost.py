@@ -34,15 +34,6 @@ def test_errors_that_balance_leave_the_line_and_give_the_deviation():
     assert line.deviation == pytest.approx(0.001)
 
 
-def test_a_noisy_line_is_recovered_within_its_noise():
-    random = np.random.default_rng(1)
-    times = {width: 0.02 + 0.001 * width + random.normal(0.0, 1e-5) for width in range(1, 65)}
-
-    line = least_squares(times)
-
-    assert (line.fixed, line.marginal) == (pytest.approx(0.02, abs=2e-5), pytest.approx(0.001, abs=1e-6))
-
-
 def test_the_share_is_the_rate_of_the_weights_over_the_rate_of_the_stream():
     cost = ForwardCost(model="target", seconds={1: 0.05, 2: 0.06}, weights=400_000_000, bandwidth=10e9)
 

@@ -1,6 +1,5 @@
 """Laws of the bench's pictures: what is drawn follows from the rows, and a sweep has a point and a whisker a K."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from orchestrator.lab.bench.figures import rows
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.strategies import findings
 from orchestrator.lab.findings import Findings, Panel
-from orchestrator.lab.report import draw, looks_of, picture
+from orchestrator.lab.report import draw, looks_of
 from tests.support.bench_measurements import measurement
 
 _NAMES = ["mlx-lm", "mlx-lm K=1", "mlx-lm K=2", "ar", "ssd K=1", "ssd K=2", "ssd K=4", "adaptive"]
@@ -60,16 +59,6 @@ def test_a_sweep_over_k_has_a_point_a_k_for_every_line():
     assert bounds == [pytest.approx(tuple(each)) for each in quartiles]
 
 
-def test_contenders_without_a_k_are_levels_in_the_sweep():
-    _, (sweep,) = _found(_rows()).panels
-    axes = _drawn(sweep)
-
-    _, labels = axes.get_legend_handles_labels()
-    assert {"mlx-lm, no K", "ar, no K", "adaptive, no K"} <= set(labels)
-    assert axes.get_xlabel() == "K, draft tokens a round"
-    assert axes.get_ylabel() == "tokens/s"
-
-
 def test_a_wrong_contender_has_no_point_and_no_bar():
     (bars,), (sweep,) = _found(_rows(wrong="ssd K=2")).panels
 
@@ -86,22 +75,3 @@ def test_a_sweep_over_temperature_has_the_paired_ratio_to_plain_decoding_and_its
     line, *_ = curves["adaptive"]
     assert line.get_xdata().tolist() == [0.0, 0.7, 1.0]
     assert line.get_ydata().tolist() == pytest.approx([1.7, 1.7, 1.7])
-
-
-def test_one_number_of_draft_tokens_is_no_sweep():
-    assert len(_found([row for row in _rows() if row.draft_tokens in (None, 2)]).panels) == 1
-
-
-def test_a_line_has_one_look_and_no_two_of_ours_the_same():
-    looks = looks_of([panel for group in _found(_rows((0.0, 1.0))).panels for panel in group])
-
-    assert set(looks) == {"mlx-lm", "ar", "ssd", "adaptive"}
-    assert len({look["color"] for look in looks.values()}) == len(looks)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("temperatures", [(0.0,), (0.0, 1.0), (0.0, 0.3, 0.7, 1.0)])
-def test_every_sweep_is_one_picture(tmp_path: Path, temperatures: tuple[float, ...]):
-    picture(_found(_rows(temperatures)), tmp_path / "sweep.png")
-
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")

@@ -15,7 +15,6 @@ import pytest
 from orchestrator.lab.first_light.measurements import energy
 from orchestrator.lab.first_light.needs import RAPL
 from orchestrator.lab.first_light.power_meter import (
-    COMMAND,
     PlistStream,
     Powermetrics,
     PowerSample,
@@ -103,13 +102,6 @@ def test_a_refused_password_is_told_at_once():
     os.close(writing)
 
     assert not meter.ready(5.0)
-
-
-def test_the_command_has_options_of_the_manual_and_ends_by_itself():
-    options = [word for word in COMMAND if word.startswith("-")]
-
-    assert options == ["-n", "--samplers", "-i", "-n", "-b", "-f"]
-    assert int(COMMAND[COMMAND.index("-b") - 1]) > 0
 
 
 class Talker:
