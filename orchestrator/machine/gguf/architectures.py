@@ -569,14 +569,14 @@ def arrays_of(file: GgufFile, config: Mapping[str, Any], tensor: GgufTensor) -> 
 def _laid(architecture: Architecture, config: Mapping[str, Any], full: str, tensor: GgufTensor) -> Laid:
     """`full`: the tensor's name within its layer."""
     kind = full.split(".")[0]
-    if kind in ("shortconv", "ssm_conv1d") and ".conv" in f".{full}" and len(tensor.shape) > 1:
+    if full in ("shortconv.conv.weight", "ssm_conv1d.weight"):
         # A convolution has one channel a group.
         return Laid((*tensor.shape, 1), _value_heads(architecture, config, kind, len(tensor.rows)))
     if kind == "ssm_out":
         return Laid(tensor.shape, columns=_value_heads(architecture, config, kind, tensor.shape[-1]))
     if kind == "ssm_a":
         heads = _value_heads(architecture, config, kind, len(tensor.rows))
-        return Laid(tensor.shape, heads, lambda decay: np.log(-decay))
+        return Laid(tensor.shape, heads, value=lambda decay: np.log(-decay))
     if kind in _VALUE_HEADS:
         return Laid(tensor.shape, _value_heads(architecture, config, kind, len(tensor.rows)))
     if kind == "ffn_gate_inp_shexp":

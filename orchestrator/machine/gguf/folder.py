@@ -151,10 +151,12 @@ def _listed_merges(file: GgufFile) -> list[tuple[str, str]]:
 def _sentence_piece(file: GgufFile, tokens: list[str]) -> Tokenizer:
     vocabulary = {token: id for id, token in enumerate(tokens)}
     unknown = token_id(file, "unknown")
+    listed = file.metadata["tokenizer.ggml.model"] == "gemma4"
+    merges = _listed_merges(file) if listed else _merges(vocabulary, file.metadata["tokenizer.ggml.scores"])
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary,
-            merges=_listed_merges(file) or _merges(vocabulary, file.metadata["tokenizer.ggml.scores"]),
+            merges=merges,
             unk_token=tokens[unknown] if unknown is not None else None,
             fuse_unk=True,
             byte_fallback=True,

@@ -386,7 +386,9 @@ CASES = {
         {"norm_topk_prob": True, "use_qk_norm": True, "routed_scaling_factor": 2.5},
         laid=biased,
     ),
-    "gemma4": Case("gemma4_text", GEMMA4, windows, {"attention_k_eq_v": True}, laid=gemma4),
+    "gemma4": Case(
+        "gemma4_text", GEMMA4, windows, {"attention_k_eq_v": True, "vocab_size_per_layer_input": 272}, laid=gemma4
+    ),
     "gemma4, dense": Case(
         "gemma4_text",
         GEMMA4,
