@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
+from protocol.inference.device import compute
 from protocol.inference.layer_cache import FoldingCache, LayerCache, RowCache
 from protocol.inference.tree_sequence import TreeSequence
 
@@ -25,6 +27,11 @@ class FilePart(NamedTuple):
     arrays: dict[str, mx.array]
     plain: dict[str, Plain]
     """What a state holds beside arrays."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
 
     def encoded(self) -> bytes:
         """In the format of safetensors, computed now."""
@@ -116,8 +123,25 @@ def resting_places(sequence: TreeSequence, prompt: int) -> list[int]:
     return found if all(_fits(cache.state(place)) for cache in folding for place in found[:1]) else []
 
 
-def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Sequence[FilePart], rest: FilePart) -> None:
-    """Let the empty sequence hold these committed tokens, from their whole chunks and what was `behind` them."""
+def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Iterable[FilePart], rest: FilePart) -> None:
+    """Let the empty sequence hold these committed tokens, from their whole chunks and what was `behind` them. The
+    chunks are taken one after the other, and none is held."""
+    full = {
+        f"{index}.{half}"
+        for index, cache in enumerate(sequence.caches)
+        if _is_full(cache)
+        for half in ("keys", "values")
+    }
+    joined, end = dict[str, mx.array](), 0
+    for part in chain(chunks, (rest,)):
+        begin = end
+        for name in full & part.arrays.keys():
+            rows = part.arrays[name]
+            end = begin + rows.shape[2]
+            if name not in joined:
+                joined[name] = mx.zeros((*rows.shape[:2], len(tokens), rows.shape[3]), rows.dtype)
+            joined[name][:, :, begin:end] = rows
+        compute(joined)
     for index, cache in enumerate(sequence.caches):
         if isinstance(cache, FoldingCache):
             prefix = f"{index}.state."
@@ -125,13 +149,10 @@ def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Sequence[FileP
             state = [(name.removeprefix(prefix), leaf) for name, leaf in leaves.items() if name.startswith(prefix)]
             cache.resume(len(tokens), tree_unflatten(state))
         elif isinstance(cache, RowCache):
-            keys, values = (
-                [part.arrays[name] for part in (*chunks, rest) if (name := f"{index}.{half}") in part.arrays]
-                for half in ("keys", "values")
-            )
-            if keys:
-                joined = mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
-                cache.adopt(*joined, first=len(tokens) - joined[0].shape[2])
+            held = joined if _is_full(cache) else rest.arrays
+            if f"{index}.keys" in held:
+                keys, values = held[f"{index}.keys"], held[f"{index}.values"]
+                cache.adopt(keys, values, first=len(tokens) - keys.shape[2])
     mx.eval([cache.arrays for cache in sequence.caches])
     sequence.resumed(tokens)
 
