@@ -493,6 +493,25 @@ def test_experts_in_mxfp4_stay_packed(tmp_path: Path):
     assert packed.model.layers[1].mlp.experts.up_proj.mode == "mxfp4"
 
 
+def test_packed_columns_are_put_in_order_by_groups(tmp_path: Path):
+    """Of the projection behind a linear attention's heads."""
+    model = written(tmp_path / "model.gguf", "qwen35", {"ssm_out": "Q8_0"})
+
+    ours = converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+    packed, _ = load_network(tmp_path / "folder")
+    assert packed.layers[0].linear_attn.out_proj.bits == 8
+    weights = (each.layers[0].linear_attn.out_proj.weight for each in (ours, model))
+    assert np.allclose(*weights, atol=0.01)
+
+
+def test_packed_heads_that_are_no_whole_groups_are_refused(tmp_path: Path):
+    written(tmp_path / "model.gguf", "qwen35moe", {"ssm_out": "Q8_0"})
+
+    with pytest.raises(InputError, match="no multiple of 32"):
+        converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_model_in_several_files_is_read_from_any_of_them(tmp_path: Path, place: int):
     model = written(tmp_path / "model.gguf", "granite", parts=20)
@@ -527,7 +546,11 @@ def test_the_way_of_splitting_text_follows_the_architecture_where_a_file_does_no
 
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [("glm4", "glm4.rope.dimension_sections", [8, 4, 4, 0]), ("gemma3", "gemma3.final_logit_softcapping", 30.0)],
+    [
+        ("glm4", "glm4.rope.dimension_sections", [8, 4, 4, 0]),
+        ("gemma3", "gemma3.final_logit_softcapping", 30.0),
+        ("glm4moe", "glm4moe.rope.scaling.type", "yarn"),
+    ],
 )
 def test_what_mlx_lm_does_not_compute_is_refused(tmp_path: Path, name: str, key: str, value: object):
     written(tmp_path / "model.gguf", name, metadata={key: value})
