@@ -35,6 +35,14 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CASELESS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CASELESS}|\p{{N}}|{_REST}"
 _QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
     r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -76,6 +84,7 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(
         ("deepseek-v3", "deepseek-r1"), _by(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3)
     ),
+    "deepseek-llm": _by(*_DEEPSEEK_LLM),
     "tekken": _by(_TEKKEN),
 }
 """By llama.cpp's name of the kind, with its regular expressions."""

@@ -21,7 +21,10 @@ TEXTS = (
     "a_b::c(d) {e}",
     "",
 )
-PRE = ["gpt-2", "smollm", "starcoder", "llama-bpe", "qwen2", "tekken", "gpt-4o", "command-r"]
+PRE = [
+    *("gpt-2", "smollm", "starcoder", "llama-bpe", "qwen2", "tekken", "gpt-4o", "command-r", "qwen35"),
+    *("deepseek-llm", "deepseek-v3"),
+]
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 
 
@@ -67,7 +70,11 @@ def test_every_text_survives(tmp_path: Path, pre: str, text: str):
     assert found.decode(found.encode(text, special=False)) == text
 
 
-@pytest.mark.parametrize(("pre", "whole"), [("smollm", False), ("qwen2", False), ("llama-bpe", True), ("gpt-2", True)])
+@pytest.mark.parametrize(
+    ("pre", "whole"),
+    [("smollm", False), ("qwen2", False), ("qwen35", False), ("deepseek-llm", False), ("llama-bpe", True),
+     ("gpt-2", True), ("deepseek-v3", True)],
+)  # fmt: skip
 def test_the_pre_tokenizer_decides_whether_digits_stay_together(tmp_path: Path, pre: str, whole: bool):
     assert (len(codec(tmp_path, pre=pre).encode("12", special=False)) == 1) is whole
 
@@ -101,6 +108,20 @@ def test_the_chat_template_comes_along(tmp_path: Path):
         template.tokens([{"role": "user", "content": "hello"}]) == [START, 260, END, START]
         or template.text([{"role": "user", "content": "hello"}]) == "<|start|>hello<|end|><|start|>"
     )
+
+
+def test_gemma_4_merges_by_its_list(tmp_path: Path):
+    """Its scores say nothing."""
+    merges = ["h e", "l l", "ll o", "he llo", "▁ h"]
+    words = ["▁", "h", "e", "l", "o", "▁h", "ll", "he", "llo", "hello", "▁hello"]
+    listed = {"tokens": PIECES + words, "scores": [0.0] * (len(PIECES) + len(words)), "merges": merges}
+    types = {"token_type": [2, 3, 3, *([6] * 256), *([1] * len(words))], "add_space_prefix": False}
+
+    found = sentence_piece(tmp_path, model="gemma4", **listed, **types)
+
+    tokens = found.encode(" hello")
+    assert [found._tokenizer.id_to_token(id) for id in tokens[1:]] == ["▁", "hello"]
+    assert found.decode(found.encode("hello\n é hello")) == "hello\n é hello"
 
 
 def test_sentence_piece_merges_by_score(tmp_path: Path):
