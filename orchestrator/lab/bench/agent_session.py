@@ -40,6 +40,8 @@ _WORDS = range(5, 400)
 """Token ids."""
 _TOLERANCE = 1.05
 """Of the budget, that may be taken."""
+_FILES = 3
+"""Of the disk cache, that are made and written at once."""
 _SHORT, _BLOCK = 32, 256
 """Tokens that may be read again: behind the place of a recurrent state, and of a file of the disk cache."""
 
@@ -152,7 +154,8 @@ def measure_session(shape: str, watch: Watch, *, first: int, turns: int) -> Find
         room = alone + budget
         watch.begin(turns + 2, "the turns")
         measured = list(_turns(lambda: _pipeline(target, room, first), Session(first, turns), watch.finished))
-    return session_findings(shape, measured, budget)
+    # Files that are made for the disk are not scaled.
+    return session_findings(shape, measured, budget, int(budget * _TOLERANCE) + _FILES * kv_bytes(shape, _BLOCK))
 
 
 def _pipeline(target: Path, room: int, first: int) -> Pipeline:
@@ -203,16 +206,16 @@ _FIELDS: tuple[Field[SessionTurn], ...] = (
 )
 
 
-def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int) -> Findings:
-    """A row a turn; a check warns where tokens were read again, or more memory was taken than `budget`."""
+def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int, most: int) -> Findings:
+    """A row a turn; a check warns where tokens were read again, or KV and its copy took more than `most` bytes."""
     again = [
         Check(f"{turn.kind}, {turn.prompt:,} tokens", "warn", f"{turn.read_again:,} tokens were read again")
         for turn in turns
         if turn.read_again > (_BLOCK if turn.kind == RESTART else _SHORT)
     ]
-    most = max((turn.target + turn.shared_memory for turn in turns), default=0)
-    if most > budget * _TOLERANCE:
-        again.append(Check("memory", "warn", f"KV and its copy took {most * _MIB:,.0f} MiB at most"))
+    taken = max((turn.target + turn.shared_memory for turn in turns), default=0)
+    if taken > most:
+        again.append(Check("memory", "warn", f"KV and its copy took {taken * _MIB:,.0f} of {most * _MIB:,.0f} MiB"))
     return Findings(
         title=f"a session of an agent, {shape}",
         conditions=(f"{budget * _MIB:,.0f} MiB for the target's KV.", *machine_lines()),
