@@ -16,12 +16,12 @@ from protocol.errors import InputError
 from protocol.inference.device import compute
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.cache_files import CacheFiles, disk_cache_folder, touched
-from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS, DiskReading, KeptPrefixes, parts_name, sealed
+from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS, SEAL_BYTES, DiskReading, KeptPrefixes, parts_name, seal
 from target_worker.disk_cache.snapshot import CHUNK, CacheShape, FilePart, Snapshot, resting_places, resume
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING = 2
+_MOST_WAITING = 1
 """Files that wait to be written."""
 _MOST_COPIED = 256 << 20
 """Bytes of a turn that are copied when its sequence goes on."""
@@ -55,7 +55,7 @@ class DiskCache:
         self._kept: KeptPrefixes | None = None
         self._off = ""
         """Why it is off, until that is told."""
-        self._written: queue.SimpleQueue[tuple[Path, bytes] | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[tuple[Path, memoryview] | None] = queue.SimpleQueue()
         self._asked: queue.SimpleQueue[DiskReading | None] = queue.SimpleQueue()
         self._reading: DiskReading | None = None
         """What the disk is at work on."""
@@ -106,7 +106,7 @@ class DiskCache:
             self._turns.popleft()
             return
         file, content = part
-        self._written.put((file, content.encoded()))
+        self._written.put((file, content.encoded(SEAL_BYTES)))
 
     def read(self, tokens: Sequence[int], beyond: int) -> DiskReading | None:
         """Begin to read what is kept of the first of `tokens`, for a sequence that has `beyond` of them. None if that
@@ -177,13 +177,18 @@ class DiskCache:
 
     def _write(self) -> None:
         while (waiting := self._written.get()) is not None:
-            file, content = waiting
-            if self._kept is None:
-                continue
-            try:
-                self._kept.files.write(file, sealed(file.name, content))
-            except (InputError, OSError) as error:
-                self._disable(_reason(error))
+            self._write_file(*waiting)
+            # Nothing is held while the next file is waited for.
+            del waiting
+
+    def _write_file(self, file: Path, content: memoryview) -> None:
+        if self._kept is None:
+            return
+        try:
+            seal(file.name, content)
+            self._kept.files.write(file, content)
+        except (InputError, OSError) as error:
+            self._disable(_reason(error))
 
     def _disable(self, reason: str) -> None:
         self._kept = None

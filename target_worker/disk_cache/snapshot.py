@@ -33,12 +33,14 @@ class FilePart(NamedTuple):
         """Bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
-    def encoded(self) -> bytes:
-        """In the format of safetensors, computed now."""
+    def encoded(self, room: int) -> memoryview:
+        """So many bytes for the caller, and the format of safetensors, computed now. A large state would otherwise be
+        copied for what stands in front."""
         buffer = io.BytesIO()
+        buffer.write(bytes(room))
         save: Any = mx.save_safetensors
         save(buffer, self.arrays, {"plain": msgspec.json.encode(self.plain).decode()})
-        return buffer.getvalue()
+        return buffer.getbuffer()
 
     @classmethod
     def decoded(cls, content: bytes) -> "FilePart":
