@@ -168,6 +168,8 @@ class TargetWorker:
         sequence, found = self._prompts.next(waiting)
         self._at_work = (sequence.start.sequence,)
         context = sequence.prefilled if found is None else found.tokens
+        if found is not None and found.exclusive:
+            self._disk.settle(found.kv.cache)
         yield from self._prompts.evaluate(sequence, found)
         if found is not None and found.exclusive:
             self._saving.drop(sequence)
@@ -270,6 +272,7 @@ class TargetWorker:
             sequence = self._engine.open(start, processors, found)
             if found is not None and found.exclusive:
                 self._saving.drop(sequence)
+                self._disk.settle(sequence.cache)
         else:
             sequence = self._engine.reopen(earlier, start, processors)
         sequence.seconds = self._clock() - began if sequence.adopted else 0.0

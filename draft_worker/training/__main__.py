@@ -63,7 +63,7 @@ class Process:
         wanted = (*kind.outputs(target, choices.layers), FINAL)
         self._require_possible(target, kind, wanted)
         prompts = Path(order.prompts) if order.prompts else None
-        write_answers(target, prompts, self._work, choices, self._prepared)
+        write_answers(target, prompts, order.ends, self._work, choices, self._prepared)
         outputs = record_states(target, self._work, wanted, self._prepared)
         shards, held_out = Shards(self._work), Shards(self._work / HELD_OUT)
         counts = shards.written(target.vocabulary)

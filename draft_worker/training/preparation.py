@@ -201,8 +201,11 @@ def _owner(path: Path) -> _Owner | None:
         raise InputError(f"{path} is damaged ({error}): pass another folder as --work.") from error
 
 
-def write_answers(target: Target, prompts: Path | None, work: Path, choices: TrainingChoices, report: Report) -> None:
-    """Shards in `work` with at least as many tokens of the target's own, and one of held-out prompts.
+def write_answers(
+    target: Target, prompts: Path | None, ends: tuple[int, ...], work: Path, choices: TrainingChoices, report: Report
+) -> None:
+    """Shards in `work` with at least as many tokens of the target's own, and one of held-out prompts. An answer is over
+    at one of `ends`.
 
     Raises InputError if there are none and no prompts to write them for.
     """
@@ -224,7 +227,7 @@ def write_answers(target: Target, prompts: Path | None, work: Path, choices: Tra
         first = len(_shards(folder))
         mx.random.seed(first)
         # One source for all shards: of texts that are dropped at the end of one, most would be long.
-        found = texts(target.model, _shuffled(chosen, first), target.ends)
+        found = texts(target.model, _shuffled(chosen, first), ends)
         for number in count(first):
             begun = TrainingProgress(stage=stage, done=written, total=max(wanted, written), tokens=written)
             shard = _packed(found, choices, begun, report)

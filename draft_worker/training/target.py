@@ -47,12 +47,6 @@ class Target:
         return model_fingerprint(self.folder)
 
     @property
-    def ends(self) -> tuple[int, ...]:
-        """Tokens that end its answers."""
-        stated = self.config.get("eos_token_id")
-        return tuple(stated) if isinstance(stated, list) else () if stated is None else (stated,)
-
-    @property
     def width(self) -> int:
         return self.norm.shape[0]
 

@@ -32,6 +32,8 @@ class WrittenPrompts(NamedTuple):
     kept: int
     left_out: int
     """Further ones, which are longer than LONGEST_PROMPT."""
+    ends: tuple[int, ...]
+    """Tokens that end the target's answers."""
 
 
 class _Line(msgspec.Struct):
@@ -56,7 +58,7 @@ def write_prompts(files: Iterable[Path], target: Path, out: Path) -> WrittenProm
         out.write_bytes(b"".join(line + b"\n" for line in lines))
     except OSError as error:
         raise InputError(f"{out} can't be written ({error.strerror}): pass another folder.") from error
-    return WrittenPrompts(len(lines), len(found) - len(lines))
+    return WrittenPrompts(len(lines), len(found) - len(lines), tuple(sorted(codec.eos)))
 
 
 def _prompts(file: Path, codec: TextCodec, template: ChatTemplate) -> Iterator[Prompt]:

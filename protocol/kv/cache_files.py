@@ -43,7 +43,7 @@ class CacheFiles:
         self._make()
         self._bytes = _size(root)
 
-    def write(self, file: Path, content: bytes) -> None:
+    def write(self, file: Path, content: bytes | memoryview) -> None:
         """Raises OSError, and InputError for a folder that others can enter."""
         if not (self.folder / _LABEL).exists():
             # The user has cleared the cache.

@@ -13,15 +13,18 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from protocol.errors import InputError
+from protocol.inference.device import compute
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.cache_files import CacheFiles, disk_cache_folder, touched
-from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS, DiskReading, KeptPrefixes, parts_name, sealed
+from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS, SEAL_BYTES, DiskReading, KeptPrefixes, parts_name, seal
 from target_worker.disk_cache.snapshot import CHUNK, CacheShape, FilePart, Snapshot, resting_places, resume
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING = 4
+_MOST_WAITING = 1
 """Files that wait to be written."""
+_MOST_COPIED = 256 << 20
+"""Bytes of a turn that are copied when its sequence goes on."""
 _LAST_SECONDS = 1.5
 """For turns that are not in files yet when the process ends."""
 _PAUSE_SECONDS = 0.01
@@ -35,6 +38,8 @@ class _Turn(NamedTuple):
     memory: int
     """Bytes."""
     parts: Iterator[tuple[Path, FilePart]]
+    sequence: TreeSequence | None
+    """Whose arrays they are; None if they are copies."""
 
 
 class DiskCache:
@@ -50,7 +55,7 @@ class DiskCache:
         self._kept: KeptPrefixes | None = None
         self._off = ""
         """Why it is off, until that is told."""
-        self._written: queue.SimpleQueue[tuple[Path, bytes] | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[tuple[Path, memoryview] | None] = queue.SimpleQueue()
         self._asked: queue.SimpleQueue[DiskReading | None] = queue.SimpleQueue()
         self._reading: DiskReading | None = None
         """What the disk is at work on."""
@@ -84,7 +89,15 @@ class DiskCache:
         chunks, rests = {end - CHUNK: file for end, file in missing[0].items()}, missing[1]
         first = min([len(held), *chunks, *(place - place % CHUNK for place in rests)])
         if chunks or rests:
-            self._turns.append(_Turn(memory, _parts(Snapshot(sequence, first, rests), chunks, rests)))
+            self._turns.append(_Turn(memory, _parts(Snapshot(sequence, first, rests), chunks, rests), sequence))
+
+    def settle(self, sequence: TreeSequence) -> None:
+        """The sequence goes on, and MLX would copy all of its arrays, since turns that wait hold them. The next files
+        of these get copies of their own; the others are kept after the next turn."""
+        for place, turn in enumerate(self._turns):
+            if turn.sequence is sequence:
+                copied = list(_copied(turn.parts, _MOST_COPIED))
+                self._turns[place] = _Turn(sum(part.size for _, part in copied), iter(copied), None)
 
     def step(self) -> None:
         """Compute the contents of the next file."""
@@ -93,7 +106,7 @@ class DiskCache:
             self._turns.popleft()
             return
         file, content = part
-        self._written.put((file, content.encoded()))
+        self._written.put((file, content.encoded(SEAL_BYTES)))
 
     def read(self, tokens: Sequence[int], beyond: int) -> DiskReading | None:
         """Begin to read what is kept of the first of `tokens`, for a sequence that has `beyond` of them. None if that
@@ -108,11 +121,12 @@ class DiskCache:
 
     def resume(self, sequence: TreeSequence, reading: DiskReading) -> int:
         """Let the empty sequence hold what was read; its tokens, 0 if it stays empty."""
-        found = reading.contents
+        found, reading.contents = reading.contents, None
         if found is None:
             return 0
         rest = FilePart({}, {}) if found.rest is None else FilePart.decoded(found.rest)
-        resume(sequence, reading.tokens[: found.tokens], [FilePart.decoded(content) for content in found.chunks], rest)
+        chunks = _decoded(found.chunks)
+        resume(sequence, reading.tokens[: found.tokens], chunks, rest)
         return found.tokens
 
     @property
@@ -163,13 +177,18 @@ class DiskCache:
 
     def _write(self) -> None:
         while (waiting := self._written.get()) is not None:
-            file, content = waiting
-            if self._kept is None:
-                continue
-            try:
-                self._kept.files.write(file, sealed(file.name, content))
-            except (InputError, OSError) as error:
-                self._disable(_reason(error))
+            self._write_file(*waiting)
+            # Nothing is held while the next file is waited for.
+            del waiting
+
+    def _write_file(self, file: Path, content: memoryview) -> None:
+        if self._kept is None:
+            return
+        try:
+            seal(file.name, content)
+            self._kept.files.write(file, content)
+        except (InputError, OSError) as error:
+            self._disable(_reason(error))
 
     def _disable(self, reason: str) -> None:
         self._kept = None
@@ -183,6 +202,24 @@ def _reason(error: InputError | OSError) -> str:
 
 def _missing(files: dict[int, Path]) -> dict[int, Path]:
     return {place: file for place, file in files.items() if not touched(file)}
+
+
+def _decoded(contents: list[bytes]) -> Iterator[FilePart]:
+    """Contents of files, each of which is let go once it is decoded."""
+    contents.reverse()
+    while contents:
+        yield FilePart.decoded(contents.pop())
+
+
+def _copied(parts: Iterator[tuple[Path, FilePart]], most: int) -> Iterator[tuple[Path, FilePart]]:
+    """Computed parts, of so many bytes at most or one."""
+    taken = 0
+    for file, part in parts:
+        taken += part.size
+        if taken > most > 0 and taken > part.size:
+            return
+        compute(part.arrays)
+        yield file, part
 
 
 def _parts(snapshot: Snapshot, chunks: dict[int, Path], rests: dict[int, Path]) -> Iterator[tuple[Path, FilePart]]:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _MAGIC = b"LPKVPART"
 _FORMAT = 1
 _DIGEST_BYTES = 16
+SEAL_BYTES = len(_MAGIC) + _DIGEST_BYTES
 
 LEAST_TOKENS = 256
 """Fewest tokens that are kept, or for which the disk is read."""
@@ -165,21 +166,20 @@ def prefix_names(name: str, tokens: Sequence[int], places: Iterable[int]) -> dic
     return found
 
 
-def sealed(name: str, content: bytes) -> bytes:
-    """With a checksum over it and the file's name."""
-    return _MAGIC + _digest(name, content) + content
+def seal(name: str, content: memoryview) -> None:
+    """Put a checksum over the file's name and all behind it into the first SEAL_BYTES."""
+    content[:SEAL_BYTES] = _MAGIC + _digest(name, content[SEAL_BYTES:])
 
 
 def _checked(name: str, sealed: bytes) -> bytes:
-    """The inverse of `sealed`. Raises PartDamaged."""
-    begin = len(_MAGIC) + _DIGEST_BYTES
-    content = sealed[begin:]
-    if sealed[:begin] != _MAGIC + _digest(name, content):
+    """What is behind the seal. Raises PartDamaged."""
+    content = sealed[SEAL_BYTES:]
+    if sealed[:SEAL_BYTES] != _MAGIC + _digest(name, content):
         raise PartDamaged("it is torn, or of another model (its checksum is wrong).")
     return content
 
 
-def _digest(name: str, content: bytes) -> bytes:
+def _digest(name: str, content: bytes | memoryview) -> bytes:
     return xxhash.xxh3_128(content, seed=xxhash.xxh3_64_intdigest(name.encode())).digest()
 
 

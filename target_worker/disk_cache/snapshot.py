@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
+from protocol.inference.device import compute
 from protocol.inference.layer_cache import FoldingCache, LayerCache, RowCache
 from protocol.inference.tree_sequence import TreeSequence
 
@@ -26,12 +28,19 @@ class FilePart(NamedTuple):
     plain: dict[str, Plain]
     """What a state holds beside arrays."""
 
-    def encoded(self) -> bytes:
-        """In the format of safetensors, computed now."""
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def encoded(self, room: int) -> memoryview:
+        """So many bytes for the caller, and the format of safetensors, computed now. A large state would otherwise be
+        copied for what stands in front."""
         buffer = io.BytesIO()
+        buffer.write(bytes(room))
         save: Any = mx.save_safetensors
         save(buffer, self.arrays, {"plain": msgspec.json.encode(self.plain).decode()})
-        return buffer.getvalue()
+        return buffer.getbuffer()
 
     @classmethod
     def decoded(cls, content: bytes) -> "FilePart":
@@ -116,8 +125,25 @@ def resting_places(sequence: TreeSequence, prompt: int) -> list[int]:
     return found if all(_fits(cache.state(place)) for cache in folding for place in found[:1]) else []
 
 
-def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Sequence[FilePart], rest: FilePart) -> None:
-    """Let the empty sequence hold these committed tokens, from their whole chunks and what was `behind` them."""
+def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Iterable[FilePart], rest: FilePart) -> None:
+    """Let the empty sequence hold these committed tokens, from their whole chunks and what was `behind` them. The
+    chunks are taken one after the other, and none is held."""
+    full = {
+        f"{index}.{half}"
+        for index, cache in enumerate(sequence.caches)
+        if _is_full(cache)
+        for half in ("keys", "values")
+    }
+    joined, end = dict[str, mx.array](), 0
+    for part in chain(chunks, (rest,)):
+        begin = end
+        for name in full & part.arrays.keys():
+            rows = part.arrays[name]
+            end = begin + rows.shape[2]
+            if name not in joined:
+                joined[name] = mx.zeros((*rows.shape[:2], len(tokens), rows.shape[3]), rows.dtype)
+            joined[name][:, :, begin:end] = rows
+        compute(joined)
     for index, cache in enumerate(sequence.caches):
         if isinstance(cache, FoldingCache):
             prefix = f"{index}.state."
@@ -125,13 +151,10 @@ def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Sequence[FileP
             state = [(name.removeprefix(prefix), leaf) for name, leaf in leaves.items() if name.startswith(prefix)]
             cache.resume(len(tokens), tree_unflatten(state))
         elif isinstance(cache, RowCache):
-            keys, values = (
-                [part.arrays[name] for part in (*chunks, rest) if (name := f"{index}.{half}") in part.arrays]
-                for half in ("keys", "values")
-            )
-            if keys:
-                joined = mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
-                cache.adopt(*joined, first=len(tokens) - joined[0].shape[2])
+            held = joined if _is_full(cache) else rest.arrays
+            if f"{index}.keys" in held:
+                keys, values = held[f"{index}.keys"], held[f"{index}.values"]
+                cache.adopt(keys, values, first=len(tokens) - keys.shape[2])
     mx.eval([cache.arrays for cache in sequence.caches])
     sequence.resumed(tokens)
 

@@ -96,6 +96,11 @@ class DiskWork:
         """Why the disk cache was turned off since the last call; empty if it was not."""
         return "" if self._disk is None else self._disk.turned_off()
 
+    def settle(self, cache: TreeSequence) -> None:
+        """Another sequence goes on with this KV of one that ended."""
+        if self._disk is not None:
+            self._disk.settle(cache)
+
     def keep(self, sequence: TargetSequence) -> None:
         """Keep an ended sequence."""
         if self._disk is not None:

@@ -109,11 +109,13 @@ def train_draft(
     folder = _target(target, quiet=as_json)
     if out.resolve() == folder.resolve():
         raise InputError(f"{out} is the target's own folder: pass a new or empty folder as --out.")
+    prompts, ends = _prompts(data, folder, work)
     order = TrainingOrder(
         target=str(folder),
         out=str(out),
         work=str(work),
-        prompts=_prompts(data, folder, work),
+        prompts=prompts,
+        ends=ends,
         choices=TrainingChoices(**options),
     )
     try:
@@ -167,12 +169,13 @@ def _target(name: str, quiet: bool) -> Path:
         return resolve(name, "target", bar)
 
 
-def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> str:
-    """The file of prompts; empty if there are answers already and nothing is to be added."""
+def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> tuple[str, tuple[int, ...]]:
+    """The file of prompts, and the tokens that end answers to them; empty if there are answers already and nothing is
+    to be added."""
     if not files:
         if not list((work / "answers").glob("shard-*.npz")):
             raise InputError("A training needs prompts that the target answers: pass files of them as --data.")
-        return ""
+        return "", ()
     path = work / _PROMPTS
     written = write_prompts(files, target, path)
     if written.left_out:
@@ -184,7 +187,7 @@ def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> str:
         raise InputError(
             'The files of --data hold no prompts that can be used: write one JSON object a line, {"turns": ["..."]}.'
         )
-    return str(path)
+    return str(path), written.ends
 
 
 def _watched(order: TrainingOrder, threads: int, quiet: bool) -> TrainingFinished:

@@ -7,7 +7,7 @@ import random
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,10 @@ _UNASKED = MemorySettings(context=2048, requests=1)
 _STATES = 2
 _WORDS = range(5, 400)
 """Token ids."""
+_TOLERANCE = 1.05
+"""Of the budget, that may be taken."""
+_FILES = 3
+"""Of the disk cache, that are made and written at once."""
 _SHORT, _BLOCK = 32, 256
 """Tokens that may be read again: behind the place of a recurrent state, and of a file of the disk cache."""
 
@@ -55,7 +59,9 @@ class SessionTurn:
     first_token: float
     """Seconds from the request's arrival."""
     target: int
-    """Resident memory of the target's process beyond that before the first prompt."""
+    """Memory of the target's process alone, beyond that before the first prompt."""
+    orchestrator: int
+    """The same of the orchestrator's."""
     shared_memory: int
 
     @property
@@ -149,7 +155,8 @@ def measure_session(shape: str, watch: Listener, *, first: int, turns: int) -> F
         room = alone + budget
         watch.begin(turns + 2, "the turns")
         measured = list(_turns(lambda: _pipeline(target, room, first), Session(first, turns), watch.finished))
-    return session_findings(shape, measured, budget)
+    # Files that are made for the disk are not scaled.
+    return session_findings(shape, measured, budget, int(budget * _TOLERANCE) + _FILES * kv_bytes(shape, _BLOCK))
 
 
 def _pipeline(target: Path, room: int, first: int) -> Pipeline:
@@ -163,27 +170,30 @@ def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[
     others = _segments()
     with ExitStack() as stack:
         pipeline = stack.enter_context(opened())
-        before = _resident(pipeline)
+        before = _own_memory(pipeline)
         for kind, prompt in session.prompts():
             if kind == RESTART:
                 stack.close()
                 pipeline = stack.enter_context(opened())
-                before = _resident(pipeline)
+                before = _own_memory(pipeline)
             shared = session.shared(prompt)
             answer = pipeline.generate(list(prompt), params)
+            target, orchestrator = (max(0, now - then) for now, then in zip(_own_memory(pipeline), before, strict=True))
             yield SessionTurn(
                 kind=kind,
                 prompt=len(prompt),
                 shared=shared,
                 cached=answer.statistics.adopted_tokens,
                 first_token=answer.statistics.time_to_first_token,
-                target=max(0, _resident(pipeline) - before),
+                target=target,
+                orchestrator=orchestrator,
                 shared_memory=_size(_segments() - others),
             )
             on_turn(kind)
             session.answered(kind, prompt, answer.tokens)
 
 
+_MIB = 1 / (1 << 20)
 _FIELDS: tuple[Field[SessionTurn], ...] = (
     Field("turn", lambda turn: turn.kind),
     Field("prompt", lambda turn: turn.prompt, ",d", "its tokens"),
@@ -191,35 +201,53 @@ _FIELDS: tuple[Field[SessionTurn], ...] = (
     Field("cached", lambda turn: turn.cached, ",d", "tokens that were not evaluated"),
     Field("read again", lambda turn: turn.read_again, ",d", "shared tokens that were evaluated"),
     Field("first token, s", lambda turn: turn.first_token, ",.2f"),
-    Field(
-        "target, MiB", lambda turn: turn.target, ",.0f", "memory of its process since the start", scale=1 / (1 << 20)
-    ),
-    Field("shared memory, MiB", lambda turn: turn.shared_memory, ",.0f", scale=1 / (1 << 20)),
+    Field("target, MiB", lambda turn: turn.target, ",.0f", "its process alone, since the start", scale=_MIB),
+    Field("orchestrator, MiB", lambda turn: turn.orchestrator, ",.0f", "the same", scale=_MIB),
+    Field("shared memory, MiB", lambda turn: turn.shared_memory, ",.0f", scale=_MIB),
 )
 
 
-def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int) -> Findings:
-    """A row a turn; a check fails where tokens were read again."""
+def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int, most: int) -> Findings:
+    """A row a turn; a check warns where tokens were read again, or KV and its copy took more than `most` bytes."""
     again = [
         Check(f"{turn.kind}, {turn.prompt:,} tokens", "warn", f"{turn.read_again:,} tokens were read again")
         for turn in turns
         if turn.read_again > (_BLOCK if turn.kind == RESTART else _SHORT)
     ]
+    taken = max((turn.target + turn.shared_memory for turn in turns), default=0)
+    if taken > most:
+        again.append(Check("memory", "warn", f"KV and its copy took {taken * _MIB:,.0f} of {most * _MIB:,.0f} MiB"))
     return Findings(
         title=f"a session of an agent, {shape}",
-        conditions=(f"{budget / (1 << 20):,.0f} MiB for the target's KV.", *machine_lines()),
+        conditions=(f"{budget * _MIB:,.0f} MiB for the target's KV.", *machine_lines()),
         tables=(tabulated("", _FIELDS, turns),),
         checks=tuple(again),
         figures={"machine": machine_lines(), "shape": shape, "budget": budget, "turns": list(turns)},
     )
 
 
-def _resident(pipeline: Pipeline) -> int:
-    """Bytes of the target's process: only the command lines of a pipeline's processes contain its session folder."""
+def _own_memory(pipeline: Pipeline) -> tuple[int, int]:
+    """Bytes that the target's and the orchestrator's processes have in memory, without shared memory where the system
+    tells it apart. Only the command lines of a pipeline's processes contain its session folder."""
     session = str(Path(pipeline.address.removeprefix("ipc://")).parent)
-    listing = subprocess.run(["ps", "-A", "-ww", "-o", "rss=,command="], capture_output=True, text=True, check=True)
-    lines = [line for line in listing.stdout.splitlines() if "-m target_worker" in line and session in line]
-    return sum(int(line.split()[0]) << 10 for line in lines)
+    listing = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,rss=,command="], capture_output=True, text=True, check=True
+    )
+    lines = [line for line in listing.stdout.splitlines() if session in line]
+    target, orchestrator = (
+        sum(_without_shared(*line.split()[:2]) for line in lines if f"-m {module} " in line)
+        for module in ("target_worker", "orchestrator")
+    )
+    return target, orchestrator
+
+
+def _without_shared(pid: str, resident: str) -> int:
+    """Bytes, from KiB; all of them where the system does not say which are shared."""
+    with suppress(OSError):
+        for line in (Path("/proc") / pid / "status").read_text().splitlines():
+            if line.startswith("RssShmem:"):
+                return (int(resident) - int(line.split()[1])) << 10
+    return int(resident) << 10
 
 
 def _segments() -> set[Path]:

@@ -1,6 +1,7 @@
 """A GGUF file's metadata and where each tensor's bytes are. Knows no architecture, and trusts no number of the file."""
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,21 @@ class GgufTensor(NamedTuple):
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
     rows: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Laid(NamedTuple):
+    """How the numbers of an mlx-lm array lie in a tensor of the file."""
+
+    shape: tuple[int, ...]
+    """mlx-lm's."""
+    rows: Any = None
+    """Where each row stands in the file, in mlx-lm's order; None: all of them, in order."""
+    columns: Any = None
+    """The same of columns."""
+    value: Callable[[Any], Any] | None = None
+    """mlx-lm's numbers from the file's; None: the same."""
+    whole: bool = False
+    """`value` needs all rows at once."""
 
 
 class GgufFile(NamedTuple):

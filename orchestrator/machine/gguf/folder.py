@@ -15,12 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.gguf.architectures import (
-    Architecture,
-    architecture_of,
+    arrays_of,
     model_config,
-    row_order,
-    stored_shape,
-    tensor_name,
 )
 from orchestrator.machine.gguf.container import GgufFile, read_gguf
 from orchestrator.machine.gguf.split_files import part_names
@@ -38,6 +34,19 @@ _CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CASELESS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CASELESS}|\p{{N}}|{_REST}"
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _O200K_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,11 +55,11 @@ _O200K = rf"{_WORDS.replace('{0}', _SUFFIX)}|\p{{N}}{{1,3}}|{_O200K_REST}"
 _TEKKEN = rf"{_WORDS.replace('{0}', '')}|\p{{N}}|{_O200K_REST}"
 
 
-def _by(pattern: str) -> Callable[[], Any]:
-    """Split by a regular expression, then byte by byte."""
+def _by(*patterns: str) -> Callable[[], Any]:
+    """Split by regular expressions, one after the other, then byte by byte."""
     return lambda: pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -71,17 +80,24 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("lfm2", "falcon3", "pixtral"), _by(_LLAMA3)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _by(_QWEN2)),
     **dict.fromkeys(("gpt-4o", "llama4"), _by(_O200K)),
+    "qwen35": _by(_QWEN35),
+    **dict.fromkeys(
+        ("deepseek-v3", "deepseek-r1"), _by(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3)
+    ),
+    "deepseek-llm": _by(*_DEEPSEEK_LLM),
     "tekken": _by(_TEKKEN),
 }
 """By llama.cpp's name of the kind, with its regular expressions."""
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "tekken", "gpt-4o", "llama4")
 """Kinds in which a word of the vocabulary is a token, whatever the merges say."""
-_COMPOSED = ("qwen2", "deepseek-r1-qwen")
+_COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen")
 """Kinds whose text is in Unicode's NFC."""
 _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "llama4", "tekken")
 _KINDS = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe"), "qwen2"),
-    **{"gpt-oss": "gpt-4o", "lfm2": "lfm2", "glm4": "glm4"},
+    **dict.fromkeys(("glm4", "glm4moe"), "glm4"),
+    **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
+    **{"gpt-oss": "gpt-4o", "lfm2": "lfm2", "qwen3next": "qwen2"},
 }
 """The kind of an architecture's tokenizer in a file that does not state it. Others have several kinds."""
 
@@ -90,7 +106,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     """Writes both files into `folder`. Raises InputError for a vocabulary that is not known here, or is broken."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     kind = file.metadata.get("tokenizer.ggml.model")
-    if not isinstance(tokens, list) or kind not in ("gpt2", "llama"):
+    if not isinstance(tokens, list) or kind not in ("gpt2", "llama", "gemma4"):
         raise InputError(
             f"{file.path} has a tokenizer of the kind {kind!r}, which can't be read: pass the model in mlx-lm's format."
         )
@@ -125,10 +141,7 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
             f"The tokenizer in {file.path} splits text in a way that is not known here ({kind!r}): pass the model in "
             "mlx-lm's format."
         )
-    merges = [
-        (left, right)
-        for left, _, right in (merge.partition(" ") for merge in file.metadata.get("tokenizer.ggml.merges", []))
-    ]
+    merges = _listed_merges(file)
     vocabulary = {token: id for id, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind in _WHOLE_WORDS))
     if kind in _COMPOSED:
@@ -138,13 +151,20 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
     return tokenizer
 
 
+def _listed_merges(file: GgufFile) -> list[tuple[str, str]]:
+    found = (merge.partition(" ") for merge in file.metadata.get("tokenizer.ggml.merges", []))
+    return [(left, right) for left, _, right in found]
+
+
 def _sentence_piece(file: GgufFile, tokens: list[str]) -> Tokenizer:
     vocabulary = {token: id for id, token in enumerate(tokens)}
     unknown = token_id(file, "unknown")
+    listed = file.metadata["tokenizer.ggml.model"] == "gemma4"
+    merges = _listed_merges(file) if listed else _merges(vocabulary, file.metadata["tokenizer.ggml.scores"])
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary,
-            merges=_merges(vocabulary, file.metadata["tokenizer.ggml.scores"]),
+            merges=merges,
             unk_token=tokens[unknown] if unknown is not None else None,
             fuse_unk=True,
             byte_fallback=True,
@@ -187,7 +207,7 @@ def _add_tokens(tokenizer: Tokenizer, file: GgufFile, tokens: list[str]) -> None
 
 def _add_ends(tokenizer: Tokenizer, file: GgufFile, tokens: list[str]) -> None:
     """The tokens that begin and end a text, if the model was trained with them."""
-    sentence_piece = file.metadata["tokenizer.ggml.model"] == "llama"
+    sentence_piece = file.metadata["tokenizer.ggml.model"] != "gpt2"
     defaults = {"bos": sentence_piece or _kind(file) in _BOS_BY_DEFAULT, "eos": False}
     used = {
         name: tokens[id]
@@ -243,7 +263,7 @@ def write_safetensors(file: Path, parts: Sequence[Part], on_bytes: Callable[[int
     assert written == total, f"{written} bytes instead of {total}"
 
 
-_FORMAT = 3
+_FORMAT = 4
 """Raised if the same file becomes another folder, so that folders of older versions are not used."""
 _MIB = 1 << 20
 _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
@@ -287,35 +307,37 @@ def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> 
     Raises InputError for a file that can't be read, OSError if `folder` can't be written.
     """
     file = read_gguf(path)
-    architecture, config = architecture_of(file), model_config(file)
+    config = model_config(file)
     write_tokenizer(file, folder)
-    _write(folder / "config.json", config | _tokens(file) | _quantization(_packed(file)))
+    _write(folder / "config.json", config | _tokens(file) | _quantization(_packed(file, config)))
     if sampling := _sampling(file):
         _write(folder / "generation_config.json", {"do_sample": True, **sampling})
     stage = f"reading {path.name}"
     write_safetensors(
         folder / "model.safetensors",
-        _all_parts(file, architecture, config),
+        _all_parts(file, config),
         lambda done, total: on_progress(Progress(stage, -(-done // _MIB), -(-total // _MIB))),
     )
 
 
-def _all_parts(file: GgufFile, architecture: Architecture, config: dict[str, Any]) -> list[Part]:
+def _all_parts(file: GgufFile, config: dict[str, Any]) -> list[Part]:
     format = common_format(list(file.tensors.values()))
-    found: list[Part] = []
-    for tensor in file.tensors.values():
-        name = tensor_name(file, tensor.name)
-        if name is not None:
-            order = row_order(architecture, config, tensor.name)
-            offset = architecture.norm_offset if "norm." in tensor.name else 0.0
-            found += parts(tensor._replace(shape=stored_shape(tensor)), name, format, order, offset)
-    return found
+    return [
+        part
+        for tensor in file.tensors.values()
+        for name, laid in arrays_of(file, config, tensor).items()
+        for part in parts(tensor, name, format, laid)
+    ]
 
 
-def _packed(file: GgufFile) -> dict[str, Packed]:
+def _packed(file: GgufFile, config: dict[str, Any]) -> dict[str, Packed]:
     """The packed layers by mlx-lm's names."""
-    named = ((tensor_name(file, tensor.name), packed(tensor)) for tensor in file.tensors.values())
-    return {name.removesuffix(".weight"): how for name, how in named if name is not None and how is not None}
+    return {
+        name.removesuffix(".weight"): how
+        for tensor in file.tensors.values()
+        for name, laid in arrays_of(file, config, tensor).items()
+        if (how := packed(tensor, laid)) is not None
+    }
 
 
 def _quantization(layers: dict[str, Packed]) -> dict[str, Any]:

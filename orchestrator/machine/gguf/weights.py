@@ -10,7 +10,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from orchestrator.machine.gguf.container import GgufTensor
+from orchestrator.machine.gguf.container import GgufTensor, Laid
 from protocol.errors import InputError
 
 GROUP = 32
@@ -55,9 +55,10 @@ class Packed(NamedTuple):
     mode: str
 
 
-def packed(tensor: GgufTensor) -> Packed | None:
+def packed(tensor: GgufTensor, laid: Laid) -> Packed | None:
     """The packing of a matrix that MLX can have as it is, else None."""
-    packing = _PACKINGS.get(tensor.kind) if len(tensor.shape) > 1 else None
+    plain = len(laid.shape) < 2 or laid.value is not None
+    packing = None if plain else _PACKINGS.get(tensor.kind)
     return packing and Packed(packing.bits, "affine" if packing.biases else "mxfp4")
 
 
@@ -67,33 +68,38 @@ def common_format(tensors: list[GgufTensor]) -> Format:
     return _PLAIN[kinds.pop()] if len(kinds) == 1 and kinds <= _PLAIN.keys() else "F16"
 
 
-def parts(tensor: GgufTensor, name: str, format: Format, order: Any = None, offset: float = 0.0) -> list[Part]:
+def parts(tensor: GgufTensor, name: str, format: Format, laid: Laid) -> list[Part]:
     """What is stored of the tensor: `name`, and beside packed weights their scales and biases.
 
-    `order`: where each row stands in the file; `offset`: what the file adds to each number. Raises InputError for a
-    quantisation that can't be read.
+    Raises InputError for a quantisation that can't be read.
     """
-    rows, columns = len(tensor.rows), int(np.prod(tensor.shape)) // len(tensor.rows)
-    step = max(1, _CHUNK // columns)
+    columns = int(np.prod(tensor.shape)) // len(tensor.rows)
+    rows = len(tensor.rows) if laid.rows is None else len(laid.rows)
+    step = rows if laid.whole else max(1, _CHUNK // columns)
 
     def chunks(convert: Callable[[Bytes], Bytes]) -> Callable[[], Iterator[Bytes]]:
         def made() -> Iterator[Bytes]:
             for first in range(0, rows, step):
-                chosen = slice(first, first + step) if order is None else order[first : first + step]
+                chosen = slice(first, first + step) if laid.rows is None else laid.rows[first : first + step]
                 yield convert(np.ascontiguousarray(tensor.rows[chosen]))
 
         return made
 
     packing = _PACKINGS.get(tensor.kind)
-    if packing is not None and packed(tensor):
+    if packing is not None and packed(tensor, laid):
         block = tensor.rows.shape[1] * GROUP // columns
-        groups = (*tensor.shape[:-1], columns // GROUP)
+        groups = (*laid.shape[:-1], columns // GROUP)
         stem = name.removesuffix(".weight")
+        order = None if laid.columns is None else _order_of_groups(tensor, laid.columns)
 
         def by_block(convert: Callable[[Bytes], Bytes]) -> Callable[[], Iterator[Bytes]]:
-            return chunks(lambda taken: convert(taken.reshape(-1, block)))
+            def ordered(taken: Bytes) -> Bytes:
+                blocks = taken.reshape(len(taken), -1, block)
+                return convert((blocks if order is None else blocks[:, order]).reshape(-1, block))
 
-        weight = Part(name, "U32", (*tensor.shape[:-1], columns * packing.bits // 32), by_block(packing.weight))
+            return chunks(ordered)
+
+        weight = Part(name, "U32", (*laid.shape[:-1], columns * packing.bits // 32), by_block(packing.weight))
         if packing.biases is None:
             return [weight, Part(f"{stem}.scales", "U8", groups, by_block(packing.scales))]
         return [
@@ -101,15 +107,28 @@ def parts(tensor: GgufTensor, name: str, format: Format, order: Any = None, offs
             Part(f"{stem}.scales", "F16", groups, by_block(packing.scales)),
             Part(f"{stem}.biases", "F16", groups, by_block(packing.biases)),
         ]
-    if _PLAIN.get(tensor.kind) == format and not offset:
-        return [Part(name, format, tensor.shape, chunks(lambda taken: taken.reshape(-1)))]
+    if _PLAIN.get(tensor.kind) == format and laid.value is None and laid.columns is None:
+        return [Part(name, format, laid.shape, chunks(lambda taken: taken.reshape(-1)))]
     _require_readable(tensor)
 
     def plain(taken: Bytes) -> Bytes:
         numbers = floats(taken, tensor.kind)
-        return _written(numbers - np.float32(offset) if offset else numbers, format)
+        if laid.columns is not None:
+            numbers = numbers[:, laid.columns]
+        return _written(numbers if laid.value is None else laid.value(numbers), format)
 
-    return [Part(name, format, tensor.shape, chunks(plain))]
+    return [Part(name, format, laid.shape, chunks(plain))]
+
+
+def _order_of_groups(tensor: GgufTensor, columns: Any) -> Any:
+    """The order of columns as that of groups. Raises InputError if groups don't stay together."""
+    runs = np.asarray(columns).reshape(-1, GROUP) if len(columns) % GROUP == 0 else np.zeros((1, GROUP))
+    if (runs != runs[:, :1] + np.arange(GROUP)).any() or (runs[:, 0] % GROUP).any():
+        raise InputError(
+            f"The tensor {tensor.name} has heads that are no multiple of {GROUP}, which can't be put in order as they "
+            "are packed: choose a file in F16 or a K-quant."
+        )
+    return runs[:, 0] // GROUP
 
 
 def floats(rows: Bytes, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[np.float32]]:

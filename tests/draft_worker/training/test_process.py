@@ -7,19 +7,22 @@ from pathlib import Path
 
 import mlx.nn as nn
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.training.__main__ import Process
+from draft_worker.training.corpus.rows import read_answers
 from draft_worker.training.optimisers import Optimisers
-from draft_worker.training.preparation import claim
+from draft_worker.training.preparation import claim, write_answers
 from draft_worker.training.saved_state import Progressed, save
 from draft_worker.training.target import Target
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.train_draft import training
 from protocol.contracts.training import TrainingChoices, TrainingFinished, TrainingOrder, TrainingProgress
 from protocol.errors import InputError
+from tests.support.models.tiny_models import VOCABULARY
 from tests.support.models.training_work import write_target, write_work
 
 _CHOICES = TrainingChoices(kind="eagle3", minutes=0, steps=6, tokens=100, rows=3, slots=48, head=30, batch=1)
@@ -49,6 +52,18 @@ def test_a_drafter_from_prompts_after_a_stop_in_the_middle(order: TrainingOrder)
     assert finished.steps == 6
     assert [each.temperature for each in finished.held_out.acceptance] == [0.0, 0.7, 1.0]
     assert read_eagle3(Path(order.out)).form.head_size == 30
+
+
+def test_answers_end_at_the_order_s_ends(order: TrainingOrder):
+    every = tuple(range(VOCABULARY))
+    work, target = Path(order.work), Target(Path(order.target))
+
+    write_answers(target, Path(order.prompts), every, work, _CHOICES, lambda _: None)
+
+    (rows,) = (read_answers(path).own for path in sorted((work / "answers").glob("*.npz"))[:1])
+    runs = np.diff(np.flatnonzero(rows.reshape(-1)))
+    assert rows.any()
+    assert (runs > 1).all()
 
 
 def _until_training(reports):

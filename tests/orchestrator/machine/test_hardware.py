@@ -50,6 +50,7 @@ def test_with_a_gpu_nothing_is_pinned_or_preloaded_or_lacking(monkeypatch: pytes
 @pytest.mark.usefixtures("processor")
 def test_a_worker_gets_as_many_threads_as_cores():
     assert worker_environment("target", (0, 1, 2))["OPENBLAS_NUM_THREADS"] == "3"
+    assert ("MALLOC_MMAP_THRESHOLD_" in worker_environment("target", ())) is (sys.platform == "linux")
     assert worker_environment("target", ())["OPENBLAS_NUM_THREADS"] == "6"
     assert worker_environment("draft", ())["OPENBLAS_NUM_THREADS"] == "2"
 

@@ -9,7 +9,7 @@ from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from orchestrator.text.training_prompts import write_prompts
 from protocol.errors import InputError
-from tests.support.models.tokenizer_files import write_tokenizer
+from tests.support.models.tokenizer_files import END, write_tokenizer
 
 _TEMPLATE = (
     "{% for message in messages %}[{{ message.role }}]{{ message.content }}[end]{% endfor %}"
@@ -82,7 +82,20 @@ def test_a_program_that_begins_with_a_brace_is_plain_text(target: Path):
 def test_prompts_that_are_too_long_are_counted(target: Path):
     file = _file(target, "chats.jsonl", json.dumps({"prompt": "abc " * 300}) + '\n{"prompt": "ab"}\n')
 
-    assert write_prompts([file], target, target / "prompts.jsonl") == (1, 1)
+    written = write_prompts([file], target, target / "prompts.jsonl")
+
+    assert (written.kept, written.left_out) == (1, 1)
+
+
+def test_answers_end_where_any_file_or_the_template_says(target: Path):
+    """config.json names another end than the template writes behind answers, and generation_config.json a third."""
+    settings = {"chat_template": _TEMPLATE.replace("[end]", "<end>")}
+    _file(target, "tokenizer_config.json", json.dumps(settings))
+    _file(target, "config.json", json.dumps({"eos_token_id": 5}))
+    _file(target, "generation_config.json", json.dumps({"eos_token_id": [6, 7]}))
+    prompts = _file(target, "chats.jsonl", '{"turns": ["ab"]}\n')
+
+    assert write_prompts([prompts], target, target / "prompts.jsonl").ends == (5, 6, 7, END)
 
 
 @pytest.mark.parametrize(

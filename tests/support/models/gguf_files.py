@@ -66,11 +66,12 @@ def gguf_name(name: str, names: Mapping[str, str] | None = None) -> str:
     """A tensor's name in a GGUF file. `names`: where an architecture's differ from Llama's."""
     known = _NAMES | dict(names or {})
     stem, _, kind = name.rpartition(".")
-    if kind == "sinks":
-        stem, kind = name, "weight"
     if stem in known:
         return f"{known[stem]}.{kind}"
-    _, _, layer, inner = stem.split(".", 3)
+    _, _, layer, inner = name.split(".", 3)
+    if inner in known:
+        return f"blk.{layer}.{known[inner]}"
+    inner = stem.split(".", 3)[3]
     return f"blk.{layer}.{known[inner]}.{kind}"
 
 

@@ -138,6 +138,25 @@ def test_another_conversation_with_the_same_beginning_takes_an_earlier_state():
     assert found == Resumed(400)
 
 
+@pytest.mark.parametrize(("most", "written"), [(1 << 30, 5), (1, 1)])
+def test_a_turn_whose_sequence_goes_on_is_kept_as_it_was(monkeypatch: pytest.MonkeyPatch, most: int, written: int):
+    """Rows and states, as far as they may be copied; the sequence's own arrays are not held."""
+    monkeypatch.setattr(disk_cache, "_MOST_COPIED", most)
+    cache, sequence = opened("qwen3_next"), evaluated("qwen3_next", TOKENS[:620])
+    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.settle(sequence)
+    mx.eval(sequence.evaluate([3], [-1]))
+    cache.close()
+    found = {file: file.read_bytes() for file in (*files(".rows"), *files(".state"))}
+    for file in found:
+        file.unlink()
+
+    kept("qwen3_next", TOKENS[:620])
+
+    assert len(found) == written
+    assert all(file.read_bytes() == content for file, content in found.items())
+
+
 @pytest.mark.thorough
 def test_the_next_turn_writes_only_what_is_new():
     kept("qwen3_next", TOKENS[:620])

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.lab.bench.agent_session import RESTART, Session, kept_tokens, measure_session
+from orchestrator.lab.bench.agent_session import (
+    RESTART,
+    Session,
+    SessionTurn,
+    kept_tokens,
+    measure_session,
+    session_findings,
+)
 from orchestrator.lab.bench.shapes import SHAPES
 from orchestrator.lab.findings import Listener
 from protocol.errors import InputError
@@ -40,9 +47,20 @@ def test_an_agent_s_turns_read_only_what_is_new(shape: str):
     """Of a model whose states fill the memory, another conversation costs some of the first one's."""
     found = measure_session(shape, Listener(), first=400, turns=9)
     measured: Sequence[object] = found.figures["turns"]
+    again = [check for check in found.checks if check.name != "memory"]
 
     assert len(measured) == 11
-    assert len(found.checks) <= (2 if shape == "qwen3.8-27b" else 0)
+    assert len(again) <= (2 if shape == "qwen3.8-27b" else 0)
+
+
+def test_more_memory_than_the_budget_is_told():
+    turn = SessionTurn(
+        kind="turn", prompt=10, shared=5, cached=5, first_token=0.1, target=900, orchestrator=1, shared_memory=101
+    )
+
+    assert not session_findings("qwen3-8b", [turn], 1000, 1001).checks
+    (check,) = session_findings("qwen3-8b", [turn], 1000, 1000).checks
+    assert check.name == "memory"
 
 
 def test_a_session_that_is_longer_than_the_context_is_refused():

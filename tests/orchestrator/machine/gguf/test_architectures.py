@@ -40,6 +40,8 @@ class Case(NamedTuple):
     changes: Mapping[str, Any] = {}
     permuted: bool = False
     norm_offset: float = 0.0
+    laid: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda arrays, _: arrays
+    """mlx-lm's arrays, by the names there, as llama.cpp's converter has them; names in `blk.` are a file's."""
 
 
 def experts(module: str) -> dict[str, str]:
@@ -60,6 +62,198 @@ def scales(a: Any) -> dict[str, Any]:
         "embedding_scale": float(a.embedding_multiplier),
         "residual_scale": float(a.residual_multiplier),
         "logit_scale": float(a.logits_scaling),
+    }
+
+
+SHARED = {f"shared_experts.{each}_proj": f"ffn_{each}_shexp" for each in ("gate", "up", "down")}
+
+
+def delta(arrays: dict[str, Any], a: Any) -> dict[str, Any]:
+    """Of Gated DeltaNet. Qwen3-Next has its heads in order, and one projection for both gates."""
+    found: dict[str, Any] = {}
+    next_model, keys = a.model_type == "qwen3_next", a.linear_num_key_heads
+    per_key, sizes = a.linear_num_value_heads // keys, (a.linear_key_head_dim, a.linear_value_head_dim)
+    for full, array in arrays.items():
+        name, place = full.removeprefix("language_model."), f"blk.{full.split('layers.')[-1].split('.')[0]}"
+        last = name.rpartition("linear_attn.")[2]
+        if "conv1d" in name:
+            array = array[..., 0]
+        elif last == "A_log":
+            array = -np.exp(array)
+        elif name.endswith("shared_expert_gate.weight"):
+            array = array[0]
+        if last == "in_proj_qkvz.weight":
+            groups = array.reshape(keys, -1, array.shape[-1])
+            parts = np.split(groups, np.cumsum([sizes[0], sizes[0], per_key * sizes[1]]), axis=1)
+            flat = [part.reshape(-1, array.shape[-1]) for part in parts]
+            found[f"{place}.attn_qkv.weight"], found[f"{place}.attn_gate.weight"] = np.concatenate(flat[:3]), flat[3]
+            continue
+        one = last in ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight")
+        heads = a.linear_num_value_heads * (1 if one else sizes[1])
+        if not next_model and last == "out_proj.weight":
+            grouped = array.reshape(len(array), keys, per_key, -1)
+            array = grouped.swapaxes(1, 2).reshape(array.shape)
+        elif not next_model and last != name and last != "norm.weight":
+            first, values = np.split(array, [len(array) - heads])
+            grouped = values.reshape(keys, per_key, -1, *array.shape[1:])
+            array = np.concatenate([first, grouped.swapaxes(0, 1).reshape(values.shape)])
+        found[name] = array
+    return found
+
+
+DELTA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{each}_proj": f"ffn_{each}_shexp" for each in ("gate", "up", "down")},
+    **experts("mlp.switch_mlp"),
+}
+HEADS = {"linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 16}
+
+
+def deltas(a: Any) -> dict[str, Any]:
+    moe = sparse(a, "num_experts", "moe_intermediate_size") if a.num_experts else {}
+    return {
+        **moe,
+        **({"expert_shared_feed_forward_length": a.shared_expert_intermediate_size} if moe else {}),
+        "attention.key_length": a.head_dim,
+        "rope.dimension_count": a.head_dim // 2,
+        "rope.dimension_sections": [3, 3, 2, 0],
+        "ssm.conv_kernel": a.linear_conv_kernel_dim,
+        "ssm.state_size": a.linear_key_head_dim,
+        "ssm.group_count": a.linear_num_key_heads,
+        "ssm.time_step_rank": a.linear_num_value_heads,
+        "ssm.inner_size": a.linear_num_value_heads * a.linear_value_head_dim,
+        "full_attention_interval": a.full_attention_interval,
+    }
+
+
+def routed(a: Any) -> dict[str, Any]:
+    return {
+        **sparse(a, "n_routed_experts", "moe_intermediate_size"),
+        "expert_shared_count": a.n_shared_experts,
+        "leading_dense_block_count": a.first_k_dense_replace,
+        "expert_weights_scale": float(a.routed_scaling_factor),
+        "expert_group_count": a.n_group,
+        "expert_group_used_count": a.topk_group,
+    }
+
+
+ROUTED = {
+    "mlp.gate": "ffn_gate_inp",
+    **{f"mlp.{key}": name for key, name in SHARED.items()},
+    **experts("mlp.switch_mlp"),
+}
+LATENT = {
+    **ROUTED,
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.embed_q": "attn_k_b",
+    "self_attn.unembed_out": "attn_v_b",
+}
+
+
+def latent(a: Any, **entries: Any) -> dict[str, Any]:
+    return {
+        **routed(a),
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": a.kv_lora_rank,
+        "attention.q_lora_rank": a.q_lora_rank,
+        "attention.key_length": a.kv_lora_rank + a.qk_rope_head_dim,
+        "attention.value_length": a.kv_lora_rank,
+        "attention.key_length_mla": a.qk_nope_head_dim + a.qk_rope_head_dim,
+        "attention.value_length_mla": a.v_head_dim,
+        "rope.dimension_count": a.qk_rope_head_dim,
+        **entries,
+    }
+
+
+def biased(arrays: dict[str, Any], _: Any) -> dict[str, Any]:
+    """The bias of each choice of experts."""
+    named = {name: f"blk.{name.split('.')[2]}.exp_probs_b.bias" for name in arrays if "correction_bias" in name}
+    return {named.get(name, name): array for name, array in arrays.items()}
+
+
+def split_keys(arrays: dict[str, Any], a: Any) -> dict[str, Any]:
+    """Keys (transposed) and values of each head apart from one another."""
+    found = {}
+    for name, array in arrays.items():
+        if "kv_b_proj" not in name:
+            found[name] = array
+            continue
+        heads = array.reshape(a.num_attention_heads, -1, a.kv_lora_rank)
+        keys, values = np.split(heads, [a.qk_nope_head_dim], axis=1)
+        place = f"blk.{name.split('.')[2]}"
+        found |= {f"{place}.attn_k_b.weight": keys.swapaxes(1, 2), f"{place}.attn_v_b.weight": values}
+    return found
+
+
+def gemma4(arrays: dict[str, Any], a: Any) -> dict[str, Any]:
+    """Gate and up of the experts in one; in front, how much of a head of full attention is rotated."""
+    found: dict[str, Any] = {}
+    special = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    special["layer_scalar"] = "layer_output_scale.weight"
+    for name, array in arrays.items():
+        place, _, inner = name.removeprefix("model.layers.").partition(".")
+        if "switch_glu.gate_proj" in name:
+            both = [array, arrays[name.replace("gate_proj", "up_proj")]]
+            found[f"blk.{place}.ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
+        elif "switch_glu.up_proj" not in name:
+            found[f"blk.{place}.{special[inner]}" if inner in special else name] = array
+    factors = [1.0] * (a.global_head_dim // 8) + [1e30] * (3 * a.global_head_dim // 8)
+    return {**found, "rope_freqs.weight": np.array(factors, np.float32)}
+
+
+GEMMA4 = {
+    **GEMMA,
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "experts.switch_glu.down_proj": "ffn_down_exps",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
+
+
+def windows(a: Any) -> dict[str, Any]:
+    kinds = [kind == "sliding_attention" for kind in a.layer_types]
+    first_shared = a.num_hidden_layers - a.num_kv_shared_layers
+    full_heads = a.num_global_key_value_heads if a.attention_k_eq_v else a.num_key_value_heads
+    moe = {"num_experts": a.num_experts} if a.enable_moe_block else {}
+    return {
+        "attention.head_count_kv": [a.num_key_value_heads if each else full_heads for each in kinds],
+        "feed_forward_length": [a.intermediate_size * (1 + (layer >= first_shared)) for layer in range(len(kinds))],
+        "attention.key_length": a.global_head_dim,
+        "attention.key_length_swa": a.head_dim,
+        "attention.sliding_window": a.sliding_window,
+        "attention.sliding_window_pattern": kinds,
+        "attention.shared_kv_layers": a.num_kv_shared_layers,
+        "embedding_length_per_layer_input": a.hidden_size_per_layer_input,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+        "rope.dimension_count": a.global_head_dim,
+        "final_logit_softcapping": a.final_logit_softcapping,
+        **({"expert_count": a.num_experts, "expert_used_count": a.top_k_experts} if moe else {}),
+        **({"expert_feed_forward_length": a.moe_intermediate_size} if moe else {}),
     }
 
 
@@ -86,7 +280,7 @@ CASES = {
         "gpt_oss",
         {
             "post_attention_layernorm": "post_attention_norm",
-            "self_attn.sinks": "attn_sinks",
+            "self_attn.sinks": "attn_sinks.weight",
             "mlp.router": "ffn_gate_inp",
             **experts("mlp.experts"),
         },
@@ -143,6 +337,65 @@ CASES = {
         },
         permuted=True,
     ),
+    "qwen35": Case("qwen3_5", DELTA, deltas, {**HEADS, "linear_value_head_dim": 32}, laid=delta),
+    "qwen35moe": Case("qwen3_5_moe", DELTA, deltas, HEADS, laid=delta),
+    "qwen3next": Case(
+        "qwen3_next", DELTA, deltas, {**HEADS, "mlp_only_layers": [], "norm_topk_prob": True}, laid=delta
+    ),
+    "deepseek2": Case(
+        "glm4_moe_lite",
+        LATENT,
+        lambda a: latent(a, **{"expert_gating_func": 2, "expert_weights_norm": True, "nextn_predict_layers": 1}),
+        laid=biased,
+    ),
+    "deepseek2, softmax": Case(
+        "deepseek_v2",
+        LATENT,
+        lambda a: latent(
+            a,
+            **{
+                **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+                "rope.scaling.original_context_length": 32,
+                "rope.scaling.yarn_log_multiplier": 0.1,
+            },
+        ),
+        {"topk_method": "greedy", "n_group": 1},
+        laid=split_keys,
+    ),
+    "deepseek2, older": Case(
+        "deepseek_v2",
+        LATENT,
+        lambda a: latent(
+            a,
+            **{
+                "attention.key_length": a.qk_nope_head_dim + a.qk_rope_head_dim,
+                "attention.value_length": a.v_head_dim,
+                **dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla")),
+                "attention.q_lora_rank": None,
+            },
+        ),
+        {
+            **{"topk_method": "greedy", "n_group": 1, "q_lora_rank": None},
+            "rope_scaling": {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 512},
+        },
+    ),
+    "glm4moe": Case(
+        "glm4_moe",
+        {"post_attention_layernorm": "post_attention_norm", **ROUTED},
+        lambda a: {**routed(a), "rope.dimension_count": a.head_dim // 2, "expert_weights_norm": True},
+        {"norm_topk_prob": True, "use_qk_norm": True, "routed_scaling_factor": 2.5},
+        laid=biased,
+    ),
+    "gemma4": Case(
+        "gemma4_text", GEMMA4, windows, {"attention_k_eq_v": True, "vocab_size_per_layer_input": 272}, laid=gemma4
+    ),
+    "gemma4, dense": Case(
+        "gemma4_text",
+        GEMMA4,
+        windows,
+        {"enable_moe_block": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        laid=gemma4,
+    ),
     "smollm3": Case("smollm3", changes={"no_rope_layer_interval": 4}, permuted=True),
 }
 
@@ -163,10 +416,11 @@ def written(
     many tensors a file; `metadata` replaces entries."""
     case = CASES[name]
     model: Any = tiny(case.model, **{"vocab_size": len(vocabulary()), **case.changes})
-    arguments = model.args
+    outer, name = model.args, name.partition(",")[0]
+    arguments = model.language_model.args if case.model.startswith("qwen3_5") else outer
     writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
     entries = {
-        "block_count": arguments.num_hidden_layers,
+        "block_count": arguments.num_hidden_layers + case.metadata(arguments).get("nextn_predict_layers", 0),
         "context_length": 512,
         "embedding_length": arguments.hidden_size,
         "feed_forward_length": arguments.intermediate_size,
@@ -179,8 +433,8 @@ def written(
     named = {f"{name}.{key}": value for key, value in entries.items()}
     for key, value in {**named, **tokenizer_metadata(), **(metadata or {})}.items():
         add_entry(writer, key, value)
-    for full, array in weights(model).items():
-        short = gguf_name(full, case.names)
+    for full, array in case.laid(weights(model), arguments).items():
+        short = full if full.startswith(("blk.", "rope_freqs")) else gguf_name(full, case.names)
         if case.norm_offset and "norm" in short:
             array = array + np.float32(case.norm_offset)
         if "shortconv.conv" in short:
@@ -239,6 +493,25 @@ def test_experts_in_mxfp4_stay_packed(tmp_path: Path):
     assert packed.model.layers[1].mlp.experts.up_proj.mode == "mxfp4"
 
 
+def test_packed_columns_are_put_in_order_by_groups(tmp_path: Path):
+    """Of the projection behind a linear attention's heads."""
+    model = written(tmp_path / "model.gguf", "qwen35", {"ssm_out": "Q8_0"})
+
+    ours = converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+    packed, _ = load_network(tmp_path / "folder")
+    assert packed.layers[0].linear_attn.out_proj.bits == 8
+    weights = (each.layers[0].linear_attn.out_proj.weight for each in (ours, model))
+    assert np.allclose(*weights, atol=0.01)
+
+
+def test_packed_heads_that_are_no_whole_groups_are_refused(tmp_path: Path):
+    written(tmp_path / "model.gguf", "qwen35moe", {"ssm_out": "Q8_0"})
+
+    with pytest.raises(InputError, match="no multiple of 32"):
+        converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_model_in_several_files_is_read_from_any_of_them(tmp_path: Path, place: int):
     model = written(tmp_path / "model.gguf", "granite", parts=20)
@@ -273,7 +546,11 @@ def test_the_way_of_splitting_text_follows_the_architecture_where_a_file_does_no
 
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [("glm4", "glm4.rope.dimension_sections", [8, 4, 4, 0]), ("gemma3", "gemma3.final_logit_softcapping", 30.0)],
+    [
+        ("glm4", "glm4.rope.dimension_sections", [8, 4, 4, 0]),
+        ("gemma3", "gemma3.final_logit_softcapping", 30.0),
+        ("glm4moe", "glm4moe.rope.scaling.type", "yarn"),
+    ],
 )
 def test_what_mlx_lm_does_not_compute_is_refused(tmp_path: Path, name: str, key: str, value: object):
     written(tmp_path / "model.gguf", name, metadata={key: value})

@@ -20,7 +20,10 @@ TEXTS = (
     "a_b::c(d) {e}",
     "",
 )
-PRE = ["gpt-2", "smollm", "starcoder", "llama-bpe", "qwen2", "tekken", "gpt-4o", "command-r"]
+PRE = [
+    *("gpt-2", "smollm", "starcoder", "llama-bpe", "qwen2", "tekken", "gpt-4o", "command-r", "qwen35"),
+    *("deepseek-llm", "deepseek-v3"),
+]
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 
 
@@ -66,7 +69,11 @@ def test_every_text_survives(tmp_path: Path, pre: str, text: str):
     assert found.decode(found.encode(text, special=False)) == text
 
 
-@pytest.mark.parametrize(("pre", "whole"), [("smollm", False), ("qwen2", False), ("llama-bpe", True), ("gpt-2", True)])
+@pytest.mark.parametrize(
+    ("pre", "whole"),
+    [("smollm", False), ("qwen2", False), ("qwen35", False), ("deepseek-llm", False), ("llama-bpe", True),
+     ("gpt-2", True), ("deepseek-v3", True)],
+)  # fmt: skip
 def test_the_pre_tokenizer_decides_whether_digits_stay_together(tmp_path: Path, pre: str, whole: bool):
     assert (len(codec(tmp_path, pre=pre).encode("12", special=False)) == 1) is whole
 
@@ -89,6 +96,20 @@ def test_merges_are_used_and_control_tokens_are_found_in_a_text_and_make_none(tm
 )  # fmt: skip
 def test_a_text_begins_with_bos_where_the_model_was_trained_so(tmp_path: Path, settings: dict[str, Any], begins: bool):
     assert (codec(tmp_path, **settings).encode("hello")[0] == START) is begins
+
+
+def test_gemma_4_merges_by_its_list(tmp_path: Path):
+    """Its scores say nothing."""
+    merges = ["h e", "l l", "ll o", "he llo", "▁ h"]
+    words = ["▁", "h", "e", "l", "o", "▁h", "ll", "he", "llo", "hello", "▁hello"]
+    listed = {"tokens": PIECES + words, "scores": [0.0] * (len(PIECES) + len(words)), "merges": merges}
+    types = {"token_type": [2, 3, 3, *([6] * 256), *([1] * len(words))], "add_space_prefix": False}
+
+    found = sentence_piece(tmp_path, model="gemma4", **listed, **types)
+
+    tokens = found.encode(" hello")
+    assert [found._tokenizer.id_to_token(id) for id in tokens[1:]] == ["▁", "hello"]
+    assert found.decode(found.encode("hello\n é hello")) == "hello\n é hello"
 
 
 def test_sentence_piece_merges_by_score(tmp_path: Path):

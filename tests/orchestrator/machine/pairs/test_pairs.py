@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import tomllib
+from importlib import resources
 from pathlib import Path
 
 import click
@@ -13,11 +15,13 @@ from huggingface_hub import constants
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands import pairs as pairs_command
 from orchestrator.cli.pipeline_options import draft_engine_option, pair_option
+from orchestrator.lab.bench.shapes import configuration
 from orchestrator.lab.calibration.calibrate import to_toml
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction import gains as simulated
 from orchestrator.lab.simulate.prediction.plan import Scenario, plain
 from orchestrator.lab.simulate.prediction.plan import simulated as predicted
+from orchestrator.machine.memory.kv_form import kv_form
 from orchestrator.machine.pairs.expectations import fits, forecast, gains, kept_tokens, memory, tokenizers, weights_in
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
@@ -45,6 +49,35 @@ def test_a_pair_fits_where_its_weights_leave_room():
     assert not fits(PAIR, False, available=5 * GIB, core_ml=True)
     assert memory(PAIR, False) == pytest.approx((3.09 + 0.49) * 1e9 * 4.5 / 8 + GIB)
     assert memory(PAIR, False, core_ml=True) - memory(PAIR, False) == pytest.approx(3 * 0.49e9 * 2)
+
+
+def test_the_kv_of_models_is_that_of_their_layers_and_heads():
+    """As the profiles of Macs, made from the same config.json files, and the shapes of the bench have them."""
+    facts = resources.files("orchestrator.machine.profiles") / "apple_silicon.toml"
+    known = {
+        name: (2 * model["layers"] * model["kv_heads"] * model["head_size"],)
+        for name, model in tomllib.loads(facts.read_text(encoding="utf-8"))["models"].items()
+    }
+    for name in ("gemma-3-12b", "gpt-oss-20b", "qwen3-8b"):
+        form = kv_form(configuration(name))
+        assert form is not None
+        known[name] = tuple(filter(None, form[:3]))
+
+    models = [model for pair in pairs().values() for model in (pair.target, pair.draft) if model.kind is None]
+    stated = {_plain_name(model.id): model.kv for model in models}
+
+    checked = known.keys() & stated.keys()
+    assert {name: stated[name] for name in checked} == {name: known[name] for name in checked}
+    assert {name for name, kv in stated.items() if kv} - checked == {"qwen3-32b"}
+    assert stated["qwen3-32b"] == (2 * 64 * 8 * 128,)
+
+
+def _plain_name(id: str) -> str:
+    """Without its owner, and what tells of tuning and bits."""
+    name = id.split("/")[1].lower().removeprefix("meta-")
+    for part in ("-instruct", "-4bit", "-mxfp4-q4", "-it"):
+        name = name.replace(part, "")
+    return name.replace("llama-", "llama")
 
 
 def test_a_pair_keeps_what_its_weights_leave():
