@@ -93,7 +93,7 @@ def run(
     when_ready: Callable[[PipelineState], None] = lambda _: None,
 ) -> None:
     """Serve `pipeline` until it or the server ends. `folder`: of tokenizer and chat template. `made`: see `greet`.
-    `invite`: see `server_of_one`. `when_ready` is called once the models are loaded."""
+    `invite`: see `server_of_one`. `when_ready` is called each time that the models are loaded."""
     raise_descriptor_limit()
     codec = TextCodec(folder)
     backend = PipelineBackend(pipeline)
@@ -104,13 +104,22 @@ def run(
         click.echo(ready_line(state))
         when_ready(state)
 
-    thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
+    def on_restart(last_words: str) -> None:
+        backend.restarting()
+        click.echo(
+            "The orchestrator ended unexpectedly: another one starts. Requests get 503 meanwhile. "
+            f"Its last words: {last_words}",
+            err=True,
+        )
+
+    thread = PipelineThread(pipeline, on_ready, lambda: setattr(server, "should_exit", True), on_restart)
     greet(settings, listener, made)
     click.echo("Loading models ...")
     thread.start()
     try:
         asyncio.run(_serve(server, listener, backend))
     finally:
+        thread.leave()
         pipeline.close()
     if thread.failure is not None:
         raise thread.failure

@@ -255,6 +255,8 @@ def serve(
             return
 
         def when_ready(state: PipelineState) -> None:
+            # The join line of an orchestrator that has ended opens nothing.
+            stack.close()
             stack.enter_context(invited(pipeline.owner, state, announce, err=True))
 
         run(pipeline, folder, server, listener, made, lambda: pipeline.owner.invite(), when_ready)

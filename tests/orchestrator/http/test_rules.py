@@ -14,6 +14,7 @@ from starlette.requests import Request
 from structlog.testing import capture_logs
 
 from orchestrator.api.client import NoPipeline
+from orchestrator.api.pipeline import OrchestratorEnded
 from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.answer_content import LogprobTranscript
@@ -902,6 +903,38 @@ def test_a_pipeline_that_fails_in_a_way_nobody_foresaw_has_failed():
     thread.run()
 
     assert "No space left on device" in str(thread.failure)
+
+
+class Dying:
+    address = "ipc:///nowhere"
+
+    def start(self) -> PipelineState:
+        return READY
+
+    def wait(self) -> None:
+        raise OrchestratorEnded("none")
+
+    def close(self) -> None: ...
+
+
+def test_an_orchestrator_that_ends_again_and_again_ends_the_pipeline():
+    told: list[Any] = []
+    thread = PipelineThread(cast(Any, Dying()), told.append, lambda: told.append("end"), told.append)
+
+    thread.run()
+
+    assert told == [READY, "none", READY, "none", READY, "end"]
+    assert isinstance(thread.failure, OrchestratorEnded)
+
+
+def test_a_server_that_ends_starts_no_other_orchestrator():
+    told: list[Any] = []
+    thread = PipelineThread(cast(Any, Dying()), told.append, lambda: told.append("end"), told.append)
+
+    thread.leave()
+    thread.run()
+
+    assert told == [READY, "end"]
 
 
 class PausedClient:
