@@ -296,6 +296,8 @@ class TargetSequence:
         self.root = node_id((self.root, *verdict.path)[-1], walk.bonus)
         self.round = verdict.round + 1
         self.verdict = verdict
+        if not self.sampling.greedy:
+            self._engine.noise.draw_ahead(self.sampling.seed, self.position + 1)
 
     def _forget(self) -> None:
         """Let go of rows behind windows that need not be saved any more."""

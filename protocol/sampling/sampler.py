@@ -5,7 +5,7 @@ change a row's result.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Protocol
 
@@ -20,6 +20,10 @@ from protocol.sampling.threefry import NoiseStream, gumbel, half_block, noise_bi
 _CACHE_BYTES = 64 << 20
 _CACHE_ROWS = 32
 """The cache keeps at least this many rows: the positions that one tree spans, however large the vocabulary."""
+_begin: Callable[..., None] = vars(mx)["async_eval"]
+"""`mx.async_eval`, whose arguments MLX's own annotations leave out."""
+_AHEAD = 2
+"""Rows that are drawn ahead: behind the root and behind its child. Later rounds use those that this one does not."""
 _PROBE = (0x9E3779B9, 1234)
 """The seed and position at which MLX's generator is compared with `threefry`."""
 
@@ -59,6 +63,10 @@ class Noise:
                 self._rows.popitem(last=False)
         self._rows[key] = row
         return row
+
+    def draw_ahead(self, seed: int, position: int) -> None:
+        """Begin to compute the rows from `position` on that most rounds read, while the device has nothing to do."""
+        _begin(*(self.row(seed, position + ahead, NoiseStream.SAMPLE) for ahead in range(_AHEAD)))
 
     def _draw(self, key: tuple[int, int]) -> mx.array:
         bits = mx.flatten(mx.random.split(mx.array(key, dtype=mx.uint32), self._half))

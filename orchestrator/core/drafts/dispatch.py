@@ -11,6 +11,7 @@ from orchestrator.core.drafts.history import DraftHistory
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.decision import Strategy, growth_timeout
 from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.expected_rate import best_counts
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import WorkerRegistry, shares_first_layers
@@ -22,6 +23,8 @@ from protocol.speculation.rolling_context import RollingContext
 
 _GAIN_OF_TURNS = 0.15
 """Of the time of plain decoding, what drafting in turns saves at least where it helps at all."""
+_GUESSES = 8
+"""Of a growth step below each root."""
 _SAVED_AT_ONCE = 128
 """Tokens whose KV a target saves between two rounds (target_worker.kv.checkpoint)."""
 _PREFILL_SECONDS = 10.0
@@ -98,8 +101,8 @@ class DraftDispatch:
         """
         draft, vocabulary = self.drafts[id], self._workers.vocabulary
         estimates = speculation.estimates
-        unwanted = not speculation.wanted or estimates.usefulness.paused or _too_short(sequence, draft, estimates)
-        if not vocabulary or unwanted:
+        unwanted = not speculation.wanted or estimates.usefulness.paused
+        if not vocabulary or unwanted or _too_short(sequence, draft, estimates, self._sharing):
             return []
         adopt = draft.history.arenas.adopt(sequence.id)
         if adopt is None and self._shares(draft):
@@ -171,12 +174,29 @@ class DraftDispatch:
         return max(1, sum(sequence.phase is not Phase.WAITING for sequence in self._sequences.values()))
 
 
-def _too_short(sequence: Sequence, draft: Draft, estimates: Estimates) -> bool:
-    """Whether the answer can't gain what it costs that the target waits while the draft reads the prompt."""
+def _too_short(sequence: Sequence, draft: Draft, estimates: Estimates, sharing: int) -> bool:
+    """Whether the answer can't gain what it costs that the target waits while the draft reads the prompt.
+
+    A token costs each of the `sharing` requests its part of a forward over all of them.
+    """
     if not (estimates.turns.in_turns and estimates.target.known):
         return False
     reading = draft.reads(len(sequence.tokens)) * estimates.prefill.get(0.0)
-    return reading > _GAIN_OF_TURNS * sequence.remaining * estimates.target(1)
+    plain = estimates.target(sharing) / sharing
+    return reading > _gain_of_turns(estimates, sharing) * sequence.remaining * plain
+
+
+def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
+    """What drafting in turns is expected to save of the time of plain decoding.
+
+    Several requests share a forward already, and with their guesses it gets wide. So theirs follows from the expected
+    rate after one growth step for all of them.
+    """
+    if sharing == 1 or not estimates.first_response.count:
+        return _GAIN_OF_TURNS
+    cost, hop, shares = estimates.target, estimates.hop.get(0.0), estimates.ranks.shares(_GUESSES)
+    plain = sharing / (cost(sharing) + hop)
+    return 1.0 - plain / best_counts([shares] * sharing, cost, hop + estimates.first_response.get(0.0)).rate
 
 
 def _comes_soon(sequence: Sequence, written: KvReference | None) -> bool:

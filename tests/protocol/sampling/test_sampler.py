@@ -43,6 +43,16 @@ def test_an_evicted_row_is_drawn_alike_again(monkeypatch: pytest.MonkeyPatch):
     assert np.array_equal(np.array(noise.row(1, 0, NoiseStream.SAMPLE)), before)
 
 
+def test_a_row_that_is_drawn_ahead_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch):
+    noise, later = Noise(_VOCABULARY), Noise(_VOCABULARY)
+    noise.draw_ahead(5, 77)
+    monkeypatch.setattr(noise, "_draw", lambda _: pytest.fail("drawn again"))
+
+    for position in (77, 78):
+        row = noise.row(5, position, NoiseStream.SAMPLE)
+        assert np.array_equal(np.array(row), np.array(later.row(5, position, NoiseStream.SAMPLE)))
+
+
 def test_an_unknown_bit_layout_is_refused(monkeypatch: pytest.MonkeyPatch):
     split = mx.random.split
     monkeypatch.setattr(mx.random, "split", lambda key, num: split(key, num)[::-1])

@@ -168,6 +168,30 @@ def test_a_short_answer_is_drafted_unless_the_draft_must_read_long_for_it(contex
     assert len(sent(simulation, Start, before)) == (context < 3000)
 
 
+PROCESSOR = replace(
+    ONE_GPU,
+    target=DevicePace(steps=((1, 0.033), (2, 0.037), (4, 0.048), (8, 0.060), (16, 0.080)), prefill_rate=400.0),
+    draft=DevicePace(steps=((1, 0.009), (16, 0.014)), prefill_rate=1000.0),
+)
+"""About the default pair's costs on two cores."""
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+def test_requests_that_share_a_forward_are_drafted_only_if_that_pays_for_reading_their_prompts(requests: int):
+    def duration(strategy: str) -> tuple[float, int]:
+        simulation = decoded(PROCESSOR, 0.5, placement="shared", strategy=strategy)
+        began, before = simulation.now, len(simulation.history)
+        for number in range(2, 2 + requests):
+            simulation.submit(number, 64, prompt=tuple(range(number, number + 100)))
+        simulation.run()
+        return simulation.now - began, len(sent(simulation, Start, before))
+
+    (plain, _), (adaptive, starts) = duration("ar"), duration("adaptive")
+
+    assert adaptive < 1.02 * plain
+    assert starts == (requests == 1)
+
+
 def attach(simulation: Simulation, accept: float) -> int:
     """A draft on a device of its own."""
     draft = ModelledDraft(ModelledLanguage(AcceptanceModel(accept=accept), draft=(1,)), DRAFT)
