@@ -3,10 +3,13 @@
 import asyncio
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import click
 import uvicorn
@@ -34,6 +37,8 @@ from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
 from protocol.transport.ports import require_unused
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _SECONDS = 60.0
 
 
@@ -173,6 +178,37 @@ def http_server(server: Server) -> uvicorn.Server:
     return _Listener(config, server.stop)
 
 
+class LeftThreads(ThreadPoolExecutor):
+    """A thread for each call. The end waits for them for a short time only: what computes in a library, such as a slow
+    pattern of a tokenizer.json, can't be stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: set[threading.Thread] = set()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - raised where the result is read
+                future.set_exception(error)
+            finally:
+                self._open.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._open.add(thread)
+        thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        ending = time.monotonic() + _GRACE_SECONDS
+        for thread in list(self._open) if wait else ():
+            thread.join(max(0.0, ending - time.monotonic()))
+
+
 class _Listener(uvicorn.Server):
     """Stops all generation before it waits for its connections to end. Bounds its log meanwhile."""
 
@@ -181,6 +217,7 @@ class _Listener(uvicorn.Server):
         self._stop = stop
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_default_executor(LeftThreads())
         logger, limit = logging.getLogger("uvicorn.error"), LogLimit()
         logger.addFilter(limit)
         try:

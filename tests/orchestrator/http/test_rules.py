@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from orchestrator.api.client import NoPipeline
 from orchestrator.api.pipeline import OrchestratorEnded
 from orchestrator.api.result import Chosen, OnReading, Result
+from orchestrator.cli.commands.serve import page_origin
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.app import application
@@ -183,6 +184,21 @@ def test_a_web_page_may_ask_only_where_it_was_allowed_to():
     assert allowed()["origin"] is None
     assert allowed(origins=("https://other.example",))["origin"] is None
     assert allowed(origins=(page,)) == {"origin": page, "private-network": "true"}
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("*", "*"),
+        ("HTTPS://Chat.Example/", "https://chat.example"),
+        ("http://localhost:80", "http://localhost"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+        ("https://m\u00fcnchen.example", "https://xn--mnchen-3ya.example"),
+        ("tauri://localhost", "tauri://localhost"),
+    ],
+)
+def test_an_allowed_page_is_compared_as_browsers_name_it(given: str, origin: str):
+    assert page_origin(given) == origin
 
 
 @pytest.mark.parametrize(

@@ -409,3 +409,19 @@ def test_the_form_that_frees_the_interpreter_gives_the_same_tokens(text: str, sp
     plain = Tokenizer.from_file(str(DEMO_TARGET / "tokenizer.json"))
 
     assert CODEC.encode(text, special=special) == plain.encode(text, add_special_tokens=special).ids
+
+
+def test_a_text_that_a_pattern_of_the_tokenizer_can_not_be_matched_with_is_refused(tmp_path: Path):
+    folder = _with_pattern(tmp_path, "(a+)+$|.")
+
+    with pytest.raises(InputError, match="can't read this text"):
+        TextCodec(folder).encode("a" * 30 + "b")
+    assert TextCodec(folder).encode("ab")
+
+
+def _with_pattern(folder: Path, pattern: str) -> Path:
+    shutil.copytree(DEMO_TARGET, folder, dirs_exist_ok=True)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
