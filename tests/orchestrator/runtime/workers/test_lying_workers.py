@@ -46,7 +46,8 @@ class Deceived:
     """A target and two drafts, of which one role lies, and one to three requests."""
 
     def __init__(self, seed: int, liar: Role) -> None:
-        self.random, self.liar = random.Random(seed), liar
+        self.random = random.Random(seed)
+        self.liar: Role = liar
         pick = self.random.choice
         options = Options(
             strategy=pick(["adaptive", "adaptive", "ssd", "sd"]),
