@@ -156,9 +156,10 @@ def _entries(lock: str) -> Iterator[tuple[Pin, set[str]]]:
         first, *rest = block.splitlines()
         if not first or first.startswith("#"):
             continue
-        pin = Requirement(first)
+        pin = Requirement(first.rstrip(" \\"))
         if pin.marker is None or pin.marker.evaluate(_MAC):
-            words = re.findall(r"[A-Za-z0-9][\w.-]*", " ".join(rest).replace("# via", ""))
+            comments = " ".join(line for line in rest if line.lstrip().startswith("#"))
+            words = re.findall(r"[A-Za-z0-9][\w.-]*", comments.replace("# via", ""))
             version = next(iter(pin.specifier)).version
             yield Pin(canonicalize_name(pin.name), version), {canonicalize_name(word) for word in words}
 

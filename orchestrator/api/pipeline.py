@@ -30,6 +30,14 @@ _CLOSING_SECONDS = 7.0
 _DEFAULTS = PipelineSettings()
 
 
+class OrchestratorEnded(PipelineError):
+    """The orchestrator ended without a reason of its own: it was killed, or it has a fault."""
+
+    def __init__(self, last_words: str) -> None:
+        super().__init__(f"The orchestrator ended unexpectedly; start it again. Its last words: {last_words}")
+        self.last_words = last_words
+
+
 class Pipeline(Client):
     """`with Pipeline() as p: p.generate("def f(")`: three processes, which end with the block.
 
@@ -72,6 +80,7 @@ class Pipeline(Client):
         self._life: socket.socket | None = None
         if address is not None:
             require_local(address)
+        self._fixed_address = address
         super().__init__(address or "")
 
     def __enter__(self) -> Self:
@@ -91,9 +100,9 @@ class Pipeline(Client):
         return memory_of(self._setup)
 
     def start(self) -> PipelineState:
-        """Start the processes and wait until models are loaded."""
+        """Start the processes and wait until models are loaded. After `close` it may be started again."""
         self._session = Session.create()
-        self.address = self.address or self._session.client_address
+        self.address = self._fixed_address or self._session.client_address
         try:
             self._spawn(self._session)
             return self._await_ready(self._session)
@@ -194,9 +203,7 @@ class Pipeline(Client):
         return 0.0
 
     def _cause(self, session: Session) -> PipelineError:
-        words = session.last_words("orchestrator") or "none"
-        unknown = f"The orchestrator ended unexpectedly; start it again. Its last words: {words}"
-        return session.failure() or PipelineError(unknown)
+        return session.failure() or OrchestratorEnded(session.last_words("orchestrator") or "none")
 
 
 def _pass_on(life: socket.socket, on_notice: Callable[[Notice], None]) -> None:

@@ -231,8 +231,8 @@ class Machine:
             case "target", Verdict() as verdict:
                 return self._on_verdict(verdict, now)
             case "target", Lowered(level):
-                self._workers.lower(event.incarnation, level)
-                return []
+                lowered = self._workers.lower(event.incarnation, level)
+                return self.drafts.follow_target(now) if lowered else self._drop()
             case "target", Prefilling() as prefilling:
                 return self._on_prefilling(prefilling, now)
             case "target", PromptLikelihoods() as told:

@@ -89,11 +89,14 @@ class WorkerRegistry:
         self._workers[role, event.incarnation] = _Worker(event.incarnation, hello, event.remote, now)
         self._note_target()
 
-    def lower(self, incarnation: int, level: Level) -> None:
-        """The target verifies less from now on."""
+    def lower(self, incarnation: int, level: Level) -> bool:
+        """The target verifies less from now on. Returns False if it would not be less."""
         worker = self._workers["target", incarnation]
+        if not lowers(level, worker.hello.level):
+            return False
         worker.hello = replace(worker.hello, level=level)
         self._note_target()
+        return True
 
     def remove(self, event: WorkerDown) -> bool:
         """Remove a worker. Returns whether it was up."""
@@ -183,6 +186,12 @@ def _unreadable(draft: Hello, form: FeatureForm, target: Hello) -> str | None:
 def _engines(model: DraftModel) -> str:
     """The offered engines that draft with this."""
     return " or ".join(name for name, engine in offered_engines().items() if engine.model == model)
+
+
+def lowers(level: Level, before: Level) -> bool:
+    """Whether a target of this level verifies less than one of the level before."""
+    levels: list[Level] = ["tree", "chain", "plain"]
+    return levels.index(level) > levels.index(before)
 
 
 class RestartPolicy:

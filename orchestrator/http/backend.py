@@ -1,6 +1,8 @@
 """The pipeline behind the server: its client, and the thread that waits for it while the server already answers."""
 
+import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -9,7 +11,9 @@ import structlog
 
 from orchestrator.api.async_client import AsyncClient, AsyncStream
 from orchestrator.api.client import BUSY_ANSWER_SECONDS, Client
+from orchestrator.api.pipeline import OrchestratorEnded
 from orchestrator.api.sampling import SamplingParams
+from orchestrator.core.workers import RestartPolicy
 from protocol.errors import PipelineError, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState
@@ -72,6 +76,7 @@ class PipelineBackend:
 
     def __init__(self, pipeline: ServedPipeline) -> None:
         self._pipeline = pipeline
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.ready = False
         """The pipeline has started: from now on silence is a failure."""
 
@@ -84,12 +89,20 @@ class PipelineBackend:
     def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         return self._client.watch(sequence)
 
+    def restarting(self) -> None:
+        """From any thread: the pipeline has ended and will start again. Requests in progress end with PipelineError."""
+        self.ready = False
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.close)
+
     def close(self) -> None:
-        if "_client" in self.__dict__:
-            self._client.close()
+        client = self.__dict__.pop("_client", None)
+        if client is not None:
+            client.close()
 
     @cached_property
     def _client(self) -> AsyncClient:
+        self._loop = asyncio.get_running_loop()
         return AsyncClient(self._pipeline.address)
 
 
@@ -97,21 +110,30 @@ class PipelineThread(threading.Thread):
     """Starts a pipeline and waits for its end."""
 
     def __init__(
-        self, pipeline: ServedPipeline, on_ready: Callable[[PipelineState], None], on_end: Callable[[], None]
+        self,
+        pipeline: ServedPipeline,
+        on_ready: Callable[[PipelineState], None],
+        on_end: Callable[[], None],
+        on_restart: Callable[[str], None] | None = None,
     ) -> None:
+        """With `on_restart`, a pipeline that was ready and whose orchestrator is killed starts again, as often as a
+        worker would. It is called before that, with the orchestrator's last words."""
         super().__init__(daemon=True)
         self._pipeline = pipeline
         self._on_ready = on_ready
         self._on_end = on_end
+        self._on_restart = on_restart
+        self._left = threading.Event()
         self.failure: PipelineError | None = None
         """Why the pipeline ended."""
 
+    def leave(self) -> None:
+        """Nothing starts again: the server ends."""
+        self._left.set()
+
     def run(self) -> None:
         try:
-            state = self._pipeline.start()
-            if state.ready:
-                self._on_ready(state)
-            self._pipeline.wait()
+            self._live()
         except PipelineError as error:
             self.failure = error
         except Exception as error:  # the border of a thread: those that wait for the pipeline learn why it ended
@@ -119,3 +141,21 @@ class PipelineThread(threading.Thread):
             self.failure = PipelineError(f"The pipeline failed ({error}): the log has the cause.")
         finally:
             self._on_end()
+
+    def _live(self) -> None:
+        deaths, ready = RestartPolicy(), False
+        while True:
+            try:
+                state = self._pipeline.start()
+                if state.ready:
+                    self._on_ready(state)
+                    ready = True
+                return self._pipeline.wait()
+            except OrchestratorEnded as error:
+                delay = deaths.died(time.monotonic()) if ready else None
+                if self._on_restart is None or delay is None or self._left.is_set():
+                    raise
+                self._on_restart(error.last_words)
+                self._pipeline.close()
+                if self._left.wait(delay):
+                    raise

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.api.client import NoPipeline
 from protocol.errors import InputError, PipelineError
 
 ANTHROPIC_VERSION = "anthropic-version"
@@ -82,4 +83,6 @@ def of_pipeline(error: PipelineError) -> ApiError:
     """The response to an error of the pipeline."""
     if isinstance(error, InputError):
         return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, NoPipeline):
+        error = PipelineError("The pipeline ended during this request, or does not answer: send it again in a moment.")
     return ApiError(503, str(error), code="pipeline_failed", headers={"retry-after": "5"})

@@ -26,7 +26,7 @@ from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.answer.tool_syntax import with_described_tools
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import PipelineError
+from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import require_enforceable
@@ -192,12 +192,15 @@ class PromptEncoder:
         self, prompts: Sequence[Prompt], *, special: SpecialTokens, context: int | None = None
     ) -> list[Sequence[int]]:
         """Raises ApiError for a text that is too long for `context` tokens whatever its tokens are; other texts may be
-        too long as well."""
+        too long as well, and for one that the tokenizer can't read."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if context is not None:
             await asyncio.to_thread(self._require_room, texts, context)
-        async with self._turn if sum(map(len, texts)) > _SHORT_CHARACTERS else nullcontext():
-            return await in_thread(self._encode, prompts, special)
+        try:
+            async with self._turn if sum(map(len, texts)) > _SHORT_CHARACTERS else nullcontext():
+                return await in_thread(self._encode, prompts, special)
+        except InputError as error:
+            raise of_pipeline(error) from error
 
     def _encode(self, prompts: Sequence[Prompt], special: SpecialTokens) -> list[Sequence[int]]:
         def encoded(text: str) -> list[int]:

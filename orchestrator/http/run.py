@@ -3,10 +3,13 @@
 import asyncio
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import click
 import uvicorn
@@ -34,6 +37,8 @@ from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
 from protocol.transport.ports import require_unused
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _SECONDS = 60.0
 
 
@@ -93,7 +98,7 @@ def run(
     when_ready: Callable[[PipelineState], None] = lambda _: None,
 ) -> None:
     """Serve `pipeline` until it or the server ends. `folder`: of tokenizer and chat template. `made`: see `greet`.
-    `invite`: see `server_of_one`. `when_ready` is called once the models are loaded."""
+    `invite`: see `server_of_one`. `when_ready` is called each time that the models are loaded."""
     raise_descriptor_limit()
     codec = TextCodec(folder)
     backend = PipelineBackend(pipeline)
@@ -104,13 +109,22 @@ def run(
         click.echo(ready_line(state))
         when_ready(state)
 
-    thread = PipelineThread(pipeline, on_ready, on_end=lambda: setattr(server, "should_exit", True))
+    def on_restart(last_words: str) -> None:
+        backend.restarting()
+        click.echo(
+            "The orchestrator ended unexpectedly: another one starts. Requests get 503 meanwhile. "
+            f"Its last words: {last_words}",
+            err=True,
+        )
+
+    thread = PipelineThread(pipeline, on_ready, lambda: setattr(server, "should_exit", True), on_restart)
     greet(settings, listener, made)
     click.echo("Loading models ...")
     thread.start()
     try:
         asyncio.run(_serve(server, listener, backend))
     finally:
+        thread.leave()
         pipeline.close()
     if thread.failure is not None:
         raise thread.failure
@@ -164,6 +178,37 @@ def http_server(server: Server) -> uvicorn.Server:
     return _Listener(config, server.stop)
 
 
+class LeftThreads(ThreadPoolExecutor):
+    """A thread for each call. The end waits for them for a short time only: what computes in a library, such as a slow
+    pattern of a tokenizer.json, can't be stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: set[threading.Thread] = set()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - raised where the result is read
+                future.set_exception(error)
+            finally:
+                self._open.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._open.add(thread)
+        thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        ending = time.monotonic() + _GRACE_SECONDS
+        for thread in list(self._open) if wait else ():
+            thread.join(max(0.0, ending - time.monotonic()))
+
+
 class _Listener(uvicorn.Server):
     """Stops all generation before it waits for its connections to end. Bounds its log meanwhile."""
 
@@ -172,6 +217,7 @@ class _Listener(uvicorn.Server):
         self._stop = stop
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_default_executor(LeftThreads())
         logger, limit = logging.getLogger("uvicorn.error"), LogLimit()
         logger.addFilter(limit)
         try:

@@ -30,6 +30,7 @@ from orchestrator.core.commands import (
 from orchestrator.core.events import Arrived, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
+from orchestrator.core.workers import lowers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.draft_engine import ChosenDraftEngine, DraftEngine
 from orchestrator.runtime.notices import Notice, NoticeSender
@@ -222,7 +223,7 @@ class Orchestrator:
                     self._cut.add(role)
                     log.warning("KV was cut", role=role, kept=cut.kept, tokens=cut.tokens, bytes=cut.memory)
                     self._notices.send(Notice(_cut_text(role, cut), "warning"))
-            case Arrived(role="target", message=Lowered(level, reason)):
+            case Arrived(role="target", message=Lowered(level, reason)) if lowers(level, self._hellos["target"].level):
                 self._hellos["target"] = replace(self._hellos["target"], level=level)
                 log.warning("a forward failed, so the target verifies less", level=level, reason=reason)
                 text = f"A forward of the target failed ({reason.rstrip('.')}), so it verifies less from now on (level "

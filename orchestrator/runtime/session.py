@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.errors import Blame, PipelineError, blame_of, blaming
+from protocol.errors import Blame, InputError, PipelineError, blame_of, blaming
 from protocol.kv import segments
 from protocol.security.private_files import private_folder
 
@@ -36,7 +36,7 @@ class Session:
         while True:
             # Another session that ends removes an empty home, also between these two steps.
             with suppress(FileNotFoundError):
-                home = private_folder(sessions_home())
+                home = private_folder(_not_a_link(sessions_home()))
                 return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home)))
 
     @property
@@ -117,7 +117,15 @@ def sweep() -> list[Path]:
 
 def _sessions() -> list[Path]:
     home = sessions_home()
-    return sorted(home.glob(f"{_PREFIX}*")) if home.is_dir() and home.stat().st_uid == os.getuid() else []
+    own = home.is_dir() and not home.is_symlink() and home.stat().st_uid == os.getuid()
+    return sorted(home.glob(f"{_PREFIX}*")) if own else []
+
+
+def _not_a_link(home: Path) -> Path:
+    """Whoever made a link chose which of this user's folders files are made and removed in."""
+    if home.is_symlink():
+        raise InputError(f"{home} is a link, which another user may have made: remove it.")
+    return home
 
 
 def _owner(folder: Path) -> int:

@@ -164,9 +164,16 @@ class TextCodec:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`, with the special tokens (BOS, say) that tokenizer.json's post-processor adds if `special`. A
-        text that begins with BOS gets no second one."""
-        # The form for one text holds the interpreter's lock until it is done, this one does not.
-        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        text that begins with BOS gets no second one. Raises InputError for a text that a pattern of tokenizer.json
+        can't be matched with."""
+        try:
+            # The form for one text holds the interpreter's lock until it is done, this one does not.
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        except BaseException as error:
+            # The library's own, which is no Exception: a pattern took more steps than its matcher allows.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise InputError(f"The model's tokenizer can't read this text ({error}): change the text.") from error
         begin = self._begin if special else []
         return ids[len(begin) :] if begin and ids[len(begin) : 2 * len(begin)] == begin else ids
 

@@ -20,6 +20,10 @@ MOST_STATES = 10_000
 MOST_INTERSECTED = 4
 """Expressions that may have to hold at once. The library can't decide whether eight of them can."""
 
+_LEAST = -(2.0**63)
+"""Where a number of one of `_NUMBERS` is this or less, the library (1.9) can recurse without end, which ends the
+process: it negates the least 64-bit number."""
+_NUMBERS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "enum", "const")
 _EXPRESSIONS = ("pattern", "format", "multipleOf", "patternProperties")
 METADATA = frozenset(("$defs", "definitions", "title", "description", "default", "examples", "deprecated", "$comment"))
 """Keywords beside a `$ref` that do not restrict values."""
@@ -81,6 +85,8 @@ def _require_bounds(schema: Schema) -> None:
     crossing = any(_intersects(one) for one in objects)
     states = 1 if crossing else 0
     for one in objects:
+        if any(_too_low(one[name]) for name in _NUMBERS if name in one):
+            raise SchemaError(f"a number in {', '.join(_NUMBERS)} must be greater than -2^63")
         if "multipleOf" in one:
             added = _states(one["multipleOf"])
             states = states * added if crossing else states + added
@@ -111,6 +117,16 @@ def _intersects(schema: Mapping[str, Any]) -> bool:
     """Whether several schemas must hold at once."""
     several = isinstance(schema.get("allOf"), list) and (len(schema["allOf"]) > 1 or len(schema) > 1)
     return several or ("$ref" in schema and not schema.keys() <= {"$ref", *METADATA})
+
+
+def _too_low(value: Any) -> bool:
+    """Whether it is, or holds, a number that is too low. Its depth is bounded already."""
+    if is_object(value):
+        value = list(value.values())
+    if is_list(value):
+        return any(map(_too_low, value))
+    # An integer is converted as the library does it.
+    return isinstance(value, int | float) and float(min(max(value, 2 * _LEAST), 0)) <= _LEAST
 
 
 def _states(divisor: Any) -> int:

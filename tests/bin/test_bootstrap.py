@@ -26,8 +26,9 @@ from tests.support.paths import ROOT
 from tests.support.processes import until
 
 BASH = os.environ.get("BASH_3_2", "/bin/bash")
-SCRIPTS = ["bin/.bootstrap", "bin/launch-pipeline", "bin/test", ".ci/run"]
-LOCKED = ("pyproject.toml", "requirements.lock")
+SCRIPTS = ["bin/.bootstrap", "bin/launch-pipeline", "bin/test", ".ci/run", ".ci/lock"]
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+LOCKED = ("pyproject.toml", *LOCKS)
 TOOLS = ["cat", "cksum", "cp", "dirname", "grep", "head", "mkdir", "readlink", "rm", "sleep", "tail", "tee"]
 
 STAND_IN = f"""#!{BASH}
@@ -35,6 +36,8 @@ if [ "$1" = -c ]; then exec "{sys.executable}" "$@"; fi
 case "$1 $2" in
 "-m venv") echo venv >>log; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
 "-m pip")
+    echo "$*" >>asked
+    case "$*" in *--editable*) exit ;; esac
     echo pip >>log
     echo "$SYSTEM_VERSION_COMPAT" >compat
     if [ -e gate ]; then read -r _ <gate; fi
@@ -97,6 +100,17 @@ def test_the_first_start_sets_up_and_runs_and_a_later_one_only_runs(checkout: Ch
     assert checkout.log == ["venv", "pip"]
     # Otherwise pip may take MLX's kernels for those of an older macOS.
     assert (checkout.folder / "compat").read_text() == "0\n"
+
+
+def test_only_wheels_of_the_locks_are_installed_and_what_builds_the_checkout_is_among_them(checkout: Checkout):
+    checkout.run()
+    packages, own = (checkout.folder / "asked").read_text().splitlines()
+
+    assert {"--no-deps", "--require-hashes", "--only-binary :all:"} <= set(
+        re.findall(r"--[a-z-]+(?: :all:)?", packages)
+    )
+    assert packages.endswith("--requirement requirements.lock")
+    assert own.endswith("--no-index --no-build-isolation --editable .")
 
 
 @pytest.mark.parametrize("name", LOCKED)
@@ -259,19 +273,22 @@ def test_scripts_parse_and_run_as_they_are(script: str):
 
 def locked() -> dict[str, list[Requirement]]:
     pins: dict[str, list[Requirement]] = {}
-    for line in (ROOT / "requirements.lock").read_text().splitlines():
-        if not line.lstrip().startswith("#"):
-            pin = Requirement(line)
+    for line in re.split(r"(?<!\\)\n", "".join((ROOT / name).read_text() for name in LOCKS)):
+        pinned, *hashes = line.partition("#")[0].replace("\\\n", "").split("--hash=sha256:")
+        if pinned.strip():
+            assert hashes
+            assert all(len(each.strip()) == 64 for each in hashes)
+            pin = Requirement(pinned)
             pins.setdefault(canonicalize_name(pin.name), []).append(pin)
     return pins
 
 
 def declared() -> list[Requirement]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = pyproject["project"]["optional-dependencies"]
     # The user installs a GPU's build, what trains drafts, and the server's clients that one test uses.
     locked = [line for name in extras if name not in ("cuda", "training", "clients") for line in extras[name]]
-    lines = [*project["dependencies"], *locked]
+    lines = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["build"], *locked]
     return [Requirement(line) for line in lines]
 
 
@@ -279,9 +296,8 @@ def test_the_lock_pins_exact_versions_and_nothing_of_this_machine():
     pins = [pin for versions in locked().values() for pin in versions]
 
     assert all(pin.url is None and re.fullmatch(r"==[\w.!+]+", str(pin.specifier)) for pin in pins)
-    assert not re.search(
-        r"--|://|/home/|/opt/|/Users/", re.sub(r"(?m)^#.*$", "", (ROOT / "requirements.lock").read_text())
-    )
+    for name in LOCKS:
+        assert not re.search(r"--(?!hash=sha256)|://|/home/|/opt/|/Users/", (ROOT / name).read_text())
 
 
 def test_the_lock_satisfies_every_declared_dependency():
@@ -289,7 +305,7 @@ def test_the_lock_satisfies_every_declared_dependency():
 
     for wanted in declared():
         versions = pins.get(canonicalize_name(wanted.name), [])
-        assert versions, f"{wanted.name} is not in requirements.lock: renew it"
+        assert versions, f"{wanted.name} is not in the locks: renew them with .ci/lock"
         assert all(next(iter(pin.specifier)).version in wanted.specifier for pin in versions)
 
 
@@ -299,7 +315,7 @@ def test_the_lock_holds_what_the_dependencies_need():
     todo = [(canonicalize_name(wanted.name), extra) for wanted in declared() for extra in (wanted.extras or {""})]
     while todo:
         name, extra = todo.pop()
-        assert name in pins, f"{name} is not in requirements.lock: renew it"
+        assert name in pins, f"{name} is not in the locks: renew them with .ci/lock"
         if name in seen:
             continue
         seen.add(name)

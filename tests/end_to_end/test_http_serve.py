@@ -26,8 +26,10 @@ DEMO = DEMO_TARGET
 KEY = "a-key-of-tests"
 PROMPT = "def quicksort(items):"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGE = {"model": "demo", "max_tokens": 500, "messages": [{"role": "user", "content": "import"}]}
 SECONDS = 100.0
 """Generous, because the machine may be busy with other things."""
+_TOLD = ("The draft worker ", "The orchestrator ended unexpectedly: another one starts.", "Keeps about ")
 
 
 class Serving:
@@ -77,7 +79,7 @@ def started(*arguments: str) -> Iterator[Serving]:
         yield server
     *told, last = server.errors.strip().splitlines()
     assert (server.code, last) == (130, "Interrupted.")
-    assert all(line.startswith(("The draft worker ", "Keeps about ")) for line in told if line)
+    assert all(line.startswith(_TOLD) for line in told if line)
     assert KEY not in server.output
 
 
@@ -222,6 +224,25 @@ def test_a_draft_that_dies_is_told_by_health_and_texts_go_on(serving: Serving, r
     assert "launch_pipeline_worker_restarts 1.0" in serving.client.get("/metrics").text
 
 
+def test_an_orchestrator_that_is_killed_is_followed_by_another(serving: Serving, reference: Reference):
+    old = members(serving.command.mark)
+    with serving.client.stream("POST", "/v1/messages", json={**MESSAGE, "stream": True}) as response:
+        lines = response.iter_lines()
+        next(line for line in lines if "content_block_delta" in line)
+        os.kill(old["orchestrator"], signal.SIGKILL)
+        *_, name, told, _ = lines
+
+    assert (name, json.loads(told.removeprefix("data: "))["error"]["type"]) == ("event: error", "overloaded_error")
+    until(lambda: serving.health() == "loading", SECONDS)
+    refused = serving.client.post("/v1/messages", json=MESSAGE)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (503, "overloaded_error")
+    assert int(refused.headers["retry-after"]) > 0
+    until(lambda: serving.health() == "ok", SECONDS)
+    answer = serving.post(COMPLETIONS, prompt=PROMPT, temperature=1.0, seed=5, max_tokens=24)
+    assert answer["choices"][0]["text"] == reference(PROMPT, params(1.0)).text
+    assert not set(old.values()) & set(members(serving.command.mark).values())
+
+
 # Before anything is started ----------------------------------------------------------------------
 
 
@@ -232,6 +253,9 @@ def test_a_draft_that_dies_is_told_by_health_and_texts_go_on(serving: Serving, r
         (("--no-api-key", "--api-key", KEY), "exclude each other"),
         (("--api-key", "short"), "at least 8 printable"),
         (("--api-key", ""), "at least 8 printable"),
+        (("--allow-origin", "null"), "names no web pages"),
+        (("--allow-origin", "localhost:3000"), "names no web pages"),
+        (("--allow-origin", "https://chat.example/page"), "names no web pages"),
         (("--host", "192.0.2.1"), "choose others with --host and --port"),
         (("--target", "./no-such-folder"), "There is no folder"),
     ],

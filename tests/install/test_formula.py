@@ -18,9 +18,12 @@ from tests.support.paths import ROOT
 _FOLDER = ROOT / "docs" / "install"
 _LOCK = """\
 # written by uv
-alpha==1.0
+alpha==1.0 \\
+    --hash=sha256:1234
     # via launch-pipeline (pyproject.toml)
-beta==2.0 ; sys_platform == 'darwin'
+beta==2.0 ; sys_platform == 'darwin' \\
+    --hash=sha256:5678 \\
+    --hash=sha256:9abc
     # via
     #   alpha
     #   pytest

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -255,6 +256,8 @@ def serve(
             return
 
         def when_ready(state: PipelineState) -> None:
+            # The join line of an orchestrator that has ended opens nothing.
+            stack.close()
             stack.enter_context(invited(pipeline.owner, state, announce, err=True))
 
         run(pipeline, folder, server, listener, made, lambda: pipeline.owner.invite(), when_ready)
@@ -281,13 +284,31 @@ def _server(
         key=key,
         names=_names(options.pop("model_name"), target),
         hosts=(host, *options.pop("allow_host")),
-        origins=options.pop("allow_origin"),
+        origins=tuple(map(page_origin, options.pop("allow_origin"))),
         most_open=options.pop("max_requests"),
         most_bytes=options.pop("max_body") << 20,
         defaults=defaults,
         embedding=embedding,
     )
     return settings, port, made
+
+
+def page_origin(given: str) -> str:
+    """As browsers write it, since they are compared as texts. Raises InputError for what names no web pages."""
+    try:
+        parts = urlsplit(given.strip())
+        port, host = parts.port, (parts.hostname or "").encode("idna").decode()
+    except ValueError:
+        parts, port, host = urlsplit(""), None, ""
+    if given == "*":
+        return given
+    if not parts.scheme or not host or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise InputError(
+            f"--allow-origin {given} names no web pages: give their scheme, host and port, like http://localhost:3000, "
+            "or * for all. Files and sandboxed pages can't be told apart (null)."
+        )
+    shown = "" if port in (None, {"http": 80, "https": 443}.get(parts.scheme)) else f":{port}"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{shown}"
 
 
 def _names(given: tuple[str, ...], target: str | None) -> tuple[str, ...]:

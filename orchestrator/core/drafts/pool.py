@@ -151,9 +151,12 @@ class DraftPool:
         tokens = round.tokens
         commands = self._dispatch.reroot(self._active, sequence.speculation, sequence, tokens, round.hit, now)
         if self._trial is not None:
-            speculation = self._trial.sequences[sequence.id].speculation
-            trial_hit = self._trial.follow(sequence, tokens, sequence.ended_round[1], now)
-            commands += self._dispatch.reroot(self._trial.incarnation, speculation, sequence, tokens, trial_hit, now)
+            speculation = self._trial_sequence(self._trial, sequence, now).speculation
+            # One that begins behind this round is there already.
+            if speculation.tree.root.id != sequence.tree.root.id:
+                trial_hit = self._trial.follow(sequence, tokens, sequence.ended_round[1], now)
+                id = self._trial.incarnation
+                commands += self._dispatch.reroot(id, speculation, sequence, tokens, trial_hit, now)
         return [*commands, *self._reconsider(sequence, now)]
 
     def sequence_ended(self, sequence: SequenceId) -> list[Command]:

@@ -215,6 +215,14 @@ def test_a_server_tells_its_models_their_context_and_whether_they_know_tools(mon
         assert not server.knows_tools("other")
 
 
+def test_a_name_that_a_program_would_read_a_file_for_is_none():
+    """opencode replaces it by the file's content, which it then sends to the server as the model's name."""
+    with listening(names=("{file:~/.ssh/id_rsa}", "${HOME}", "owner's model")) as listener:
+        assert _asked(listener).models() == ["owner's model"]
+    with listening(names=("{env:HOME}",)) as listener, pytest.raises(PipelineError, match="names no models"):
+        _asked(listener).models()
+
+
 def test_a_server_that_loads_is_not_ready_and_a_failed_one_says_why():
     with listening(FakePipeline(condition=None)) as listener:
         assert not _asked(listener).ready()

@@ -187,6 +187,8 @@ def test_a_key_with_which_the_service_would_not_start_installs_nothing(
         (["--port", "0"], "a port that stays the same"),
         (["--no-such-option"], "No such option"),
         (["--draft", "a\nb"], "line breaks"),
+        (["--draft", "a\x1bb"], "control characters"),
+        (["--draft", "a\udcffb"], "bytes that are no text"),
     ],
 )
 def test_options_that_a_service_can_not_have_install_nothing(
@@ -195,6 +197,16 @@ def test_options_that_a_service_can_not_have_install_nothing(
     result = _run("install", "--", *options)
 
     assert words in str(result.exception)
+    assert _files(tmp_path / "home") == []
+
+
+def test_a_folder_that_would_swallow_the_units_next_line_installs_nothing(
+    systemctl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder := tmp_path / "odd\\").mkdir()
+    monkeypatch.chdir(folder)
+
+    assert "no backslash at the folder's end" in str(_run("install").exception)
     assert _files(tmp_path / "home") == []
 
 

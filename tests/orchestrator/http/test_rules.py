@@ -14,6 +14,8 @@ from starlette.requests import Request
 from structlog.testing import capture_logs
 
 from orchestrator.api.client import NoPipeline
+from orchestrator.api.pipeline import OrchestratorEnded
+from orchestrator.cli.commands.serve import page_origin
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.app import application
@@ -179,6 +181,21 @@ def test_a_web_page_may_ask_only_where_it_was_allowed_to():
     assert allowed()["origin"] is None
     assert allowed(origins=("https://other.example",))["origin"] is None
     assert allowed(origins=(page,)) == {"origin": page, "private-network": "true"}
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("*", "*"),
+        ("HTTPS://Chat.Example/", "https://chat.example"),
+        ("http://localhost:80", "http://localhost"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+        ("https://m\u00fcnchen.example", "https://xn--mnchen-3ya.example"),
+        ("tauri://localhost", "tauri://localhost"),
+    ],
+)
+def test_an_allowed_page_is_compared_as_browsers_name_it(given: str, origin: str):
+    assert page_origin(given) == origin
 
 
 @pytest.mark.parametrize(
@@ -830,6 +847,38 @@ def test_a_pipeline_that_fails_in_a_way_nobody_foresaw_has_failed():
     thread.run()
 
     assert "No space left on device" in str(thread.failure)
+
+
+class Dying:
+    address = "ipc:///nowhere"
+
+    def start(self) -> PipelineState:
+        return READY
+
+    def wait(self) -> None:
+        raise OrchestratorEnded("none")
+
+    def close(self) -> None: ...
+
+
+def test_an_orchestrator_that_ends_again_and_again_ends_the_pipeline():
+    told: list[Any] = []
+    thread = PipelineThread(cast(Any, Dying()), told.append, lambda: told.append("end"), told.append)
+
+    thread.run()
+
+    assert told == [READY, "none", READY, "none", READY, "end"]
+    assert isinstance(thread.failure, OrchestratorEnded)
+
+
+def test_a_server_that_ends_starts_no_other_orchestrator():
+    told: list[Any] = []
+    thread = PipelineThread(cast(Any, Dying()), told.append, lambda: told.append("end"), told.append)
+
+    thread.leave()
+    thread.run()
+
+    assert told == [READY, "end"]
 
 
 class PausedClient:

@@ -40,6 +40,16 @@ def test_a_home_that_others_can_enter_is_refused(home: Path):
         Session.create()
 
 
+def test_a_link_to_a_private_folder_of_the_user_is_refused_and_nothing_is_swept_there(home: Path, tmp_path: Path):
+    (elsewhere := tmp_path / "mine").mkdir(mode=0o700)
+    (elsewhere / "lp-letters").mkdir()
+    home.symlink_to(elsewhere)
+
+    with pytest.raises(InputError, match="is a link"):
+        Session.create()
+    assert (elsewhere / "lp-letters").is_dir()
+
+
 def test_last_words_name_a_lack_of_memory_and_leave_out_what_follows_from_it(home: Path):
     session = Session.create()
     said = [

@@ -466,3 +466,19 @@ def test_without_stop_strings_every_character_is_sent(pieces: list[str], opened:
 @given(pieces=st.lists(st.text("abc", max_size=5), max_size=9))
 def test_without_a_thought_all_text_is_searched(pieces: list[str]):
     assert scanned(AnswerStops(["ab", "cc"]), pieces) == scanned(StopScanner(["ab", "cc"]), pieces)
+
+
+def test_a_text_that_a_pattern_of_the_tokenizer_can_not_be_matched_with_is_refused(tmp_path: Path):
+    folder = _with_pattern(tmp_path, "(a+)+$|.")
+
+    with pytest.raises(InputError, match="can't read this text"):
+        TextCodec(folder).encode("a" * 30 + "b")
+    assert TextCodec(folder).encode("ab")
+
+
+def _with_pattern(folder: Path, pattern: str) -> Path:
+    shutil.copytree(DEMO_TARGET, folder, dirs_exist_ok=True)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder

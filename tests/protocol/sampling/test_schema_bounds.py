@@ -57,6 +57,24 @@ def test_a_number_given_as_a_text_is_refused_at_once(schema: Any):
     assert time.process_time() - began < 1
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"type": "integer", "minimum": -1e30, "maximum": -1e26}',
+        '{"type": "integer", "minimum": -9223372036854775807, "maximum": -9223372036854775807}',
+        '{"allOf": [{"type": "integer", "exclusiveMinimum": -1e30}, {"exclusiveMaximum": -1e29}]}',
+        '{"type": "integer", "enum": [-1e30]}',
+        '{"type": "integer", "const": -' + "9" * 400 + "}",
+    ],
+)
+def test_numbers_over_which_the_library_ends_the_process_are_refused(schema: str):
+    assert "must be greater than -2^63" in str(flaw(Grammar(schema)))
+
+
+def test_a_number_beyond_64_bits_that_the_library_takes_is_accepted():
+    assert flaw(Grammar('{"type": "integer", "minimum": 0, "maximum": 18446744073709551615}')) is None
+
+
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1e308", "1" + "0" * 4000])
 def test_a_number_that_is_too_large_is_refused(number: str):
     with pytest.raises(SchemaError, match="multipleOf"):

@@ -1,6 +1,7 @@
 """Asks an HTTP server what a program must know of it: whether it is ready, its models, their context and tools."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -12,6 +13,9 @@ from protocol.errors import InputError, PipelineError
 _ANSWER_SECONDS = 10.0
 _LOADING_SECONDS = 600.0
 """For an answer that waits until its model is loaded."""
+_NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff{}$]{1,256}")
+"""A model's name that stays one in every program's settings: opencode reads a file for `{file:PATH}`, for instance, and
+would send its content to the server."""
 _TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -56,9 +60,13 @@ class HttpServer(NamedTuple):
                 "LAUNCH_PIPELINE_API_KEY."
             )
         cards = self._field(answer, "data")
-        names = [card["id"] for card in cards if isinstance(card, dict) and "id" in card] if cards else []
+        known = [card.get("id") for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+        names = [name for name in known if isinstance(name, str) and _NAME.fullmatch(name)]
         if not names:
-            raise PipelineError(f"What answers at {self.address} names no models: check the address.")
+            raise PipelineError(
+                f"What answers at {self.address} names no models, or none whose name a program's settings can hold: "
+                "check the address."
+            )
         return names
 
     def context(self, model: str) -> int | None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,6 +124,7 @@ def _log(file: Path, size: int, kept: int) -> logging.Logger:
 _KEPT = ("PATH", "HF_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 """A service manager passes on little: where programs, models and settings are must be the user's."""
 _PREFIX = "LAUNCH_PIPELINE_"
+_UNWRITABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 _KEY_PART = "KEY"
 """Part of the names of variables that hold secrets, which are not passed on."""
 
@@ -225,22 +227,34 @@ def _definition(root: click.Context, options: tuple[str, ...]) -> ServiceDefinit
     """Raises InputError for what a service can't have, and click's errors for options that `serve` does not take."""
     if any("\n" in option or "\r" in option for option in options):
         raise InputError("A service's options must have no line breaks: put long values into the configuration file.")
+    program, folder, environment = start_command(), str(Path.cwd()), kept_environment(os.environ)
+    _require_writable((*program, *options, *environment.values()), folder)
     parsed = serve.make_context("serve", list(options), parent=root)
     values = parsed.params
     if values["port"] == 0:
         raise InputError("A service needs a port that stays the same: choose one with --port.")
     configuration = root.meta.get("configuration")
     return ServiceDefinition(
-        program=start_command(),
+        program=program,
         arguments=(
             *(("--config", str(Path(configuration).absolute())) if configuration else ()),
             *("serve", "--host", values["host"], "--port", str(values["port"])),
             *key_options(parsed),
             *options,
         ),
-        folder=str(Path.cwd()),
-        environment=kept_environment(os.environ),
+        folder=folder,
+        environment=environment,
     )
+
+
+def _require_writable(words: Sequence[str], folder: str) -> None:
+    """Raises InputError for text that a definition can't hold on one of the systems."""
+    # A unit goes on in the next line behind a backslash.
+    if any(map(_UNWRITABLE.search, (*words, folder))) or folder.endswith("\\"):
+        raise InputError(
+            "A service's options, its folder and its environment must have no control characters, no bytes that are "
+            "no text, and no backslash at the folder's end: change them."
+        )
 
 
 def _tell(manager: ServiceManager, as_json: bool) -> None:

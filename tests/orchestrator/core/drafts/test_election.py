@@ -424,3 +424,10 @@ def test_of_two_places_for_one_draft_the_faster_one_is_found_and_its_rates_are_m
     assert decided.winner == max(true, key=true.__getitem__)
     assert decided.winner_rate == pytest.approx(true[decided.winner], rel=0.2)
     assert decided.loser_rate == pytest.approx(true[decided.loser], rel=0.2)
+
+
+def test_a_better_draft_that_begins_in_turns_is_found():
+    """It begins a request behind the first token, and its guesses count from there."""
+    simulation = run([remote_draft(0.9)], accept=0.5, placement="shared", tokens=300)
+
+    assert drafting(simulation.machine) == [SECOND]
