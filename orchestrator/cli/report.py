@@ -22,14 +22,17 @@ _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
 
 
-def summary(result: Result, sampled: bool, every: bool = False) -> Panel:
-    """What came of a generation; with `every`, all figures about it."""
+def summary(result: Result, sampled: bool, every: bool = False, loading: float | None = None) -> Panel:
+    """What came of a generation; with `every`, all figures about it. `loading`: seconds before it, of the models."""
     statistics, reason = result.statistics, result.finish_reason
     rows = [("seed", str(result.seed))] if sampled else []
     if every:
         rows += figures(statistics, reason)
     else:
         rows += [("tokens", counts(statistics, reason)), *conclusion(statistics)]
+    if loading is not None:
+        first = statistics.time_to_first_token
+        rows.append(("waited", f"{loading:.1f} s for the models, then {first:.2f} s for the first token"))
     grid = Table.grid(padding=(0, 2))
     for name, value in rows:
         words = Text(value)

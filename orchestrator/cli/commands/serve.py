@@ -251,10 +251,11 @@ def serve(
             return
         pipeline = opened(settings, notes, quiet=False, on_notice=Notices(at_once=True), conversing=True)
         if settings.listen is None:
-            run(pipeline, folder, server, listener, made)
+            run(pipeline, folder, server, listener, made, when_ready=lambda _: keeps_running(pipeline, settings))
             return
 
         def when_ready(state: PipelineState) -> None:
+            keeps_running(pipeline, settings)
             stack.enter_context(invited(pipeline.owner, state, announce, err=True))
 
         run(pipeline, folder, server, listener, made, lambda: pipeline.owner.invite(), when_ready)

@@ -119,6 +119,7 @@ def _keep_running(address: str, announce: str | None, settings: PipelineSettings
         click.echo(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
         if settings.listen is not None:
             stack.enter_context(invited(pipeline.owner, pipeline.state(), announce))
+        keeps_running(pipeline, settings)
         pipeline.wait()
 
 
