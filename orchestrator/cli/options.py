@@ -2,9 +2,11 @@
 
 import difflib
 import functools
+import os
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import click
@@ -273,6 +275,26 @@ def speculation_option(name: str, *ineffective: Ineffective) -> Decorator:
         kind = plain
         limits = f"; {meta.ge} to {meta.le}"
     return make(type=kind, help=f"{meta.description}  [default: {field.default}{limits}]")
+
+
+class Destination(click.Path):
+    """A file that is written at the end, so that a path that can't be written is refused before the work begins.
+    `suffixes`: the forms that it may have."""
+
+    def __init__(self, *suffixes: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+        self._suffixes = suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(super().convert(value, param, ctx))
+        folder = path.absolute().parent
+        if self._suffixes and path.suffix not in self._suffixes:
+            self.fail(f"{path} must end in {' or '.join(self._suffixes)}.", param, ctx)
+        if not folder.is_dir():
+            self.fail(f"{path} can't be written, since there is no folder {folder}.", param, ctx)
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            self.fail(f"{path} can't be written, since {folder} is not yours to write in.", param, ctx)
+        return path
 
 
 class NamedChoice(click.Choice[str]):

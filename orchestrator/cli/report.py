@@ -45,7 +45,7 @@ def findings_table(findings: Iterable[Finding]) -> Table:
     """What `doctor` found, and what to do about it."""
     table = Table(box=None, padding=(0, 2))
     for title in ("", "what", "found"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     for finding in findings:
         advice = f"\n[bold]next:[/] {finding.next_step}" if finding.next_step else ""
         table.add_row(_MARKS[finding.status], finding.name, finding.text + advice)

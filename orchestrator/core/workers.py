@@ -158,7 +158,8 @@ def refusal(request: Request, target: Hello) -> str | None:
     if length >= target.context:
         return (
             f"The prompt has {length:,} tokens, but {model_name(target.model)} runs with a context of "
-            f"{target.context:,}. Shorten the prompt, raise --context if it is set, or choose a target with a longer context."
+            f"{target.context:,}. Shorten the prompt, raise --context if it is set, or choose a target with a longer "
+            "context."
         )
     if max(request.tokens) >= target.vocabulary:
         return (

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from orchestrator.api.client import Client, Stream
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.brief_help import brief_help
 from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
 from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
@@ -37,6 +38,9 @@ _MAX_TOKENS = 1024
 """Of one answer."""
 
 
+@brief_help(
+    *("pair", "target", "draft", "address", "system", "no-history"), *("max-tokens", "temperature", "preset", "seed")
+)
 @click.command()
 @click.option("--system", default="", metavar="TEXT", help="System text, before everything else.")
 @option(

@@ -22,6 +22,7 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
+from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.serving.model_table import ConfiguredModel, configured_models
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening

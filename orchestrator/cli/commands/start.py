@@ -17,6 +17,7 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import started
 from orchestrator.cli.report import print_whole
+from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from protocol.messages.remote import WorkerEntry
 from protocol.shown_names import device_name, model_name

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.lab.findings import Bar, Column, Field, Findings, Line, Panel, Table, tabulated
-from orchestrator.lab.simulate.prediction.plan import BASELINE_NAME, PLAIN_NAME, Prediction, Scenario
+from orchestrator.lab.simulate.prediction.plan import BASELINE_NAME, ORACLE, PLAIN_NAME, Prediction, Scenario
 from orchestrator.lab.simulate.prediction.sweep import SWEEPS, Point
 from orchestrator.lab.simulate.trace import coverage
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
@@ -85,7 +85,10 @@ def _sweep_table(name: str, scenario: Scenario, points: Sequence[Point]) -> Tabl
 
 def _bars(scenario: Scenario, predictions: Sequence[Prediction]) -> Panel:
     speeds = [(one.contender, one.tokens_per_second) for one in predictions]
-    bars = tuple(Bar(name, speed, speed, speed, baseline=name.startswith(PLAIN_NAME)) for name, speed in speeds)
+    bars = tuple(
+        Bar(name, speed, speed, speed, baseline=name.startswith(PLAIN_NAME), hypothetical=name.startswith(ORACLE))
+        for name, speed in speeds
+    )
     return Panel(title=_title(scenario), x="tokens/s", bars=bars)
 
 
