@@ -286,7 +286,7 @@ class Destination(click.Path):
         self._suffixes = suffixes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(super().convert(value, param, ctx))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         folder = path.absolute().parent
         if self._suffixes and path.suffix not in self._suffixes:
             self.fail(f"{path} must end in {' or '.join(self._suffixes)}.", param, ctx)

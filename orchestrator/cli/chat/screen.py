@@ -10,7 +10,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
@@ -138,6 +138,11 @@ class LiveAnswer:
 
     def show(self, text: str, status: str) -> None:
         self._live.update(Group(_End(text), Text(status, style="dim")))
+
+    @property
+    def shown(self) -> RenderableType:
+        """What the next redraw writes."""
+        return self._live.renderable
 
     def finish(self, text: str, status: str) -> None:
         self._live.stop()

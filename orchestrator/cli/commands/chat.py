@@ -180,7 +180,7 @@ def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, 
     return answer.stopped
 
 
-def _read(stream: Stream, show: Show, most: int) -> StreamedAnswer:
+def _read(stream: Stream, show: Show, most: int | None) -> StreamedAnswer:
     """`most`: tokens of the answer, if the context has room for them."""
     pieces: list[str] = []
     first = None
@@ -201,7 +201,11 @@ def _read(stream: Stream, show: Show, most: int) -> StreamedAnswer:
     line = status(figures.generated_tokens, figures.tokens_per_second, figures.hit_rate)
     text, cut = "".join(pieces).strip(), ""
     if stream.result.finish_reason == "length":
-        cut = " · cut off at --max-tokens" if figures.generated_tokens >= most else " · cut off: the context is full"
+        cut = (
+            " · cut off at --max-tokens"
+            if figures.generated_tokens >= (most or 0)
+            else " · cut off: the context is full"
+        )
     nothing = "" if text else _FULL if "full" in cut else _SILENT
     return StreamedAnswer(text, line + cut, nothing=nothing)
 
