@@ -113,6 +113,11 @@ class TargetEngine:
         """An acceptance or a grammar error for each proposal of a forward."""
         return [sequence.walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
 
+    def draw_ahead(self, sequence: "TargetSequence") -> None:
+        """Begin to draw the noise of the sequence's next tokens."""
+        if not sequence.sampling.greedy:
+            self.noise.draw_ahead(sequence.sampling.seed, sequence.position + 1)
+
     def prompt_likelihoods(self, logits: mx.array, tokens: Sequence[int], count: int) -> list[Likelihood]:
         """As `likelihoods`, where row i of `logits` is for `tokens[i]`."""
         found: list[Likelihood] = []
@@ -296,8 +301,6 @@ class TargetSequence:
         self.root = node_id((self.root, *verdict.path)[-1], walk.bonus)
         self.round = verdict.round + 1
         self.verdict = verdict
-        if not self.sampling.greedy:
-            self._engine.noise.draw_ahead(self.sampling.seed, self.position + 1)
 
     def _forget(self) -> None:
         """Let go of rows behind windows that need not be saved any more."""

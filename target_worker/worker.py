@@ -311,6 +311,7 @@ class TargetWorker:
             if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
                 root = sequence.position
                 sequence.advance(proposal, walk, answer)
+                self._engine.draw_ahead(sequence)
                 if root // _FIT_TOKENS != sequence.position // _FIT_TOKENS:
                     self._prefix_sharing.fit()
                 yield from self._features(sequence, root, (0, *walk.accepted))

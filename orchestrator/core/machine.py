@@ -301,7 +301,7 @@ class Machine:
             return self._drop()
         width = self.scheduler.verdict_arrived(sequence.id, now)
         chosen = sequence.chosen(verdict)
-        if width is not None:
+        if width is not None and not self.drafts.disturbs(sequence):
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.

@@ -70,6 +70,10 @@ class Speculation:
         self.ready_at = now + tokens * self.estimates.prefill.get(math.inf)
         self._prefill = (tokens, now)
 
+    def at_work_since(self, sent: float) -> bool:
+        """Whether the draft reads the prompt, or a step of it has ended after `sent`."""
+        return self._prefill is not None or self.grown_at > sent
+
     def follow(self, plan: GrowthPlan | None) -> GrowthPlan | None:
         """The plan that the draft is sent. While it prefills nobody knows when to ask it: if it takes turns, it takes
         one step then, and rests."""

@@ -21,8 +21,11 @@ from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.messages.worker import Extend, Hello, Reroot, Stop
 from protocol.speculation.rolling_context import RollingContext
 
-_GAIN_OF_TURNS = 0.15
-"""Of the time of plain decoding, what drafting in turns saves at least where it helps at all."""
+_GAIN_OF_TURNS, _LEAST_GAIN = 0.15, 0.01
+"""Of the time of plain decoding, what drafting in turns saves before anything is measured, and at least: a long answer
+is worth a try."""
+_CERTAIN = 1.5
+"""Times that the gain must be what the reading costs: the gain is an estimate, and the cost is certain."""
 _GUESSES = 8
 """Of a growth step below each root."""
 _SAVED_AT_ONCE = 128
@@ -183,7 +186,7 @@ def _too_short(sequence: Sequence, draft: Draft, estimates: Estimates, sharing: 
         return False
     reading = draft.reads(len(sequence.tokens)) * estimates.prefill.get(0.0)
     plain = estimates.target(sharing) / sharing
-    return reading > _gain_of_turns(estimates, sharing) * sequence.remaining * plain
+    return _CERTAIN * reading > _gain_of_turns(estimates, sharing) * sequence.remaining * plain
 
 
 def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
@@ -192,11 +195,12 @@ def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
     Several requests share a forward already, and with their guesses it gets wide. So theirs follows from the expected
     rate after one growth step for all of them.
     """
-    if sharing == 1 or not estimates.first_response.count:
+    if not estimates.first_response.count:
         return _GAIN_OF_TURNS
     cost, hop, shares = estimates.target, estimates.hop.get(0.0), estimates.ranks.shares(_GUESSES)
     plain = sharing / (cost(sharing) + hop)
-    return 1.0 - plain / best_counts([shares] * sharing, cost, hop + estimates.first_response.get(0.0)).rate
+    gain = 1.0 - plain / best_counts([shares] * sharing, cost, hop + estimates.first_response.get(0.0)).rate
+    return max(_LEAST_GAIN, gain)
 
 
 def _comes_soon(sequence: Sequence, written: KvReference | None) -> bool:

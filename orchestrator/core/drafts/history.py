@@ -1,40 +1,68 @@
 """What outlives a draft's process: the measurements of the draft, and the arenas that it wrote. Pure."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
 from orchestrator.core.policy.estimates import Estimates
-from orchestrator.core.policy.tries import Freshness, TurnTaking
+from orchestrator.core.policy.running_means import MeasuredCost
+from orchestrator.core.policy.tries import TurnTaking
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Hello, Prefilled
 
+_LENGTHS = (512, 2048, 8192, 32768)
+"""Tokens of a prompt from which on a target's forwards are measured anew."""
 _MAX_ABSENT = 16
 
 
 class DraftHistory:
-    """The measurements and arenas of one draft. Greedy and sampled requests are measured apart."""
+    """The measurements and arenas of one draft. Greedy and sampled requests are measured apart, and the target's
+    forwards also by the length of the prompt: the longer the context, the more each further token costs."""
 
     def __init__(self, base: "DraftHistory | None" = None, turns: TurnTaking | None = None) -> None:
         """`base`: the history whose measurements of the target are shared."""
         self.arenas = DraftArenas()
         self.turns = turns or TurnTaking()
-        kinds = {"greedy": Estimates(), "sampled": Estimates()} if base is None else base._kinds
-        self._kinds = {kind: estimates.with_another_draft(self.turns) for kind, estimates in kinds.items()}
+        self._base = base
+        self._estimates: dict[tuple[bool, int], Estimates] = {}
+        """By whether the requests are greedy, and by the class of their prompts."""
+        self._costs: Sequence[MeasuredCost] = ()
+        self._draft: Hello | None = None
 
     def estimates(self, request: Request) -> Estimates:
-        return self._kinds["greedy" if request.sampling.temperature == 0 else "sampled"]
+        return self._of(request.sampling.temperature == 0, bisect_right(_LENGTHS, len(request.tokens)))
 
     def expect_target(self, hello: Hello) -> None:
         """The costs that a target measured replace those of an earlier target, for all drafts."""
-        for estimates in self._kinds.values():
+        self._costs = hello.costs
+        for estimates in self._estimates.values():
             estimates.expect_target(hello.costs)
 
     def expect_draft(self, hello: Hello) -> None:
         """The costs that a new life of this draft measured replace those of the earlier one."""
-        for estimates in self._kinds.values():
-            estimates.growth.expect(hello.costs)
-            if hello.features is not None:
-                estimates.freshness = estimates.freshness or Freshness()
+        self._draft = hello
+        for estimates in self._estimates.values():
+            estimates.expect_draft(hello)
+
+    def _of(self, greedy: bool, length: int) -> Estimates:
+        found = self._estimates.get((greedy, length))
+        if found is not None:
+            return found
+        if self._base is None:
+            target = Estimates()
+            target.expect_target(self._costs)
+        else:
+            target = self._base._of(greedy, length)
+        if length:
+            found = self._of(greedy, 0).with_costs_of(target)
+        else:
+            found = target.with_another_draft(self.turns)
+            if self._draft is not None:
+                found.expect_draft(self._draft)
+        self._estimates[greedy, length] = found
+        return found
 
 
 class DraftHistories:

@@ -66,6 +66,12 @@ class DraftPool:
         """The active draft rests while the target computes; None without a draft."""
         return None if self._active is None else self._history(self._active).turns.in_turns
 
+    def disturbs(self, sequence: Sequence) -> bool:
+        """Whether the draft, which takes turns, was at work during the forward of the sequence that has just ended."""
+        return bool(self.in_turns) and any(
+            each.speculation.at_work_since(sequence.sent_at) for each in self._sequences.values()
+        )
+
     def statuses(self) -> dict[int, DraftStatus]:
         return self._election.statuses()
 

@@ -86,6 +86,8 @@ class Adaptive:
         reading_until = max(view.reading_until for view in views)
         if reading_until > views[0].now:
             return [WaitUntil(reading_until) for _ in views]
+        if len(views) == 1 and views[0].in_turns and views[0].estimates.target.narrow_due:
+            return [VerifyNodes([])]
         lookup = self._options.lookup == "on"
         guesses = [candidates(view, self._options.max_verify, lookup, len(views)) for view in views]
         gains = [each.gains for each in guesses]

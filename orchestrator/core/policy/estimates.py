@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar
 
 from orchestrator.core.policy.running_means import Mean, MeasuredCost, WidthCost
 from orchestrator.core.policy.tries import Freshness, TurnTaking, Usefulness
+from protocol.messages.worker import Hello
 from protocol.speculation.calibration import Calibration
 
 
@@ -134,10 +135,20 @@ class Estimates:
             lookup=self.lookup,
         )
 
+    def with_costs_of(self, other: "Estimates") -> "Estimates":
+        """These estimates of the draft, and the target's costs of `other`: all are shared."""
+        return replace(self, beside_draft=other.beside_draft, beside_resting_draft=other.beside_resting_draft)
+
     def expect_target(self, costs: Sequence[MeasuredCost]) -> None:
         """A target with these measured costs has come up."""
         for cost in (self.beside_draft, self.beside_resting_draft):
             cost.expect(costs)
+
+    def expect_draft(self, hello: Hello) -> None:
+        """A new life of this draft has come up."""
+        self.growth.expect(hello.costs)
+        if hello.features is not None:
+            self.freshness = self.freshness or Freshness()
 
 
 def _likelihood_slope(fan: int, exponent: float, hits: float, misses: float) -> float:

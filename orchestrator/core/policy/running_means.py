@@ -24,6 +24,8 @@ class Mean:
 
 MeasuredCost = tuple[int, float]
 """Width and seconds of a forward."""
+_NARROW_AT_FIRST, _NARROW_LATER = 8, 48
+"""Forwards, until there have been so many over one token, and then."""
 _LEAST_SECONDS = 1e-6
 """A worker may claim that a forward took no time, and rates divide by it."""
 _MAX_RATIO = 100.0
@@ -66,6 +68,8 @@ class WidthCost:
         self._costs: dict[int, float] = {}
         """Results since the last observation: a decision asks for each width several times."""
         self._widths: list[int] = []
+        self._since_narrow = 0
+        """Forwards since the last one over one token."""
         self._unit = 1.0
         """Measured seconds at the narrowest width."""
         self._measured: list[float] = []
@@ -94,6 +98,12 @@ class WidthCost:
         self._ratios.clear()
         self._costs.clear()
 
+    @property
+    def narrow_due(self) -> bool:
+        """Forwards over one token have become so rare that the line no longer tells what they cost."""
+        known = self._ratios[1].count if 1 in self._ratios else 0
+        return self._since_narrow >= (_NARROW_AT_FIRST if known < _NARROW_AT_FIRST else _NARROW_LATER)
+
     def observe(self, width: int, seconds: float) -> None:
         """A forward of `width` tokens took `seconds`; an outlier counts as three times the estimate."""
         seconds = max(_LEAST_SECONDS, seconds)
@@ -105,6 +115,7 @@ class WidthCost:
         self._seconds = decay * self._seconds + seconds
         self._prior_squared = decay * self._prior_squared + prior * prior
         self._product = decay * self._product + prior * seconds
+        self._since_narrow = 0 if width == 1 else self._since_narrow + 1
         self._fit()
         line = self._line(width)
         self._ratios.setdefault(width, Mean(window=self._MEMORY)).observe(seconds / line if line > 0.0 else 1.0)

@@ -327,6 +327,9 @@ class _LanguageEngine(TargetEngine):
             found.append(Acceptance(tuple(accepted), token))
         return found
 
+    def draw_ahead(self, sequence: TargetSequence) -> None:
+        """A language has no noise."""
+
     def prompt_likelihoods(self, logits: Any, tokens: Sequence[int], count: int) -> list[Likelihood]:
         return [prompt_likelihood(place) for place, _ in zip(logits, tokens, strict=False)]
 

@@ -6,6 +6,7 @@ from itertools import islice, product
 from typing import Any, TypeVar
 
 import pytest
+from msgspec import structs
 
 from orchestrator.core.commands import Emit, SendMessage
 from orchestrator.core.drafts.election import Election
@@ -132,8 +133,8 @@ def in_turns(accept: float = 0.6) -> Simulation:
     return decoded(ONE_GPU, accept, placement="shared")
 
 
-def decode(simulation: Simulation, number: int, prompt: int = 8) -> Statistics:
-    sequence = simulation.submit(number, 300, prompt=tuple(range(prompt)))
+def decode(simulation: Simulation, number: int, prompt: int = 8, tokens: int = 300) -> Statistics:
+    sequence = simulation.submit(number, tokens, prompt=tuple(range(number, number + prompt)))
     simulation.run()
     client = simulation.clients[sequence]
     assert client.tokens == client.reference
@@ -190,6 +191,44 @@ def test_requests_that_share_a_forward_are_drafted_only_if_that_pays_for_reading
 
     assert adaptive < 1.02 * plain
     assert starts == (requests == 1)
+
+
+def reading_little(accept: float, strategy: str) -> Simulation:
+    """The default pair's costs on two cores: each further row reads the context again, and the draft sees 256 tokens.
+
+    Requests with short prompts were served before."""
+    target = structs.replace(PROCESSOR.target, prefill_rate=600.0, context_seconds=2e-6, vector_queries=64)
+    draft = DevicePace(steps=((1, 0.0055), (16, 0.009)), prefill_rate=3300.0)
+    devices = replace(PROCESSOR, target=target, draft=draft)
+    simulation = decoded(devices, accept, tokens=1, placement="shared", strategy=strategy)
+    if "draft" in simulation.own:
+        simulation.remove(simulation.own["draft"])
+        simulation.build = lambda _: ModelledDraft(simulation.language, draft, 256)
+        simulation.start("draft")
+    for number in range(2, 6):
+        decode(simulation, number, prompt=80, tokens=100)
+    return simulation
+
+
+@pytest.mark.parametrize(
+    ("accept", "prompt", "tokens", "least"),
+    [(0.2, 80, 16, 0.98), (0.2, 800, 16, 0.98), (0.2, 800, 300, 0.95), (0.45, 800, 16, 0.93), (0.45, 800, 64, 1.03)],
+)
+def test_in_turns_a_request_is_hardly_slower_than_plain_decoding(accept: float, prompt: int, tokens: int, least: float):
+    def duration(strategy: str) -> float:
+        simulation = reading_little(accept, strategy)
+        begun = simulation.now
+        prefill = sum(decode(simulation, number, prompt, tokens).prefill_seconds for number in range(6, 9))
+        return simulation.now - begun - prefill
+
+    assert duration("ar") > least * duration("adaptive")
+
+
+def test_behind_long_prompts_plain_rounds_are_tried_and_found_faster():
+    simulation = reading_little(0.35, "adaptive")
+    rounds = [decode(simulation, number, prompt=7000, tokens=100).rounds for number in range(6, 10)]
+
+    assert rounds[-1] > 90
 
 
 def attach(simulation: Simulation, accept: float) -> int:
