@@ -13,12 +13,18 @@ _WORDS = {"`float`": "a number", "`int`": "a whole number", "`str`": "text", "`a
 
 
 class InvalidValue(InputError):
-    """An option has a value that it can't take."""
+    """An option has a value that it can't take. `field`: the option, if one is known."""
+
+    def __init__(self, text: str, field: str = "") -> None:
+        super().__init__(text)
+        self.field = field
 
 
 def out_of_range(error: msgspec.ValidationError) -> InvalidValue:
     """An error that names the option and what it may be, for instance "top_p must be a number > 0.0."."""
-    return InvalidValue(_sentence(str(error)))
+    text = str(error)
+    found = _EXPECTED.fullmatch(text) or _UNKNOWN_CHOICE.fullmatch(text)
+    return InvalidValue(_sentence(text), _name(found["path"]) if found else "")
 
 
 def _sentence(text: str) -> str:

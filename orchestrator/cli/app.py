@@ -32,6 +32,7 @@ from orchestrator.cli.commands.service.command import service
 from orchestrator.cli.commands.start import serve_workers, start, workers
 from orchestrator.cli.commands.train_draft import train_draft
 from orchestrator.cli.configuration import default_map, origin, read_environment
+from orchestrator.cli.pipeline_options import nearest
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file
 
@@ -41,8 +42,26 @@ _COMMANDS = (
     *(attach, bench, cache, calibrate, chat, completion, config, convert, doctor, drill, first_light, generate),
     *(launch, pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, train_draft, workers),
 )
-_OTHER_NAMES = {"benchmark": "bench", "list-models": "pairs"}
+_OTHER_NAMES = {"benchmark": "bench", "list-models": "pairs", "run": "generate"}
 """Names that other programs give to commands; `--help` does not list them."""
+
+
+_OTHER_OPTIONS = {
+    "--ctx-size": "--context",
+    "--device": "--pace",
+    "--draft-model": "--draft",
+    "--max-new-tokens": "--max-tokens",
+    "--model": "--target",
+    "--model-draft": "--draft",
+    "--n-predict": "--max-tokens",
+    "--num-ctx": "--context",
+    "--num-predict": "--max-tokens",
+    "--output": "--out",
+    "--temp": "--temperature",
+}
+"""What other programs call options; the sentence about an unknown option names ours."""
+_WHOLE = 1000
+"""Characters; no first sentence is longer."""
 
 
 class Commands(click.Group):
@@ -59,6 +78,12 @@ class Commands(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         return name and _OTHER_NAMES.get(name, name), command, rest
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Whole sentences, over as many lines as they need."""
+        rows = [(name, self.commands[name].get_short_help_str(_WHOLE)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -70,7 +95,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="launch-pipeline")
+@click.version_option(None, "-V", "--version", package_name="launch-pipeline")
 @click.option(
     "--config",
     "file",
@@ -86,8 +111,8 @@ def cli(context: click.Context, file: Path | None) -> None:
     token for token what the target alone would say, only sooner.
 
     \b
-    launch-pipeline generate "Why is the sky blue?"      with a small chat model, which is fetched once
-    launch-pipeline doctor                               what this machine has, and what is missing
+    launch-pipeline generate "Why is the sky blue?"   with a small chat model
+    launch-pipeline doctor                            what this machine has
     """
     chosen = file or (config_file() if config_file().is_file() else None)
     if chosen is not None:
@@ -124,12 +149,23 @@ def _usage(error: click.ClickException) -> str:
     """One line: what is wrong, and which help says more."""
     context = getattr(error, "ctx", None)
     command = context.command_path if isinstance(context, click.Context) else "launch-pipeline"
-    message = error.format_message()
+    # click puts the choices of a missing argument on lines of their own.
+    message = " ".join(_suggestion(error).split())
     parameter = getattr(error, "param", None)
     source = origin(context, parameter) if isinstance(context, click.Context) and parameter is not None else ""
     if source:
         return f"{message.rstrip('.')} (from {source}). See `launch-pipeline config`."
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{command} --help`."
+
+
+def _suggestion(error: click.ClickException) -> str:
+    """click's sentence; for an unknown option, with the one that is most likely meant instead of all that are near."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message()
+    ours = _OTHER_OPTIONS.get(error.option_name)
+    known = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
+    near = [ours] if ours in known else nearest(error.option_name, error.possibilities or ())
+    return f"No such option {error.option_name!r}.{f' Did you mean {near[0]!r}?' if near else ''}"
 
 
 for command in _COMMANDS:

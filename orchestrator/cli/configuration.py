@@ -15,7 +15,7 @@ from protocol.errors import InputError
 from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE
 
 _PREFIX = "LAUNCH_PIPELINE"
-_NEVER = ("help", "version", "config")
+_NEVER = ("help", "help_all", "version", "config")
 _MODELS = "models"
 """The tables of models that `serve` offers; no command."""
 OptionDefaults = dict[str, Any]

@@ -1,8 +1,12 @@
 """Options that several commands share, and which of them the user gave. A field of `Options` is an option here."""
 
+import difflib
 import functools
+import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import click
@@ -10,6 +14,7 @@ import msgspec
 from click.core import ParameterSource
 
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.api.validation import InvalidValue
 from orchestrator.cli.precedence import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
@@ -153,7 +158,7 @@ def pair_option(command: Command) -> Command:
         return command(*arguments, **filled_in(options, "pair", values))
 
     words = "A recommended target and draft, see `launch-pipeline pairs`; demo: the tiny demo pair."
-    choice = click.Choice([*pairs(), _DEMO])
+    choice = NamedChoice([*pairs(), _DEMO], "see `launch-pipeline pairs`")
     return option("--pair", *_OF_PAIR, type=choice, metavar="NAME", help=words)(with_models)
 
 
@@ -176,7 +181,9 @@ def pipeline_options(command: Command) -> Command:
     @functools.wraps(command)
     def with_settings(*arguments: Any, **options: Any) -> Any:
         given = {name: options.pop(name) for name in PipelineSettings.__struct_fields__ if name in options}
-        return command(*arguments, settings=PipelineSettings().changed(**given_only(given)), **options)
+        with named_as_typed(given):
+            settings = PipelineSettings().changed(**given_only(given))
+        return command(*arguments, settings=settings, **options)
 
     made: Command = with_settings
     for each in reversed(
@@ -270,6 +277,45 @@ def speculation_option(name: str, *ineffective: Ineffective) -> Decorator:
     return make(type=kind, help=f"{meta.description}  [default: {field.default}{limits}]")
 
 
+class Destination(click.Path):
+    """A file that is written at the end, so that a path that can't be written is refused before the work begins.
+    `suffixes`: the forms that it may have."""
+
+    def __init__(self, *suffixes: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+        self._suffixes = suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        folder = path.absolute().parent
+        if self._suffixes and path.suffix not in self._suffixes:
+            self.fail(f"{path} must end in {' or '.join(self._suffixes)}.", param, ctx)
+        if not folder.is_dir():
+            self.fail(f"{path} can't be written, since there is no folder {folder}.", param, ctx)
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            self.fail(f"{path} can't be written, since {folder} is not yours to write in.", param, ctx)
+        return path
+
+
+class NamedChoice(click.Choice[str]):
+    """One of many names: a sentence about another one suggests the nearest instead of all. `where`: what lists all."""
+
+    def __init__(self, names: Sequence[str], where: str) -> None:
+        super().__init__(names)
+        self._where = where
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        near = nearest(str(value), self.choices)
+        if not near:
+            return f"there is no {str(value)!r}: {self._where}."
+        return f"there is no {str(value)!r}: did you mean {near[0]!r}? For all of them, {self._where}."
+
+
+def nearest(word: str, names: Sequence[str]) -> list[str]:
+    """The name that is most like `word`, unless none is."""
+    return difflib.get_close_matches(word, names, 1, 0.65)
+
+
 class TokensOrAuto(click.ParamType[int | str]):
     """A number of tokens or of MiB, or auto."""
 
@@ -288,6 +334,20 @@ def _parts(annotation: Any) -> tuple[Any, msgspec.Meta]:
     """An annotated type and its metadata."""
     plain, *extras = get_args(annotation) if get_origin(annotation) is typing.Annotated else (annotation,)
     return plain, next((extra for extra in extras if isinstance(extra, msgspec.Meta)), msgspec.Meta())
+
+
+@contextmanager
+def named_as_typed(values: Mapping[str, Any]) -> Iterator[None]:
+    """Errors about these values name options as they are typed, and say what was given."""
+    try:
+        yield
+    except InvalidValue as error:
+        if error.field not in values:
+            raise
+        flag = f"--{error.field.replace('_', '-')}"
+        raise InvalidValue(
+            f"{flag} {str(error).removeprefix(error.field).strip(' .')}, not {values[error.field]}."
+        ) from error
 
 
 def given_only(options: Mapping[str, Any]) -> dict[str, Any]:

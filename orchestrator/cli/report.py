@@ -21,14 +21,17 @@ _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
 
 
-def summary(result: Result, sampled: bool, every: bool = False) -> Panel:
-    """What came of a generation; with `every`, all figures about it."""
+def summary(result: Result, sampled: bool, every: bool = False, loading: float | None = None) -> Panel:
+    """What came of a generation; with `every`, all figures about it. `loading`: seconds before it, of the models."""
     statistics, reason = result.statistics, result.finish_reason
     rows = [("seed", str(result.seed))] if sampled else []
     if every:
         rows += figures(statistics, reason)
     else:
         rows += [("tokens", counts(statistics, reason)), *conclusion(statistics)]
+    if loading is not None:
+        first = statistics.time_to_first_token
+        rows.append(("waited", f"{loading:.1f} s for the models, then {first:.2f} s for the first token"))
     grid = Table.grid(padding=(0, 2))
     for name, value in rows:
         words = Text(value)
@@ -41,7 +44,7 @@ def findings_table(findings: Iterable[Check]) -> Table:
     """What `doctor` found, and what to do about it."""
     table = Table(box=None, padding=(0, 2))
     for title in ("", "what", "found"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     for finding in findings:
         advice = f"\n[bold]next:[/] {finding.next_step}" if finding.next_step else ""
         table.add_row(_MARKS[finding.status], finding.name, finding.text + advice)

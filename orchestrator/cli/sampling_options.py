@@ -5,10 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, NumberField, SamplingParams, number_fields
-from orchestrator.cli.pipeline_options import given_only, option
+from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.pipeline_options import given_only, named_as_typed, option
 from orchestrator.cli.precedence import filled_in
+from orchestrator.runtime.request_state import require_compatible
+from protocol.contracts.engines import NO_DRAFT
 from protocol.ineffective import Ineffective, declared
 
 CommandFunction = Callable[..., Any]
@@ -20,6 +24,8 @@ NOT_OPTIONS = {
 """Fields of `SamplingFields` without a derived option, and why."""
 _FIELDS = number_fields(NOT_OPTIONS)
 _OWN = "the model's own"
+_CHAINS = "sd"
+"""The strategy for rejection verification, for which trees have no exact rule."""
 
 
 _PRESET = option(
@@ -94,9 +100,24 @@ def sampling(options: dict[str, Any]) -> SamplingParams:
     """Takes its own options out of `options`. Raises InputError for a value out of range."""
     schema = options.pop("json_schema")
     values = {name: options.pop(name) for name in _NAMES}
-    params = SamplingParams(**values, json_schema=None if schema is None else schema.read())
-    params.submit("", "check")
+    with named_as_typed(values):
+        params = SamplingParams(**values, json_schema=None if schema is None else schema.read())
+        params.submit("", "check")
     return params
+
+
+def fitting_strategy(settings: PipelineSettings, params: SamplingParams) -> tuple[PipelineSettings, str]:
+    """The settings with a strategy that has the acceptance rule, and a sentence if that is not the default's. Raises
+    InputError if the user chose one that does not have it."""
+    if settings.draft_engine == NO_DRAFT:
+        return settings, ""
+    if params.verification == "rejection" and settings.strategy == PipelineSettings().strategy:
+        source = click.get_current_context().get_parameter_source("strategy")
+        if source is ParameterSource.DEFAULT:
+            note = f"Rejection verification needs chains of guesses, so the strategy is {_CHAINS}."
+            return settings.changed(strategy=_CHAINS), note
+    require_compatible(params.verification, settings.strategy)
+    return settings, ""
 
 
 def server_options(command: CommandFunction) -> CommandFunction:

@@ -160,8 +160,9 @@ def refusal(request: Request, target: Hello) -> str | None:
     length = len(request.tokens)
     if length >= target.context:
         return (
-            f"The prompt has {length:,} tokens, but {model_name(target.model)} has a context of {target.context:,}. "
-            "Shorten the prompt or choose a target with a longer context."
+            f"The prompt has {length:,} tokens, but {model_name(target.model)} runs with a context of "
+            f"{target.context:,}. Shorten the prompt, raise --context if it is set, or choose a target with a longer "
+            "context."
         )
     if max(request.tokens) >= target.vocabulary:
         return (

@@ -193,8 +193,9 @@ Q = TypeVar("Q", bound=GenerationRequest)
 
 def read(body: bytes, kind: type[Q]) -> Q:
     """The question in a request's body. Raises ApiError naming what is wrong with it."""
-    fields = usual(decoded(body, dict[str, Any]))
-    return question(fields, kind, unused(unknown(fields, kind)))
+    mended: list[str] = []
+    fields = usual(decoded(body, dict[str, Any], mended))
+    return question(fields, kind, [*unused(unknown(fields, kind)), *(Note("character", text) for text in mended)])
 
 
 def question(fields: Mapping[str, Any], kind: type[Q], notes: Sequence[Note] = ()) -> Q:

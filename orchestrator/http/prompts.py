@@ -18,7 +18,7 @@ from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.chat_request import ChatRequest, GenerationRequest, sampling
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported
-from orchestrator.http.generation import Renderer
+from orchestrator.http.generation import CUT_JSON, Renderer
 from orchestrator.http.history import Note, template_messages
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS
@@ -290,7 +290,10 @@ class Preparation:
         if not prompts:
             raise ApiError(400, "There is no prompt: give at least one.", param="prompt")
         choices = [choice for tokens in prompts for choice in self._choices(question, prepared, tokens, state)]
-        return Ready(choices, prepared.new_renderer(prompts))
+        renderer, grammar = prepared.new_renderer(prompts), prepared.grammar
+        if grammar is not None and grammar.schema:
+            renderer.if_cut = CUT_JSON
+        return Ready(choices, renderer)
 
     def _choices(
         self, question: GenerationRequest, prepared: PreparedRequest, tokens: Sequence[int], state: PipelineState

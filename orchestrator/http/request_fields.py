@@ -44,12 +44,14 @@ _SCHEMA_WORDS = frozenset(("type", "properties", "$ref", "anyOf", "oneOf", "allO
 def read_fields(body: bytes, kind: type[S], *, within: str = "") -> tuple[S, list[Note]]:
     """A request's body, and a note on its fields that have no effect. `within`: a field whose own fields count too.
     Raises ApiError as `decoded` does."""
-    fields = decoded(body, dict[str, Any])
+    mended: list[str] = []
+    fields = decoded(body, dict[str, Any], mended)
     whole = with_whole_numbers(fields)
     if isinstance(inner := fields.get(within), Mapping):
         whole[within] = with_whole_numbers(inner)
     found = converted(whole, kind)
-    return found, unused([*unknown(fields, kind), *_unknown_within(fields, kind, within)])
+    unread = unused([*unknown(fields, kind), *_unknown_within(fields, kind, within)])
+    return found, [*unread, *(Note("character", text) for text in mended)]
 
 
 def unknown(fields: Json, kind: type[msgspec.Struct]) -> list[str]:

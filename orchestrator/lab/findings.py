@@ -117,6 +117,8 @@ class Bar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mark: str = ""
     """In place of the value: it means nothing."""
     baseline: bool = False
+    hypothetical: bool = False
+    """Of what is not built, or not to be had."""
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -248,6 +248,7 @@ _MOST_COLUMNS = 3
 _WIDTH, _HEIGHT, _LEGEND = 5.6, 4.6, 1.8
 """Inches of a panel, and of the room beside the panels for a legend."""
 _OURS, _BASELINE, _SPREAD, _MARKED = "#2a6fdb", "#7b8794", "#52606d", "#d64545"
+_HYPOTHETICAL = "#e69f00"
 _GREYS = ("#323f4b", "#9aa5b1")
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#8c564b")
 """The first six are Okabe and Ito's, which colour-blind readers can tell apart."""
@@ -272,8 +273,13 @@ def picture(findings: Findings, path: Path) -> None:
     looks = looks_of([panel for line in lines for panel in line])
     for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).flat, lines, strict=True):
         handles: dict[str, Any] = {}
+        first = None
         for column, panel in enumerate(line):
-            axes = part.add_subplot(1, len(line), column + 1)
+            # One scale, so that lengths and heights can be compared.
+            alike = first is not None and (panel.x, panel.y) == (line[0].x, line[0].y)
+            scale = {"sharex" if panel.bars else "sharey": first} if alike else {}
+            axes = part.add_subplot(1, len(line), column + 1, **scale)
+            first = first or axes
             draw(axes, panel, looks)
             found, labels = axes.get_legend_handles_labels()
             handles |= dict(zip(labels, found, strict=True))
@@ -338,6 +344,10 @@ def _whiskers(value: float, low: float, high: float) -> tuple[float, float]:
     return max(0.0, value - low), max(0.0, high - value)
 
 
+def _colour(bar: Bar) -> str:
+    return _BASELINE if bar.baseline else _HYPOTHETICAL if bar.hypothetical else _OURS
+
+
 def _draw_bars(axes: Any, bars: Sequence[Bar]) -> None:
     """A marked bar has no length."""
     places = range(len(bars))
@@ -346,7 +356,7 @@ def _draw_bars(axes: Any, bars: Sequence[Bar]) -> None:
         places,
         [0.0 if bar.mark else bar.value for bar in bars],
         xerr=list(zip(*spread, strict=True)),
-        color=[_BASELINE if bar.baseline else _OURS for bar in bars],
+        color=[_colour(bar) for bar in bars],
         ecolor=_SPREAD,
         capsize=2,
     )

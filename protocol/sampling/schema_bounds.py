@@ -190,7 +190,8 @@ def _names_all(schema: Mapping[str, Any]) -> bool:
 
 def _joins(schema: Mapping[str, Any]) -> bool:
     inside = _JOINED.intersection(schema)
-    return "allOf" in inside or bool(inside and schema.keys() - inside - METADATA) or len(inside) > 1
+    beside = schema.keys() - inside - METADATA - {"x-guidance"}
+    return "allOf" in inside or bool(inside and beside) or len(inside) > 1
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:

@@ -1,13 +1,16 @@
 """Where a chat is shown: on a terminal, rendered, or as plain lines in and plain text out."""
 
 import sys
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
@@ -136,6 +139,11 @@ class LiveAnswer:
     def show(self, text: str, status: str) -> None:
         self._live.update(Group(_End(text), Text(status, style="dim")))
 
+    @property
+    def shown(self) -> RenderableType:
+        """What the next redraw writes."""
+        return self._live.renderable
+
     def finish(self, text: str, status: str) -> None:
         self._live.stop()
         self._console.print(Markdown(text))
@@ -143,16 +151,40 @@ class LiveAnswer:
 
 
 class _End:
-    """The last lines of a Markdown text, as many as the screen has room for."""
+    """The last lines of a Markdown text, as many as the screen has room for. None is wider than the screen, however
+    its terminal counts emoji: a line that wraps there is not overwritten by the next redraw."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = max(3, console.height - 3)
-        for line in console.render_lines(Markdown(self._text), options, pad=False)[-room:]:
-            yield from line
+        width = options.max_width
+        while True:
+            lines = console.render_lines(Markdown(self._text), options.update(width=width), pad=False)[-room:]
+            excess = max((_widest(line) for line in lines), default=0) - options.max_width
+            if excess <= 0 or width == _NARROWEST:
+                break
+            width = max(_NARROWEST, width - excess)
+        for line in lines:
+            yield from line if _widest(line) <= options.max_width else [Segment("…")]
             yield Segment.line()
+
+
+_NARROWEST = 4
+_BESIDE, _PICTURES = "\ufe0f", 0x1F000
+
+
+def _widest(line: Iterable[Segment]) -> int:
+    """Columns of a line on a terminal that shows every part of a joined emoji by itself."""
+    return sum(_columns(character) for segment in line for character in segment.text)
+
+
+def _columns(character: str) -> int:
+    if character == _BESIDE:
+        return 1  # What it follows is two columns wide on some terminals.
+    wide = ord(character) >= _PICTURES or unicodedata.east_asian_width(character) in "WF"
+    return 2 if wide else cell_len(character)
 
 
 def prompt_session(history: Path | None) -> PromptSession[str]:

@@ -42,6 +42,7 @@ from protocol.security.keys import JoinLine
 
 _DISCOVERY_SECONDS = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+_ADDRESS = re.compile(r"(?:tcp://)?\S+:\d+")
 _REFUSED = 2
 """Exit code of a rank that would fail again."""
 _PAUSE_SECONDS = 0.5
@@ -170,6 +171,11 @@ def _server(folder: Path, text: str | None, line: JoinLine | None, discover: boo
         return discovered(keys, _DISCOVERY_SECONDS)
     if text is None:
         raise click.UsageError("Give a join line or HOST:PORT, or --discover.")
+    if line is None and not _ADDRESS.fullmatch(text):
+        raise InputError(
+            f"{text!r} is neither a join line (lp1:HOST:PORT:...), which `launch-pipeline workers invite` prints on "
+            "the other machine, nor HOST:PORT of a pipeline that this machine has joined before."
+        )
     return known_server(folder, text) if line is None else KnownServer(Endpoint(line.host, line.port), line.server)
 
 

@@ -13,18 +13,18 @@ from msgspec import structs
 
 from orchestrator.api.client import Client, Stream
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.brief_help import brief_help
 from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
-from orchestrator.cli.sampling_options import sampling, sampling_options
+from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
-from orchestrator.runtime.request_state import require_compatible
 from orchestrator.text.chat_template import ChatTemplate
-from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import Ineffective
 from protocol.paths import cache_folder
 from protocol.security.private_files import write_private
+from protocol.shown_names import model_name
 
 if TYPE_CHECKING:
     from orchestrator.cli.chat.screen import Screen
@@ -32,8 +32,13 @@ if TYPE_CHECKING:
 _ENDING = "Ctrl-C again, or Ctrl-D, ends the chat."
 Show = Callable[[str, str], None]
 """The answer so far, and the status line."""
+_FULL = "The conversation fills the context, so there is no room for an answer: /clear forgets what was said."
+_SILENT = "The model ended its answer without a word: say it in other words, or /clear what was said."
 
 
+@brief_help(
+    *("pair", "target", "draft", "address", "system", "no-history"), *("max-tokens", "temperature", "preset", "seed")
+)
 @click.command()
 @click.option("--system", default="", metavar="TEXT", help="System text, before everything else.")
 @option(
@@ -61,8 +66,9 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
 
     notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     conversation = ChatConversation(sampling(options), _Files().save, system)
-    if running is None and settings.draft_engine != NO_DRAFT:
-        require_compatible(conversation.params.verification, settings.strategy)
+    if running is None:
+        settings, note = fitting_strategy(settings, conversation.params)
+        notes = [*notes, note]
     shown = screen(None if no_history else cache_folder() / "chat" / "history")
     with ExitStack() as stack:
         if running is None:
@@ -72,8 +78,9 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
             client = Client(running)
         template = ChatTemplate(tokenizer_folder(client, settings.target))
         if shown.lasting:
-            print_notes([demo_note(client.state().target)])
-            shown.note(_welcome(template))
+            state = client.state()
+            print_notes([demo_note(state.target)])
+            shown.note(f"{model_name(state.target)}. {_welcome(template)}")
         # Ctrl-C is one of the ways to end a chat.
         with suppress(KeyboardInterrupt) if shown.lasting else ExitStack():
             converse(shown, conversation, Answerer(client, template))
@@ -107,6 +114,8 @@ class StreamedAnswer:
     status: str
     stopped: bool = False
     """The user stopped it with Ctrl-C, and the request was cancelled."""
+    nothing: str = ""
+    """Why there is no text."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ class Answerer:
         params = structs.replace(params, stop=[*stops, *self.template.stops])
         tokens = self.template.tokens(conversation.messages(question))
         with self.client.stream(tokens, params) as stream:
-            return _read(stream, show)
+            return _read(stream, show, params.max_tokens)
 
 
 def converse(screen: "Screen", conversation: ChatConversation, answerer: Answerer) -> None:
@@ -162,12 +171,15 @@ def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, 
         answer = answerer.answer(conversation, question, shown.show)
         shown.finish(answer.text, answer.status)
     conversation.answered(question, answer.text)
+    if answer.nothing:
+        screen.note(answer.nothing, wrong=True)
     if answer.stopped and not screen.lasting:
         raise KeyboardInterrupt
     return answer.stopped
 
 
-def _read(stream: Stream, show: Show) -> StreamedAnswer:
+def _read(stream: Stream, show: Show, most: int | None) -> StreamedAnswer:
+    """`most`: tokens of the answer, if the context has room for them."""
     pieces: list[str] = []
     first = None
     stream.watch_reading(lambda tokens, total: show("", f"reading: {tokens:,} of {total:,} tokens"))
@@ -185,8 +197,15 @@ def _read(stream: Stream, show: Show) -> StreamedAnswer:
     assert stream.result is not None
     figures = stream.result.statistics
     line = status(figures.generated_tokens, figures.tokens_per_second, figures.hit_rate)
-    cut = " · cut off at --max-tokens" if stream.result.finish_reason == "length" else ""
-    return StreamedAnswer("".join(pieces).strip(), line + cut)
+    text, cut = "".join(pieces).strip(), ""
+    if stream.result.finish_reason == "length":
+        cut = (
+            " · cut off at --max-tokens"
+            if figures.generated_tokens >= (most or 0)
+            else " · cut off: the context is full"
+        )
+    nothing = "" if text else _FULL if "full" in cut else _SILENT
+    return StreamedAnswer(text, line + cut, nothing=nothing)
 
 
 def status(tokens: int, rate: float | None, hit_rate: float | None) -> str:

@@ -1,7 +1,8 @@
 """`launch-pipeline config`: the values in force without any flag, and their origins."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from protocol.messages.sampling import ModelSampling
 from protocol.paths import config_file
 
 _MODEL = "the model"
+_DEFAULT = re.compile(r"\[default: (?P<value>[^];]+)")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
     click.echo(f"Configuration file: {file or f'{config_file()} (not there)'}")
     for name in extra:
         click.echo(f"No option reads the environment variable {name}.")
-    Console().print(_table(shown)) if shown else click.echo("Nothing is set: the defaults are in force.")
+    stated = {(" ".join(path), flag): text for path, each in known.items() for flag, text in _stated(each)}
+    Console().print(_table(shown, stated)) if shown else click.echo("Nothing is set: the defaults are in force.")
     own = [row for row in rows if row.origin == _MODEL and row.command == "generate" and row.value is not None]
     if own and not words:
         click.echo(f"By the model, where nothing is set: {', '.join(f'{row.option} {row.value:g}' for row in own)}.")
@@ -126,10 +129,19 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _table(rows: list[SettingRow]) -> Table:
+def _stated(command: click.Command) -> Iterator[tuple[str, str]]:
+    """Options that are None unless they are given, and the defaults that their help states."""
+    for option in options(command).values():
+        if found := _DEFAULT.search(option.help or ""):
+            yield max(option.opts, key=len), found["value"]
+
+
+def _table(rows: list[SettingRow], stated: Mapping[tuple[str, str], str]) -> Table:
+    """`stated`: what stands for no value, by command and option."""
     table = Table(box=None, padding=(0, 2))
     for title in ("command", "option", "value", "from"):
         table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(row.command, row.option, "" if row.value is None else str(row.value), row.origin)
+        value = stated.get((row.command, row.option), "") if row.value is None else str(row.value)
+        table.add_row(row.command, row.option, value, row.origin)
     return table

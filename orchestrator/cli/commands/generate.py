@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import sys
+import time
 from typing import Any
 
 import click
@@ -15,19 +16,27 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli import report
+from orchestrator.cli.brief_help import brief_help
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
-from orchestrator.cli.sampling_options import sampling, sampling_options
+from orchestrator.cli.running_pipelines import running_pipeline
+from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
-from orchestrator.runtime.request_state import require_compatible
-from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import Ineffective
 
 _ANSWERED = "The prompt is a chat message, since the target has a chat template; --raw continues it as text."
 _CONTINUED = "The prompt is continued as text (--raw), although the target has a chat template."
 
+_NOTHING = "The model ended the text at once: to it, nothing follows this prompt."
+_WITHOUT_RAW = "Without --raw it would be a message that is answered."
 
+
+@brief_help(
+    *("pair", "target", "draft", "address", "prompt-file", "raw", "max-tokens", "temperature", "preset", "seed"),
+    "json",
+    "quiet",
+)
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", type=click.File("r", encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
@@ -72,10 +81,15 @@ def generate(
         print_notes(notes)
         _run(Client(running), text, params, as_json, quiet, stats, raw)
         return
-    if settings.draft_engine != NO_DRAFT:
-        require_compatible(params.verification, settings.strategy)
-    with started(settings, notes, quiet=quiet or as_json) as pipeline:
-        _run(pipeline, text, params, as_json, quiet, stats, raw)
+    if (lasting := running_pipeline(settings)) is not None:
+        here = f"A pipeline with these models runs already ({lasting.address}), so none is started."
+        print_notes([*notes, "" if quiet or as_json else here])
+        _run(lasting, text, params, as_json, quiet, stats, raw)
+        return
+    settings, note = fitting_strategy(settings, params)
+    begun = time.monotonic()
+    with started(settings, [*notes, note], quiet=quiet or as_json) as pipeline:
+        _run(pipeline, text, params, as_json, quiet, stats, raw, loading=time.monotonic() - begun)
 
 
 def prompt_text(prompt: str | None, file: Any) -> str:
@@ -102,15 +116,30 @@ def _piped() -> str:
     return sys.stdin.buffer.read().decode() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
 
 
-def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet: bool, stats: bool, raw: bool) -> None:
+def _run(
+    client: Client,
+    text: str,
+    params: SamplingParams,
+    as_json: bool,
+    quiet: bool,
+    stats: bool,
+    raw: bool,
+    loading: float | None = None,
+) -> None:
+    """`loading`: seconds until the pipeline was ready, if this command started it."""
     state = client.state()
     template = own_template(state.target)
     chat = template is not None and not raw
     if not quiet and not as_json:
         how = "" if template is None else _ANSWERED if chat else _CONTINUED
         print_notes([demo_note(state.target), how])
-    with client.stream(client.chat_prompt(text) if chat else text, params) as stream:
+    with (
+        client.stream(client.chat_prompt(text) if chat else text, params) as stream,
+        Console(stderr=True, quiet=quiet or as_json).status("Reading the prompt ...") as status,
+    ):
+        stream.watch_reading(lambda tokens, total: status.update(f"Reading the prompt: {tokens:,} of {total:,} tokens"))
         for piece in stream:
+            status.stop()
             if not as_json:
                 click.echo(piece, nl=False)
                 sys.stdout.flush()
@@ -122,7 +151,9 @@ def _run(client: Client, text: str, params: SamplingParams, as_json: bool, quiet
         click.echo()
     if not quiet and not as_json:
         temperature = state.sampling.temperature if params.temperature is None else params.temperature
-        Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats))
+        Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats, loading=loading))
+        if not result.text.strip() and result.finish_reason == "stop":
+            print_notes([_NOTHING if chat or template is None else f"{_NOTHING} {_WITHOUT_RAW}"])
     if params.json_schema is not None and result.finish_reason == "length":
         tokens = result.statistics.generated_tokens
         raise PipelineError(f"The JSON is incomplete, cut off after {tokens} tokens: give a larger --max-tokens.")

@@ -185,16 +185,9 @@ def _local_table(models: list[LocalModel]) -> Table:
 
 def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in (
-        "name",
-        "target",
-        "draft",
-        f"memory (of {available / _GIB:.0f} GiB)",
-        "tokenizers",
-        "tokens/s (plain)",
-    ):
-        table.add_column(title, overflow="fold")
-    for name, facts in rows.items():
+    titles = ("name", "target", "draft", f"memory (of {available / _GIB:.0f} GiB)", "tokenizers", "tokens/s (plain)")
+    cells: list[tuple[str, ...]] = []
+    for name, facts in sorted(rows.items(), key=lambda row: not row[1]["fits"]):
         size = f"{facts['bytes'] / _GIB:.1f} GiB, {'fits' if facts['fits'] else '[red]too big[/]'}"
         if neural_engine() is not None:
             fit = "fits" if facts["fits_with_core_ml"] else "too big"
@@ -208,5 +201,13 @@ def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
         target, draft = (facts[role].removeprefix("mlx-community/") for role in ("target", "draft"))
         if facts["drafter"] is not None:
             draft += f" ({facts['drafter']}, licence: {facts['licence']})"
-        table.add_row(name, target, draft, size, f"{match}, {how}", words)
+        cells.append((name, target, draft, size, f"{match}, {how}", words))
+    columns = list(zip(titles, zip(*cells, strict=True), strict=True))
+    told = [(title, values) for title, values in columns if len(set(values)) > 1]
+    for title, _ in told:
+        table.add_column(title, overflow="fold")
+    for row in zip(*(values for _, values in told), strict=True):
+        table.add_row(*row)
+    same = [f"{title}: {values[0]}" for title, values in columns if len(set(values)) == 1 and values[0]]
+    table.caption, table.caption_justify = f"In every row: {'; '.join(same)}." if same else None, "left"
     return table

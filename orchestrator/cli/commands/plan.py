@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.pipeline_options import given_only, speculation_options
+from orchestrator.cli.pipeline_options import Destination, given_only, speculation_options
 from orchestrator.cli.report import show
 from orchestrator.lab.simulate.acceptance import AcceptanceModel
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
@@ -72,7 +72,7 @@ _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--sweep", "swept", type=click.Choice(list(SWEEPS)), help="Change one thing at a time.")
 @click.option("--values", help="Comma-separated values of the sweep.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture.")
+@click.option("--plot", type=Destination(".png"), help="Write a picture (PNG).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     """Predict tokens/s on a device, without it and without models.

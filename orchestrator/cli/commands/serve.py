@@ -23,6 +23,7 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
+from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sampling_options import server_defaults, server_options
 from orchestrator.cli.serving.model_table import ConfiguredModel, configured_models
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
@@ -252,12 +253,13 @@ def serve(
             return
         pipeline = opened(settings, notes, quiet=False, on_notice=Notices(at_once=True), conversing=True)
         if settings.listen is None:
-            run(pipeline, folder, server, listener, made)
+            run(pipeline, folder, server, listener, made, when_ready=lambda _: keeps_running(pipeline, settings))
             return
 
         def when_ready(state: PipelineState) -> None:
             # The join line of an orchestrator that has ended opens nothing.
             stack.close()
+            keeps_running(pipeline, settings)
             stack.enter_context(invited(pipeline.owner, state, announce, err=True))
 
         run(pipeline, folder, server, listener, made, lambda: pipeline.owner.invite(), when_ready)

@@ -17,6 +17,7 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import started
 from orchestrator.cli.report import print_whole
+from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from protocol.messages.remote import WorkerEntry
 from protocol.shown_names import device_name, model_name
@@ -119,6 +120,7 @@ def _keep_running(address: str, announce: str | None, settings: PipelineSettings
         click.echo(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
         if settings.listen is not None:
             stack.enter_context(invited(pipeline.owner, pipeline.state(), announce))
+        keeps_running(pipeline, settings)
         pipeline.wait()
 
 

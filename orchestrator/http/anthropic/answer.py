@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.api.result import Result
 from orchestrator.http.answer_content import AnswerContent, chat_call, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
 from orchestrator.http.openai.answer import finish_reason
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
@@ -23,6 +23,8 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 class MessageAnswer:
     """Renders the response to one request."""
+
+    if_cut = ""
 
     def __init__(
         self, model: str, content: AnswerContent, stops: Sequence[str], prompt: int, warnings: Sequence[str] = ()
@@ -46,7 +48,8 @@ class MessageAnswer:
             # Each event adds to the blocks.
             for _ in self._events(event):
                 pass
-        return self._message(_usage(usage(results, 1)))
+        told = warned(self._warned.get("warnings", ()), self.if_cut, results)
+        return self._message(_usage(usage(results, 1))) | told
 
     def opening(self) -> Iterator[bytes]:
         # The number of cached tokens is known only at the end.
@@ -67,7 +70,7 @@ class MessageAnswer:
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         delta = {"type": "message_delta", "delta": self._ended, "usage": _usage(usage(results, 1))}
-        yield _frame(delta)
+        yield _frame(delta | warned((), self.if_cut, results))
         yield _frame({"type": "message_stop"})
 
     def _events(self, event: OutputEvent) -> Iterator[dict[str, Any]]:

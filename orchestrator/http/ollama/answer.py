@@ -10,7 +10,7 @@ from orchestrator.api.result import Chosen, Result
 from orchestrator.core.model_table import Seconds
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, warned
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -30,6 +30,8 @@ def empty_line(model: str, *, chat: bool, **more: Any) -> dict[str, Any]:
 
 class OllamaAnswer:
     """Renders the response to one request."""
+
+    if_cut = ""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class OllamaAnswer:
             "prompt_eval_duration": _nanoseconds(figures.prefill_seconds),
             "eval_count": figures.generated_tokens,
             "eval_duration": _nanoseconds(figures.generated_tokens / rate if rate else 0.0),
-            **self._warned,
+            **warned(self._warned.get("warnings", ()), self.if_cut, [result]),
         }
 
 

@@ -195,7 +195,10 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """Raises ApiError."""
         self.refuse_unsupported()
-        asked = {"messages": chat_messages(self.messages or []), "tools": self.tools or None}
+        turns = chat_messages(self.messages or [])
+        # The beginning of an answer is the last message here.
+        begun = turns[-1]["role"] == "assistant" if turns else None
+        asked = {"messages": turns, "tools": self.tools or None, "continue_final_message": begun or None}
         return question({**self.of_chat(), **asked}, ChatRequest, notes)
 
 

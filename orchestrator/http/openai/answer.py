@@ -11,7 +11,7 @@ from msgspec import structs
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.answer_content import LogprobTranscript, chat_call, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import COMMENT, OutputEvent, PromptProgress, TextPiece, frame
+from orchestrator.http.generation import COMMENT, ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
@@ -175,12 +175,14 @@ class ChoiceAnswer:
 class Chunks:
     """Renders `answer` for a request with `choices` choices."""
 
+    if_cut = ""
+
     def __init__(self, answer: ChoiceAnswer, choices: int) -> None:
         self._answer = answer
         self._choices = [_ChoiceChunks(answer, index) for index in range(choices)]
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        return self._answer.whole(results)
+        return self._answer.whole(results) | warned(self._answer.warnings, self.if_cut, results)
 
     def opening(self) -> Iterable[bytes]:
         return map(frame, self._answer.opening(len(self._choices)))
@@ -192,7 +194,10 @@ class Chunks:
         return frame(self._answer.reading(event))
 
     def render(self, event: OutputEvent) -> Iterable[bytes]:
-        return map(frame, self._choices[event.index].chunks(event))
+        made = [*self._choices[event.index].chunks(event)]
+        if isinstance(event, ChoiceEnd):
+            made[-1] |= warned((), self.if_cut, [event.result])
+        return map(frame, made)
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
         return [frame(error.openai_body())]

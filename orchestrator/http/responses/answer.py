@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript, chat_call, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 OutputItem = dict[str, Any]
@@ -121,6 +121,8 @@ _STATUS = {"stop": "completed", "length": "incomplete"}
 
 class ResponseAnswer:
     """Renders the response to one request."""
+
+    if_cut = ""
 
     def __init__(
         self,
@@ -236,6 +238,7 @@ class ResponseAnswer:
         status = _STATUS[result.finish_reason]
         incomplete = None if status == "completed" else {"reason": "max_output_tokens"}
         response = self._object(status, incomplete_details=incomplete, usage=_usage(self._counted(result)))
+        response |= warned(self._head.get("warnings", ()), self.if_cut, [result])
         self._store(response)
         return response
 

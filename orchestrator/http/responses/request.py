@@ -275,6 +275,12 @@ class Response(UncheckedSamplingFields, kw_only=True):
         return isinstance(limit, int) and 0 < limit <= _PROBE_TOKENS
 
     @property
+    def _begun(self) -> bool:
+        """Whether the last item is the beginning of the answer: the assistant's message that is not finished."""
+        last = self.items[-1] if self.items else {}
+        return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
+
+    @property
     def offered(self) -> OfferedTools:
         """Raises ApiError for a malformed tool."""
         return OfferedTools(self.tools or ())
@@ -299,6 +305,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
             "top_logprobs": self.top_logprobs or None,
             "response_format": _format((self.text or {}).get("format")),
             "reasoning": self.reasoning,
+            "continue_final_message": self._begun or None,
         }
         try:
             return question(fields, ChatRequest, [*notes, *self._unused, *offered.notes])

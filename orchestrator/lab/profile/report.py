@@ -430,9 +430,10 @@ def write_timeline(profile: ProfileFigures, excerpts: Sequence[Excerpt], path: P
 
 
 def _title(profile: ProfileFigures) -> str:
-    return f"{profile.strategy}: " + ", ".join(
+    speeds = (
         f"{request.tokens_per_second:.1f} tokens/s at T = {request.temperature:g}" for request in profile.requests
     )
+    return "\n".join([f"{profile.strategy}: {', '.join(speeds)}", *profile.machine[:1]])
 
 
 def _legend(axes: Axes) -> None:

@@ -1,5 +1,6 @@
 """Laws of the terminal chat: what is said, what is remembered, and what Ctrl-C stops."""
 
+import io
 import os
 import pty
 import re
@@ -11,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.cli.chat.conversation import ChatConversation
-from orchestrator.cli.chat.screen import PlainAnswer
+from orchestrator.cli.chat.screen import LiveAnswer, PlainAnswer
 from orchestrator.cli.commands.chat import Answerer, StreamedAnswer, converse
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
@@ -237,3 +241,32 @@ def test_a_history_that_others_can_read_is_refused(typist: Typist, tmp_path: Pat
 
     with pytest.raises(InputError, match="Other users can read"):
         prompt_session(history)
+
+
+PICTURES = ("👋🏽", "👨‍👩‍👧", "🇩🇪", "❤️", "漢字", "word", "a", "\n\n", "`code`", "- item\n")
+
+
+@given(st.lists(st.sampled_from(PICTURES), max_size=60), st.integers(24, 100))
+def test_no_line_that_is_drawn_again_is_wider_than_any_terminal_counts(words: list[str], width: int):
+    console = Console(file=io.StringIO(), width=width, height=24, force_terminal=True)
+    live = LiveAnswer(console)
+
+    live.show(" ".join(words), "status")
+
+    lines = console.render_lines(live.shown, console.options, pad=False)
+    for line in lines:
+        text = "".join(segment.text for segment in line)
+        parts = [2 if ord(each) > 0x2E7F and each != "\ufe0f" else each not in "\u200d" for each in text]
+        assert sum(parts) <= width, text
+
+
+def test_an_answer_without_a_word_is_explained():
+    class Silent(Answerer):
+        def answer(self, conversation: ChatConversation, question: str, show) -> StreamedAnswer:
+            return StreamedAnswer("", "", nothing="Nothing fits.")
+
+    conversation, screen = ChatConversation(SamplingParams(), lambda *_: None), Script("long")
+    converse(screen, conversation, Silent.__new__(Silent))
+
+    assert screen.told == ["Error: Nothing fits."]
+    assert len(conversation.messages("next")) == 1

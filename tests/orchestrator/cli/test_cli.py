@@ -177,19 +177,22 @@ def test_completion_scripts_name_the_command(shell: str):
 
 
 IMPOSSIBLE: dict[tuple[str, ...], str] = {
-    ("--temperature", "-1"): "temperature must be a number >= 0.0.",
-    ("--top-p", "0"): "top_p must be a number > 0.0.",
-    ("--min-p", "1.5"): "min_p must be a number <= 1.0.",
-    ("--top-k", "-1"): "top_k must be a whole number >= 0.",
-    ("--seed", "-1"): "seed must be a whole number >= 0.",
-    ("--max-tokens", "0"): "max_tokens must be a whole number >= 1.",
+    ("--temperature", "-1"): "--temperature must be a number >= 0.0, not -1.0.",
+    ("--top-p", "0"): "--top-p must be a number > 0.0, not 0.0.",
+    ("--min-p", "1.5"): "--min-p must be a number <= 1.0, not 1.5.",
+    ("--top-k", "-1"): "--top-k must be a whole number >= 0, not -1.",
+    ("--seed", "-1"): "--seed must be a whole number >= 0, not -1.",
+    ("--max-tokens", "0"): "--max-tokens must be a whole number >= 1, not 0.",
     ("--max-tokens", "many"): "'many' is not a valid integer.",
-    ("--draft-tokens", "0"): "draft_tokens must be a whole number >= 1.",
-    ("--saguaro", "2"): "saguaro must be a number <= 1.0.",
+    ("--draft-tokens", "0"): "--draft-tokens must be a whole number >= 1, not 0.",
+    ("--saguaro", "2"): "--saguaro must be a number <= 1.0, not 2.0.",
     ("--strategy", "warp"): "'warp' is not one of 'ar', 'sd', 'ssd', 'adaptive'.",
     ("--prompt-file", __file__): "Give either a prompt or --prompt-file",
     ("--prompt-file", "/nowhere"): "No such file or directory.",
     ("--bogus",): "No such option",
+    ("--max-token", "3"): "No such option '--max-token'. Did you mean '--max-tokens'?",
+    ("--device", "m4"): "Did you mean '--pace'?",
+    ("--pair", "qwen2.5-3"): "did you mean 'qwen2.5-3b'?",
 }
 
 
@@ -282,7 +285,7 @@ def test_a_prompt_longer_than_the_context_is_refused(address: str):
     code, output, errors = run("generate", "--prompt-file", "-", "--address", address, stdin="x = 1\n" * 2000)
 
     assert (code, output) == (2, "")
-    assert "has a context of 2,048. Shorten the prompt" in sentence(errors)
+    assert "runs with a context of 2,048. Shorten the prompt" in sentence(errors)
 
 
 def test_a_draft_with_another_tokenizer_is_refused(other_tokenizer: Path):

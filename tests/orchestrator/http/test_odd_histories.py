@@ -361,6 +361,8 @@ PREFILL = {"messages": [user(), said("The answer is ")]}
         (CHAT, {"continue_final_message": True, "add_generation_prompt": False}),
         (CHAT, {"add_generation_prompt": False}),
         (MESSAGES, {}),
+        (OLLAMA, {"stream": False}),
+        (RESPONSES, {"input": [user(), {**said("The answer is "), "status": "incomplete"}]}),
     ],
 )
 def test_an_answer_goes_on_with_the_assistant_s_last_turn(

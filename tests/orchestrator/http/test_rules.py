@@ -340,6 +340,7 @@ def test_half_a_character_is_a_replacement_and_a_byte_order_mark_is_skipped(sent
 
     assert answer.status_code == 200
     assert list(pipeline.asked[0][0]) == CODEC.encode(read)
+    assert ["U+FFFD" in warning for warning in answer.json()["warnings"]] == [True]
 
 
 def deep_body(body: Any, field: str, levels: int) -> str:

@@ -158,3 +158,24 @@ def test_penalties_and_log_probabilities_reach_the_pipeline(hermes: ChatTemplate
 def test_a_schema_that_does_not_fit_its_message_is_refused():
     with pytest.raises(ApiError, match="characters"):
         response_grammar({"type": "json_schema", "json_schema": {"schema": {"enum": ["\N{PILE OF POO}" * 6000]}}})
+
+
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+_HELD: dict[str, dict[str, Any]] = {
+    CHAT: {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}},
+    "/v1/messages": {**HELLO, "max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
+    "/v1/responses": {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": _SCHEMA}}},
+    "/api/chat": {**HELLO, "format": _SCHEMA},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", _HELD)
+def test_json_that_is_cut_off_is_a_warning_in_every_dialect(path: str, stream: bool):
+    def told(end: Any, **fields: Any) -> bool:
+        pipeline = FakePipeline(pieces=lambda _: ['{"a"'], ends=(end, None))
+        return "The JSON is incomplete" in post(path, {**_HELD[path], "stream": stream, **fields}, pipeline).text
+
+    assert told("length")
+    assert not told("stop")
+    assert not told("length", response_format=None, output_config=None, text=None, format=None)

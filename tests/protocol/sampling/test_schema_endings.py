@@ -21,6 +21,7 @@ WHOLE, MORE = '{"name": "Bob"}', '{"name": "Bob", "x": 1}'
         (NAME, WHOLE, MORE),
         ({"type": "array", "items": NAME}, f"[{WHOLE}]", f"[{MORE}]"),
         ({"anyOf": [NAME, {"type": "null"}], "title": "Name"}, WHOLE, MORE),
+        ({"anyOf": [NAME, {"type": "null"}], "x-guidance": {"lenient": True}}, WHOLE, MORE),
         ({"$defs": {"name": NAME}, "$ref": "#/$defs/name"}, WHOLE, MORE),
         ({**NAME, "properties": {"name": {}, "properties": {}}}, '{"name": {}, "properties": 1}', MORE),
     ],

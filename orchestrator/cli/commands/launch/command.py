@@ -98,7 +98,7 @@ _NO_KEY = "unused"
 
 @serve_options
 @click.command()
-@click.argument("program", type=click.Choice(list(PROGRAMS)))
+@click.argument("program", metavar="PROGRAM", type=click.Choice(list(PROGRAMS)))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS OF PROGRAM]")
 @click.option("--server", metavar="URL", help="The server to ask, for instance http://127.0.0.1:8080.")
 @click.option(

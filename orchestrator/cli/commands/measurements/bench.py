@@ -10,6 +10,7 @@ import click
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import (
+    Destination,
     draft_option,
     option,
     pace_option,
@@ -213,9 +214,7 @@ _comparison_options = _joined(
         help="With --pace, for a slow target: record its texts once, then replay them.",
     ),
 )
-_plot_option = click.option(
-    "--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Also write a PNG."
-)
+_plot_option = click.option("--plot", metavar="FILE", type=Destination(".png"), help="Also write a PNG.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 
 

@@ -21,6 +21,7 @@ from orchestrator.lab.findings import Bar, Column, Field, Findings, Line, Panel,
 from orchestrator.lab.simulate.devices import Wires, stretched
 from orchestrator.lab.simulate.prediction.plan import (
     BASELINE_NAME,
+    ORACLE,
     PLAIN_NAME,
     Prediction,
     Scenario,
@@ -256,7 +257,10 @@ def _sweep_table(name: str, scenario: Scenario, points: Sequence[Point]) -> Tabl
 
 def _bars(scenario: Scenario, predictions: Sequence[Prediction]) -> Panel:
     speeds = [(one.contender, one.tokens_per_second) for one in predictions]
-    bars = tuple(Bar(name, speed, speed, speed, baseline=name.startswith(PLAIN_NAME)) for name, speed in speeds)
+    bars = tuple(
+        Bar(name, speed, speed, speed, baseline=name.startswith(PLAIN_NAME), hypothetical=name.startswith(ORACLE))
+        for name, speed in speeds
+    )
     return Panel(title=_title(scenario), x="tokens/s", bars=bars)
 
 
