@@ -41,8 +41,8 @@ class Mean:
 
 MeasuredCost = tuple[int, float]
 """Width and seconds of a forward."""
-_NARROW_AT_FIRST, _NARROW_LATER = 8, 48
-"""Forwards, until there have been so many over one token, and then."""
+_NARROW_FEW, _NARROW_SOON, _NARROW_LATER = 4, 8, 64
+"""Forwards over one token that tell what they cost; wider ones after which another is due until then, and later."""
 _LEAST_SECONDS = 1e-6
 """A worker may claim that a forward took no time, and rates divide by it."""
 _MAX_RATIO = 100.0
@@ -105,7 +105,7 @@ class WidthCost:
     def narrow_due(self) -> bool:
         """Forwards over one token have become so rare that the line no longer tells what they cost."""
         known = self._ratios[1].count if 1 in self._ratios else 0
-        return self._since_narrow >= (_NARROW_AT_FIRST if known < _NARROW_AT_FIRST else _NARROW_LATER)
+        return self._since_narrow >= (_NARROW_SOON if known < _NARROW_FEW else _NARROW_LATER)
 
     def expect(self, measured: Sequence[MeasuredCost]) -> None:
         """A worker with these measurements has come up: they replace all that was observed of its predecessor.
