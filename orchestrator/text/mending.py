@@ -34,6 +34,9 @@ class Mend(NamedTuple):
     apply: Callable[[Conversation], Conversation]
     note: str = ""
     """What was changed, for the client; empty for a change that loses nothing."""
+    case: Messages = ()
+    """A conversation that a template can refuse without the mend though it takes the beginning. If it does, the mend is
+    made in every conversation, so that a beginning is read as it will be later."""
 
 
 class Mended(NamedTuple):
@@ -46,7 +49,8 @@ class Mended(NamedTuple):
 
 
 def mended(conversation: Conversation, render: Callable[[Conversation], str]) -> Mended:
-    """`conversation` with those of `MENDS` without which the template refuses it or leaves out instructions.
+    """`conversation` with those of `MENDS` without which the template refuses it or leaves out instructions, and those
+    whose case it refuses.
 
     If no mends have all instructions rendered, it is the form that has most. `render` raises InputError for what the
     template refuses. If it refuses every form, `conversation` is returned as it is.
@@ -60,26 +64,41 @@ def mended(conversation: Conversation, render: Callable[[Conversation], str]) ->
         except InputError:
             return None
 
-    best: tuple[Sequence[Mend], tuple[str, ...] | None] = ((), left_out(()))
-    tried: list[Mend] = []
-    form = marked
+    settled = [mend for mend in MENDS if mend.apply(conversation) != conversation and _settled(mend, render)]
+    best: tuple[Sequence[Mend], tuple[str, ...] | None] = (settled, left_out(settled))
+    tried, form = settled, _applied(settled, marked)
     for mend in MENDS:
         if not _lost(best[1]):
             break
-        before, form = form, mend.apply(form)
+        more = [each for each in MENDS if each in tried or each is mend]
+        before, form = form, _applied(more, marked)
         if form == before:
             continue
-        tried.append(mend)
+        tried = more
         found = left_out(tried)
         if _lost(found) < _lost(best[1]):
-            best = ((*tried,), found)
-    for mend in reversed(best[0]):
+            best = (tried, found)
+    for mend in reversed([each for each in best[0] if each not in settled]):
         fewer = [each for each in best[0] if each is not mend]
         found = left_out(fewer)
         if _lost(found) <= _lost(best[1]):
             best = (fewer, found)
     mends, missing = best
     return Mended(_applied(mends, conversation), missing or (), tuple(mend.note for mend in mends if mend.note))
+
+
+def _settled(mend: Mend, render: Callable[[Conversation], str]) -> bool:
+    """Whether the template refuses the mend's case and takes it mended."""
+    case = Conversation(mend.case)
+    return bool(mend.case) and _refused(case, render) and not _refused(mend.apply(case), render)
+
+
+def _refused(conversation: Conversation, render: Callable[[Conversation], str]) -> bool:
+    try:
+        render(conversation)
+    except InputError:
+        return True
+    return False
 
 
 def _applied(mends: Iterable[Mend], conversation: Conversation) -> Conversation:
@@ -240,15 +259,23 @@ def _users_text_in_results(messages: Messages) -> Messages:
 
 
 def _calls_with_text(messages: Messages) -> Messages:
-    """The assistant's text and its calls in the turn behind it as one turn."""
+    """The assistant's texts and its calls in the turn behind them as one turn, unless the user speaks directly behind
+    their results: then the text is the turn between two of the user's."""
     found: list[dict[str, Any]] = []
-    for message in messages:
-        before = found[-1] if found else {"role": ""}
-        if _calls(message) and before["role"] == "assistant" and not _calls(before):
-            found[-1] = {**message, **_joined(before, message)}
-        else:
-            found.append(message)
+    for place, message in enumerate(messages):
+        if _calls(message) and _behind_results(messages, place) != "user":
+            while found and found[-1]["role"] == "assistant" and not _calls(found[-1]):
+                message = {**message, **_joined(found.pop(), message)}
+        found.append(message)
     return found
+
+
+def _behind_results(messages: Messages, place: int) -> str:
+    """The role of the turn behind the results of the calls at `place`; empty if there is none."""
+    place += 1
+    while place < len(messages) and messages[place]["role"] == "tool":
+        place += 1
+    return messages[place]["role"] if place < len(messages) else ""
 
 
 def _turns_joined(messages: Messages) -> Messages:
@@ -308,6 +335,18 @@ def _of_messages(change: Callable[[Messages], Messages]) -> Callable[[Conversati
     return lambda conversation: Conversation(change(conversation.messages), conversation.tools)
 
 
+_TEXT_THEN_CALLS: Messages = (
+    {"role": "user", "content": "A"},
+    {"role": "assistant", "content": "B"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c" * _ID_LETTERS, "type": "function", "function": {"name": "c", "arguments": {}}}],
+    },
+    {"role": "tool", "name": "c", "tool_call_id": "c" * _ID_LETTERS, "content": "D"},
+    {"role": "assistant", "content": "E"},
+)
+
 MENDS = (
     Mend(
         lambda conversation: Conversation(conversation.messages, _described_tools(conversation.tools)),
@@ -337,17 +376,18 @@ MENDS = (
         "The chat template takes no system message: its text became the beginning of the first user's turn.",
     ),
     Mend(
-        _of_messages(_users_text_in_results),
-        "The chat template takes no user's turn behind the result of a call: its text became part of the result.",
+        _of_messages(_turns_joined),
+        "The chat template needs turns of user and assistant in alternation: turns of one role in succession were "
+        "joined.",
     ),
     Mend(
         _of_messages(_calls_with_text),
         "The chat template takes no calls in a turn of their own behind a text: the two turns were joined.",
+        case=_TEXT_THEN_CALLS,
     ),
     Mend(
-        _of_messages(_turns_joined),
-        "The chat template needs turns of user and assistant in alternation: turns of one role in succession were "
-        "joined.",
+        _of_messages(_users_text_in_results),
+        "The chat template takes no user's turn behind the result of a call: its text became part of the result.",
     ),
     Mend(
         _of_messages(_calls_as_text),

@@ -141,6 +141,16 @@ MENDED: list[tuple[str, list[dict[str, Any]], str, list[str]]] = [
      ["user's turn beside", "behind the result"]),
     ("mistral", [user(), said("I add."), said("", call(NINE)), result(NINE), said()],
      f"<user>Hi<assistant>I add.{ADD}{NINE}]<tool>4{NINE}<assistant>Yes?", ["behind a text"]),
+    # Before the next answer as behind it.
+    ("mistral", [user(), said("I add."), said("", call(NINE)), result(NINE)],
+     f"<user>Hi<assistant>I add.{ADD}{NINE}]<tool>4{NINE}", ["behind a text"]),
+    ("mistral", [user(), said("I add."), said("", call(NINE)), result(NINE), user("So?")],
+     f"<user>Hi<assistant>I add.<assistant>{ADD}{NINE}]<tool>4{NINE}<user>So?", []),
+    ("mistral", [user(), user("Go"), said("", call(NINE)), result(NINE), said("I add."), said("", call(NINE)),
+                 result(NINE), user("So?")],
+     f"<user>Hi\n\nGo<assistant>{ADD}{NINE}]<tool>4{NINE}"
+     f"<assistant>I add.<assistant>{ADD}{NINE}]<tool>4{NINE}<user>So?",
+     ["alternation"]),
     ("mistral", [user(), said(), user(), said("", call(NINE)), result(NINE), said(), user()],
      f"<user>Hi<assistant>Yes?<user>Hi<assistant>{ADD}{NINE}]<tool>4{NINE}<assistant>Yes?<user>Hi", []),
     ("llama", [user(), said("I add.", call("1"), call("2", '{"b": 2}')), result("2", "5"), result("1")],
@@ -180,17 +190,18 @@ def test_ids_of_another_provider_are_replaced_consistently(ask: Asks):
 
 @given(
     roles=st.lists(st.sampled_from(["user", "system", "assistant", "calls"]), max_size=7),
-    name=st.sampled_from(["chatml", "qwen", "llama", "gemma"]),
+    alone=st.booleans(),
+    name=st.sampled_from(["chatml", "qwen", "llama", "gemma", "mistral"]),
 )
 def test_a_conversation_that_goes_on_is_mended_as_before(
-    templates: dict[str, ChatTemplate], roles: list[str], name: str
+    templates: dict[str, ChatTemplate], roles: list[str], alone: bool, name: str
 ):
     messages = [system("S"), user("first")]
     for place, role in enumerate(roles):
         ids = [f"{place} {number}" for number in range(1 + place % 2)]
         text = f"{role} {place}"
         if role == "calls":
-            messages += [said(text, *map(call, ids)), *map(result, ids)]
+            messages += [said("" if alone else text, *map(call, ids)), *map(result, ids)]
         else:
             messages.append({"role": role, "content": text})
     whole = templates[name].render(template_messages(messages), answering=False).text
