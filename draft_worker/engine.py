@@ -78,6 +78,9 @@ class Batch(NamedTuple):
     """None: no processor changes the logits of this request."""
     paths: Sequence[Sequence[int]] = ()
     """For each node, the tokens behind the root up to and with the node. Empty without processors."""
+    followers: Sequence[Sequence[tuple[int, float]]] = ()
+    """For each node, tokens that followed its last tokens earlier in the text, with probabilities that sum to less than
+    1: prompt lookup, which candidates are mixed with. Empty without it."""
     skipped: int = 0
     """Tokens of the conversation that the sequence does not hold (`RollingContext`). Noise is drawn by the positions of
     the conversation."""

@@ -19,6 +19,7 @@ from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
+from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration, Node, TokenTree, node_id
 from protocol.worker.pacing import PacedPart
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 _CATCH_UP = 16
 """At most this many committed tokens without KV join the root's forward. More of them are prefilled."""
+_MOST_FOLLOWERS = 8
+"""Guesses by prompt lookup that a node's candidates are mixed with."""
+_LEAST_FOLLOWER = 0.05
+"""Probability below which such a guess is left out: the draft's own is as good."""
 _DEFAULT_PLAN = BestFirst(width=8, fan=4)
 
 
@@ -78,6 +83,8 @@ class DraftSequence:
         self._processors = processors
         self._tokens: list[int] = list(start.tokens[:-1])
         """All tokens before the root."""
+        self._lookup = PromptLookup()
+        """Of those of these tokens that were needed so far."""
         self.round = start.round
         self._early: Extend | None = None
         """A request for growth below a root that is not known yet."""
@@ -171,6 +178,7 @@ class DraftSequence:
             step.fans,
             self._processors,
             paths,
+            self._followers(step.nodes),
             self._skipped,
         )
 
@@ -260,6 +268,16 @@ class DraftSequence:
         if most is None or not isinstance(plan, BestFirst) or plan.width <= most:
             return plan
         return msgspec.structs.replace(plan, width=most)
+
+    def _followers(self, nodes: Sequence[Node]) -> list[list[tuple[int, float]]]:
+        """For each node, guesses by prompt lookup, if the plan wants them."""
+        lookup = self._lookup
+        if not isinstance(self._plan, BestFirst) or not self._plan.lookup:
+            return []
+        lookup.extend(self._tokens[len(lookup) :])
+        suffix, root = lookup.last(lookup.max_ngram), self._growth.tree.root.token
+        found = (lookup.continuations([*suffix, root, *_path(node)], _MOST_FOLLOWERS) for node in nodes)
+        return [[follower for follower in each if follower[1] >= _LEAST_FOLLOWER] for each in found]
 
     def _forced(self, node: Node) -> int | None:
         assert self._processors is not None

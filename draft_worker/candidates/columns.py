@@ -3,13 +3,14 @@
 Knows no model and no tree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from draft_worker.candidates.lookup_mixture import Followers, mixed
 from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
 from draft_worker.head_tokens import HeadTokens
@@ -48,13 +49,29 @@ class Columns:
         assert self.tokens is not None, "a whole head lacks no token"
         wider = Columns(self.vocabulary, self.shared, np.concatenate([self.tokens, np.array(tokens, np.int32)]))
         wider._noise = _NoiseBeside(self._noise, self.vocabulary, np.array(tokens))
+        wider._known = {**self._known, **{token: place for place, token in enumerate(tokens, start=self.count)}}
         return wider
 
     def propose(self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch) -> list[Candidates]:
-        """`ranking.propose` for (L, count or more) logits, with candidates as tokens."""
-        logits = self.processed(logits[:, : self.count], batch)
+        """`ranking.propose` for (L, count or more) logits, mixed with the followers of `batch`; candidates as tokens."""
+        logits = logits[:, : self.count]
+        if batch.followers:
+            logits = mixed(logits, self.followers(batch), sampling.temperature)
+        logits = self.processed(logits, batch)
         found = propose(logits, positions, sampling, batch._replace(processors=None), self._noise)
         return [self.named(each) for each in found]
+
+    def followers(self, batch: Batch) -> Followers:
+        """Those of the batch that have a column, as columns."""
+        return [
+            [(column, probability) for token, probability in found if (column := self._column(token)) is not None]
+            for found in batch.followers
+        ]
+
+    def _column(self, token: int) -> int | None:
+        if self.tokens is None:
+            return token if token < self.shared else None
+        return self._known.get(token)
 
     def processed(self, logits: mx.array, batch: Batch) -> mx.array:
         """(L, count) `logits` after the logits processors of `batch`, which know tokens and no columns."""
@@ -89,8 +106,9 @@ class Columns:
         return mx.array(self.tokens)
 
     @cached_property
-    def _known(self) -> frozenset[int]:
-        return frozenset([] if self.tokens is None else self.tokens.tolist())
+    def _known(self) -> Mapping[int, int]:
+        """The column of each token."""
+        return {} if self.tokens is None else {token: column for column, token in enumerate(self.tokens.tolist())}
 
     @cached_property
     def _noise(self) -> NoiseRows:

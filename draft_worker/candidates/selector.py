@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.columns import Columns
+from draft_worker.candidates.lookup_mixture import mix
 from draft_worker.candidates.noise_prefetch import NoisePrefetch
 from draft_worker.candidates.ranking import MIN_CANDIDATES
 from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
@@ -36,6 +37,8 @@ class CandidateSelector:
         if _draws(sampling):
             return self._columns.propose(mx.array(logits[:, :count]), positions, sampling, batch)
         logits = logits[:, : self._width]
+        if batch.followers:
+            mix(logits, self._columns.followers(batch), sampling.temperature)
         if batch.processors is not None:
             logits[:, :count] = np.asarray(self._columns.processed(mx.array(logits[:, :count]), batch))
         logits[:, count:] = -np.inf

@@ -24,8 +24,10 @@ _READING_SECONDS = 0.25
 """Between two reports of how far a prompt has been read."""
 _SUFFIX = 8
 """Tokens of context handed to prompt lookup; its longest n-gram is shorter."""
-_MAX_LOOKUP_TOKENS = 4
+_MAX_LOOKUP_TOKENS = 16
 """Longest chain of guesses by prompt lookup."""
+_LOG_LEAST_LOOKUP = math.log(0.05)
+"""Logarithm of the path probability below which no guess by prompt lookup is worth a row of a forward."""
 _FIRST_ROOT = NodeId(0)
 
 
@@ -374,10 +376,13 @@ class Sequence:
             node = node.parent
         limit = min(_MAX_LOOKUP_TOKENS, self.tree.root.depth + self._room - leaf.depth)
         nodes: list[Node] = []
+        least = self.tree.root.log_path + _LOG_LEAST_LOOKUP
         for token, claimed in self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit):
-            parent = nodes[-1] if nodes else leaf
             belief = self.estimates.lookup(claimed, 0)
-            nodes.append(parent.guess(token, belief, belief))
+            node = (nodes[-1] if nodes else leaf).guess(token, belief, belief)
+            if node.log_path < least:
+                break
+            nodes.append(node)
         return nodes
 
 

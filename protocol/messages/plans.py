@@ -15,6 +15,8 @@ class BestFirst(MessagePart, frozen=True, tag="best_first"):
     fan: Annotated[int, Meta(ge=1, le=MAX_SUPPORT)]
     least: Probability = 0.0
     steps: Annotated[int, Meta(ge=0, le=MAX_STEPS)] | None = None
+    lookup: bool = False
+    """Guesses are mixed with those by prompt lookup."""
 
 
 class Chain(MessagePart, frozen=True, tag="chain"):

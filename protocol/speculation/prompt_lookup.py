@@ -1,10 +1,13 @@
 """Prompt lookup: guesses the token that followed the last few tokens earlier in the text. Pure; knows no tree."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
 Gram: TypeAlias = tuple[int, ...]
+_REMEMBERED = 0.98
+"""Weight of a trial at each later one of its length: about the last fifty count, so a long prompt that repeats itself
+does not decide what is believed of the answer."""
 
 
 class PromptLookup:
@@ -16,7 +19,7 @@ class PromptLookup:
 
     def __init__(self, max_ngram: int = 3) -> None:
         assert max_ngram >= 1
-        self._max_ngram = max_ngram
+        self.max_ngram = max_ngram
         self._clear()
 
     def __len__(self) -> int:
@@ -30,7 +33,7 @@ class PromptLookup:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text. Each is compared with the guesses for it, then indexed."""
         for token in tokens:
-            self._index(tuple(self._tokens[-self._max_ngram :]), token)
+            self._index(tuple(self._tokens[-self.max_ngram :]), token)
             self._tokens.append(token)
 
     def truncate(self, length: int) -> None:
@@ -45,7 +48,7 @@ class PromptLookup:
 
         Uses the longest run of last tokens that occurred before. Its followers are ranked by frequency, then by
         recency. A follower's share is scaled by how often the followers of a run of that length contained the next
-        token, add-one smoothed: (right + 1) / (tried + 2).
+        token of late, add-one smoothed: (right + 1) / (tried + 2).
         """
         found = self._match(suffix)
         if found is None:
@@ -58,23 +61,24 @@ class PromptLookup:
         ranked = sorted(latest_first, key=itemgetter(1), reverse=True)
         return [(token, confidence * count / total) for token, count in ranked[:limit]]
 
-    def chain(self, suffix: Sequence[int], limit: int) -> list[tuple[int, float]]:
+    def chain(self, suffix: Sequence[int], limit: int) -> Iterator[tuple[int, float]]:
         """At most `limit` (token, probability), each the best continuation of `suffix` and the tokens before it."""
         text = list(suffix)
-        found: list[tuple[int, float]] = []
-        while len(found) < limit and (best := self.continuations(text, 1)):
-            found += best
+        for _ in range(limit):
+            best = self.continuations(text, 1)
+            if not best:
+                break
+            yield best[0]
             text.append(best[0][0])
-        return found
 
     def _clear(self) -> None:
         self._tokens: list[int] = []
         self._followers: dict[Gram, dict[int, int]] = {}
-        self._right = [0] * (self._max_ngram + 1)
-        self._tried = [0] * (self._max_ngram + 1)
+        self._right = [0.0] * (self.max_ngram + 1)
+        self._tried = [0.0] * (self.max_ngram + 1)
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, dict[int, int]] | None:
-        recent = tuple(suffix[-self._max_ngram :])
+        recent = tuple(suffix[-self.max_ngram :])
         while recent:
             followers = self._followers.get(recent)
             if followers:
@@ -90,8 +94,8 @@ class PromptLookup:
             if followers is None:
                 followers = self._followers[gram] = {}
             elif not scored:
-                self._tried[len(gram)] += 1
-                self._right[len(gram)] += token in followers
+                self._tried[len(gram)] = _REMEMBERED * self._tried[len(gram)] + 1
+                self._right[len(gram)] = _REMEMBERED * self._right[len(gram)] + (token in followers)
                 scored = True
             followers[token] = followers.pop(token, 0) + 1
             gram = gram[1:]

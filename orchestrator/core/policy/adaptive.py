@@ -53,7 +53,7 @@ class Adaptive:
         width = self._width(estimates)
         share = max(min(_MIN_WIDTH, width), width // sharing)
         steps = 0 if estimates.turns.in_turns else None
-        return BestFirst(share, self._options.draft_fan, self._least(estimates), steps)
+        return BestFirst(share, self._options.draft_fan, self._least(estimates), steps, self._options.lookup == "on")
 
     def _least(self, estimates: Estimates) -> float:
         """Path probability that makes a node worth a growth step: work of the draft may slow the target down.
