@@ -19,7 +19,7 @@ from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
-from protocol.speculation.prompt_lookup import PromptLookup
+from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration, Node, TokenTree, node_id
 from protocol.worker.pacing import PacedPart
@@ -275,7 +275,7 @@ class DraftSequence:
         if not isinstance(self._plan, BestFirst) or not self._plan.lookup:
             return []
         lookup.extend(self._tokens[len(lookup) :])
-        suffix, root = lookup.last(lookup.max_ngram), self._growth.tree.root.token
+        suffix, root = lookup.last(LONGEST), self._growth.tree.root.token
         found = (lookup.continuations([*suffix, root, *_path(node)], _MOST_FOLLOWERS) for node in nodes)
         return [[follower for follower in each if follower[1] >= _LEAST_FOLLOWER] for each in found]
 

@@ -19,14 +19,13 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
 from protocol.speculation.candidates import Candidates
-from protocol.speculation.prompt_lookup import PromptLookup
+from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.worker.process import WorkerSetup
 
 if TYPE_CHECKING:
     from protocol.sampling.processors.logits_processors import LogitsProcessors
 
 ENGINE = EngineDeclaration(help="prompt lookup, which needs no model", model="none")
-_LONGEST_RUN = 3
 
 
 def load(setup: WorkerSetup) -> "NgramEngine":
@@ -66,7 +65,7 @@ class NgramSequence(EngineSequence):
     """
 
     def __init__(self) -> None:
-        self._lookup = PromptLookup(_LONGEST_RUN)
+        self._lookup = PromptLookup()
         self._tree = RowTree[TokenRow]()
 
     @property
@@ -100,9 +99,9 @@ class NgramSequence(EngineSequence):
         return Candidates([token for token, _ in found], [probability for _, probability in found])
 
     def _suffix(self, row: int) -> list[int]:
-        """The last tokens up to and with the node in `row`, at most `_LONGEST_RUN`."""
-        reverse = [each.token for each in islice(self._tree.path(row), _LONGEST_RUN)]
-        return [*self._lookup.last(_LONGEST_RUN - len(reverse)), *reversed(reverse)]
+        """The last tokens up to and with the node in `row`, at most `LONGEST`."""
+        reverse = [each.token for each in islice(self._tree.path(row), LONGEST)]
+        return [*self._lookup.last(LONGEST - len(reverse)), *reversed(reverse)]
 
 
 class _Text(msgspec.Struct):

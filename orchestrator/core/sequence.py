@@ -17,13 +17,11 @@ from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Hello, Start, Verdict, Verify
-from protocol.speculation.prompt_lookup import PromptLookup
+from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
 
 _READING_SECONDS = 0.25
 """Between two reports of how far a prompt has been read."""
-_SUFFIX = 8
-"""Tokens of context handed to prompt lookup; its longest n-gram is shorter."""
 _MAX_LOOKUP_TOKENS = 16
 """Longest chain of guesses by prompt lookup."""
 _LOG_LEAST_LOOKUP = math.log(0.05)
@@ -286,7 +284,7 @@ class Sequence:
         """The accepted tokens and the bonus token."""
         chosen = [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
         # Prompt lookup is calibrated by its first guess, whether or not that was verified.
-        for token, claimed in self._lookup.continuations(self.tokens[-_SUFFIX:], 1):
+        for token, claimed in self._lookup.continuations(self.tokens[-LONGEST:], 1):
             self.estimates.lookup.observe(claimed, 0, token == chosen[0])
         return chosen
 
@@ -371,13 +369,13 @@ class Sequence:
         """A chain of guesses by prompt lookup, which is no part of the tree."""
         path: list[int] = []
         node = leaf
-        while node.parent is not None and len(path) < _SUFFIX:
+        while node.parent is not None and len(path) < LONGEST:
             path.append(node.token)
             node = node.parent
         limit = min(_MAX_LOOKUP_TOKENS, self.tree.root.depth + self._room - leaf.depth)
         nodes: list[Node] = []
         least = self.tree.root.log_path + _LOG_LEAST_LOOKUP
-        for token, claimed in self._lookup.chain([*self.tokens[-_SUFFIX:], *path[::-1]], limit):
+        for token, claimed in self._lookup.chain([*self.tokens[-LONGEST:], *path[::-1]], limit):
             belief = self.estimates.lookup(claimed, 0)
             node = (nodes[-1] if nodes else leaf).guess(token, belief, belief)
             if node.log_path < least:

@@ -32,6 +32,7 @@ def tokens_of(found: list[tuple[int, float]]) -> list[int]:
         ([1, 5, 1, 5, 1, 6], [1], [5, 6]),
         ([1, 5, 1, 6], [1], [6, 5]),
         ([1, 2, 1, 3, 1, 4, 1, 5, 1, 6], [1], [6, 5, 4, 3]),
+        ([0, 1, 2, 3, 4, 5, 7, 9, 2, 3, 4, 5, 8], [0, 1, 2, 3, 4, 5], [7]),
     ],
     ids=[
         *(
@@ -42,6 +43,7 @@ def tokens_of(found: list[tuple[int, float]]) -> list[int]:
             "a shorter run where no longer one matches",
         ),
         *("more frequent first", "the latest first", "no more than the limit"),
+        "a run longer than those of the index",
     ],
 )
 def test_the_tokens_that_followed_the_longest_run_are_guessed(text: list[int], suffix: list[int], guesses: list[int]):
@@ -53,11 +55,19 @@ def test_confidence_is_add_one_smoothed():
 
 
 def test_a_repeating_text_is_guessed_with_growing_confidence():
-    short, long = read(*[1, 2, 3, 4] * 3), read(*[1, 2, 3, 4] * 20)
-    (_, early), (_, late) = short.continuations([1, 2, 3], 1)[0], long.continuations([1, 2, 3], 1)[0]
+    short, long = read(*[1, 2, 3, 4] * 5), read(*[1, 2, 3, 4] * 20)
+    (_, early), (_, late) = short.continuations(short.last(16), 1)[0], long.continuations(long.last(16), 1)[0]
 
     assert early < late
     assert late > 0.95
+
+
+def test_a_long_piece_of_text_is_believed_by_its_end():
+    """Its beginning repeats itself, its last 300 tokens do not."""
+    lookup = read(*[1, 2, 3, 4] * 200, *range(10, 310))
+    found = lookup.continuations([1, 2, 3, 4] * 4, 1)
+
+    assert found == [(1, pytest.approx(1 / 2))]
 
 
 def test_a_random_text_is_guessed_with_little_confidence():
@@ -96,6 +106,6 @@ def test_a_truncated_text_gives_the_guesses_of_the_shorter_text(text: list[int],
 def test_a_chain_continues_its_own_guesses():
     lookup = read(1, 2, 3, 4, 9, 1)
 
-    assert tokens_of(lookup.chain([1], 3)) == [2, 3, 4]
-    assert lookup.chain([1], 1) == lookup.continuations([1], 1)
-    assert lookup.chain([8], 3) == []
+    assert tokens_of(list(lookup.chain([1], 3))) == [2, 3, 4]
+    assert list(lookup.chain([1], 1)) == lookup.continuations([1], 1)
+    assert list(lookup.chain([8], 3)) == []
