@@ -13,20 +13,21 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from protocol.kernel_compiler import compile_for_this_processor
 from protocol.paths import cache_folder
 
 _STICKY_OR_CLOSED = stat.S_ISVTX | stat.S_IWOTH
 
 
 def use_private_kernels() -> None:
-    """Let MLX keep its kernels in `kernels_folder()`, in this process and its children.
+    """Let MLX keep its kernels in `kernels_folder()`, in this process and its children, compiled for this processor.
 
     Python's temporary files stay where they were.
     """
     with suppress(OSError):
         # Python decides once, by the variable as it is now.
         tempfile.gettempdir()
-    os.environ["TMPDIR"] = str(kernels_folder())
+    os.environ["TMPDIR"] = str(compile_for_this_processor(kernels_folder()))
 
 
 def kernels_folder() -> Path:

@@ -53,7 +53,7 @@ class Columns:
         return wider
 
     def propose(self, logits: mx.array, positions: Sequence[int], sampling: Sampling, batch: Batch) -> list[Candidates]:
-        """`ranking.propose` for (L, count or more) logits, mixed with the followers of `batch`; candidates as tokens."""
+        """`ranking.propose` for (L, count or more) logits, mixed with the batch's followers. Candidates are tokens."""
         logits = logits[:, : self.count]
         if batch.followers:
             logits = mixed(logits, self.followers(batch), sampling.temperature)

@@ -12,14 +12,17 @@ _FEW_CORES = 3
 """Up to so many cores are shared: a core of its own for the draft would be a third of the machine or more."""
 
 
-def begins_shared(options: Options, own_device: bool) -> bool:
+def begins_shared(options: Options, own_device: bool, paced: bool = False) -> bool:
     """Whether the draft begins on the target's device. `own_device`: the draft computes on another one than MLX.
+    `paced`: both have the times of a profile, whose devices are apart.
 
     A strategy that never drafts beside the target shares, and the published `ssd` needs both at the same time.
     """
     if options.strategy == "adaptive":
         if options.placement != "auto":
             return options.placement == "shared"
+        if paced:
+            return False
         if hardware.computes_on_processor():
             return len(hardware.usable_cores()) <= _FEW_CORES
         return not own_device

@@ -15,7 +15,7 @@ _COMPARED = 8
 _SCORED = 256
 """Tokens at the end of a long piece of text that are compared with the guesses for them: earlier ones no longer count."""
 _REMEMBERED = 0.98
-"""Weight of a trial at each later one of its length: about the last fifty count, so a long prompt that repeats itself
+"""Weight of a trial at each later one of its length. About the last fifty count, so a long prompt that repeats itself
 does not decide what is believed of the answer."""
 
 

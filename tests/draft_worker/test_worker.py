@@ -10,6 +10,7 @@ from protocol.messages.base import MAX_NODES, NodeId, SequenceId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Reroot, Start, Stop
+from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, node_id
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
 
@@ -100,6 +101,31 @@ def test_growth_states_its_cost_by_the_given_clock():
     (grow,) = grows(bench.work())
 
     assert (grow.evaluated, grow.seconds) == (2, 0.5)
+
+
+def test_a_plan_with_lookup_gives_each_node_what_followed_its_last_tokens():
+    bench = Bench(BestFirst(width=2, fan=3, lookup=True), prompt=(1, 2, 3, 4, 9, 1, 2, 3, 4, 8, 1, 2))
+    bench.work(2)
+    before = len(bench.rows.evaluated)
+    lookup = PromptLookup()
+    lookup.extend(bench.tokens[:-1])
+    assert bench.rows.followers[0] == lookup.continuations([*bench.tokens], 1) == [(3, pytest.approx(2 / 3))]
+
+    bench.tell(bench.reroot(3, 4))
+    bench.work(2)
+
+    lookup.extend([2, 3])
+    expected = [lookup.continuations(path, 8) for path in bench.rows.evaluated[before:]]
+    assert bench.rows.followers[before:] == expected
+    assert {token for token, _ in expected[0]} == {8, 9}
+
+
+def test_a_plan_without_lookup_gives_none():
+    bench = Bench()
+    bench.work(2)
+
+    assert bench.rows.evaluated
+    assert not bench.rows.followers
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_before_the_first_growth():

@@ -32,6 +32,8 @@ class FakeSequence(EngineSequence):
         """Tokens of every forward, prefills as negative numbers."""
         self.evaluated: list[tuple[int, ...]] = []
         """Whole paths of the nodes that were asked about."""
+        self.followers: list[Sequence[tuple[int, float]]] = []
+        """What prompt lookup guessed behind them."""
 
     @property
     def committed(self) -> int:
@@ -58,6 +60,7 @@ class FakeSequence(EngineSequence):
             self._next_row += 1
         self.forwards.append(len(batch.committed) + len(batch.tokens))
         self.evaluated += [tuple(path) for path in asked]
+        self.followers += batch.followers
         return [oracle(path, batch.limit) for path in asked]
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:

@@ -127,8 +127,8 @@ class Supervisor:
     def begins_shared(self, seat: Seat) -> bool:
         """Whether the draft of this seat begins on the target's device."""
         setup = self._setup
-        own_device = self._engine(seat) in _OWN_DEVICE or bool(setup.draft_command) or setup.pace is not None
-        return begins_shared(setup.options, own_device)
+        own_device = self._engine(seat) in _OWN_DEVICE or bool(setup.draft_command)
+        return begins_shared(setup.options, own_device, paced=setup.pace is not None)
 
     def place(self, shared: bool) -> dict[int, tuple[int, ...]]:
         """Workers compute on one device or apart from now on. Returns the cores of those whose cores change."""

@@ -26,7 +26,9 @@ SAMPLINGS = {
 
 
 def batch(sampling: Sampling) -> Batch:
-    return Batch((), [0, 0], [-1, -1], 6, processors=processors(sampling, (3, 7)), paths=_PATHS)
+    followers = ([(5, 0.5), (8, 0.1), (_VOCABULARY + 1, 0.1)], [])
+    wanted = processors(sampling, (3, 7))
+    return Batch((), [0, 0], [-1, -1], 6, processors=wanted, paths=_PATHS, followers=followers)
 
 
 def padded(logits: np.ndarray) -> np.ndarray:

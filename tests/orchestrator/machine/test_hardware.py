@@ -222,6 +222,14 @@ def test_one_gpu_is_shared_and_a_device_of_its_own_is_not(cores_of):
     assert not begins_shared(Options(), own_device=True)
 
 
+def test_the_devices_of_a_profile_are_apart(cores_of):
+    for cores in (0, 2, 16):
+        cores_of(cores)
+
+        assert not begins_shared(Options(), own_device=False, paced=True)
+        assert begins_shared(Options(placement="shared"), own_device=False, paced=True)
+
+
 def test_the_user_decides(cores_of):
     cores_of(2)
 
