@@ -63,6 +63,7 @@ class Sequences(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(tree_sequence, "_DEAD_SLOTS", 3)
         self.patch.setattr(tree_sequence, "_SPARE_ROWS", 2)
+        self.patch.setattr(full_attention, "ROWS_TOGETHER", 4)
         self.all: list[tuple[TreeSequence, list[int]]] = []
         self.add(self.model.sequence(), [])
         self.write(0, prompt)
@@ -70,11 +71,13 @@ class Sequences(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.patch.undo()
 
-    @rule(which=st.integers(0), tokens=TOKENS)
-    def write(self, which: int, tokens: list[int]) -> None:
+    @rule(which=st.integers(0), tokens=TOKENS, remembers=st.booleans())
+    def write(self, which: int, tokens: list[int], remembers: bool = True) -> None:
         sequence, committed = self.of(which)
         sequence.prefill(tokens)
         committed += tokens
+        if remembers:
+            sequence.remember(len(committed))
 
     @rule(which=st.integers(0), tokens=TOKENS, choices=st.lists(st.integers(0), min_size=12, max_size=12))
     def keep(self, which: int, tokens: list[int], choices: list[int]) -> None:
@@ -92,7 +95,11 @@ class Sequences(RuleBasedStateMachine):
         sequence.keep(path, ())
         committed += [tokens[row - first] for row in path]
 
-    @rule(which=st.integers(0), cut=st.integers(0, 20))
+    @rule(which=st.integers(0))
+    def shed(self, which: int) -> None:
+        self.of(which)[0].shed()
+
+    @rule(which=st.integers(0), cut=st.integers(0, 60))
     def truncate(self, which: int, cut: int) -> None:
         sequence, committed = self.of(which)
         length = max(min(1, len(committed)), len(committed) - cut)
