@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -242,7 +242,7 @@ def _own(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
 def _bytes_of(array: mx.array) -> memoryview:
     """Those of a computed array."""
     plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return memoryview(np.asarray(plain).reshape(-1).view(np.uint8))
+    return np.asarray(plain).reshape(-1).view(np.uint8).data
 
 
 def _is_full(cache: LayerCache) -> bool:
