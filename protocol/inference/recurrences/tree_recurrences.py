@@ -101,7 +101,7 @@ def _solved(keys: mx.array, wanted: mx.array, tree: Ancestry) -> mx.array:
 def _inverse(keys: mx.array) -> mx.array:
     """(I + K)^-1 of strictly lower triangular K, by halves: that of a whole follows from those of its two parts. A
     series of powers of K would lose its digits in large terms."""
-    heads, rows, _ = keys.shape
+    rows = keys.shape[1]
     whole = 4
     while whole < rows:
         whole *= 2

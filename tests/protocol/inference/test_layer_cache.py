@@ -237,3 +237,26 @@ def test_rows_far_behind_a_window_are_let_go_and_the_rest_moves(monkeypatch: pyt
         logits = sequence.evaluate((7,), (-1,))
         assert np.allclose(np.array(logits[0]), np.array(stock_logits(made.network, [*text, 7])), atol=1e-3)
     assert not text
+
+
+def test_a_remembered_place_outlives_the_rows_behind_a_window(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tree_sequence, "_SPARE_ROWS", 3)
+    monkeypatch.setattr(full_attention, "ROWS_TOGETHER", 4)
+    made, text = model("gemma3_text"), [3 + place % 50 for place in range(90)]
+    sequence = made.sequence()
+    for begin in range(0, 90, 15):
+        sequence.prefill(text[begin : begin + 15])
+        if begin in (0, 30):
+            sequence.remember(begin + 12)
+        sequence.forget(sequence.committed)
+    other = sequence.copy(50)
+
+    assert (sequence.reach(89), sequence.reach(50), sequence.reach(20)) == (89, 42, 12)
+    for each in (other, sequence):
+        each.truncate(min(50, each.committed))
+        logits = each.evaluate((7,), (-1,))
+        assert np.allclose(np.array(logits[0]), np.array(stock_logits(made.network, [*text[:42], 7])), atol=1e-3)
+    memory = sequence.memory
+    assert sequence.shed()
+    assert sequence.memory < memory
+    assert sequence.reach(20) == 0
