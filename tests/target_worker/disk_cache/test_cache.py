@@ -157,6 +157,23 @@ def test_a_turn_whose_sequence_goes_on_is_kept_as_it_was(monkeypatch: pytest.Mon
     assert all(file.read_bytes() == content for file, content in found.items())
 
 
+def test_turns_share_the_rows_of_windows_in_whole_chunks():
+    """A place whose rows are not all there is not taken up."""
+    kept("gemma3_text", TOKENS[:520])
+    (chunk,) = files(".window16")
+    before = chunk.read_bytes()
+
+    sequence, found = resumed(TOKENS, "gemma3_text")
+    fresh = evaluated("gemma3_text", TOKENS[:520])
+    assert found == Resumed(520)
+    assert mx.array_equal(sequence.evaluate([9], [-1]), fresh.evaluate([9], [-1]))
+
+    kept("gemma3_text", TOKENS[:526])
+    assert [file.read_bytes() for file in files(".window16")] == [before]
+    chunk.unlink()
+    assert resumed(TOKENS, "gemma3_text")[1] == Resumed(0)
+
+
 @pytest.mark.thorough
 def test_the_next_turn_writes_only_what_is_new():
     kept("qwen3_next", TOKENS[:620])
