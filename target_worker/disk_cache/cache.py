@@ -238,10 +238,10 @@ def _copied(parts: Iterator[tuple[Path, FilePart]], most: int) -> Iterator[tuple
 
 
 def _parts(snapshot: Snapshot, files: _Files) -> Iterator[tuple[Path, FilePart]]:
-    """A place can be taken up once its last part is there."""
+    """A place can be taken up once its last part is there: the last place first, where a conversation goes on."""
     for begin, file in files.chunks.items():
         yield file, snapshot.chunk(begin)
     for chunk, file in files.windows.items():
         yield file, snapshot.window_chunk(chunk)
-    for place, file in files.rests.items():
+    for place, file in reversed(files.rests.items()):
         yield file, snapshot.behind(place)
