@@ -24,7 +24,7 @@ from target_worker.verification import Acceptance, ProposedTree, coupled, likeli
 
 _ROWS_TOGETHER = 64
 _BRANCH = 16
-"""A recurrent state is remembered so many tokens before the prompt's end: the next turn of a conversation continues the
+"""A place is remembered so many tokens before the prompt's end: the next turn of a conversation continues the
 answer, or branches off within the template's opening of the answer, which is no longer."""
 
 
@@ -185,6 +185,8 @@ class TargetSequence:
         """The forward of the next round, if it has begun before its Verify."""
         self.ended = False
         """Its request needs it no more."""
+        self.branch = 0
+        """The first tokens that another conversation had too: others may branch off there."""
 
     @property
     def position(self) -> int:
@@ -231,14 +233,18 @@ class TargetSequence:
         """Evaluate one chunk of the tokens before the root."""
         begin = self.cache.committed
         end = min(begin + self._engine.prefill_chunk, self.position)
+        branches = [
+            place for place in (self.start.rules, self.branch, self.position - _BRANCH) if begin < place < self.position
+        ]
         if self.cache.chooses_places:
-            branch = self.position - _BRANCH
-            end = min(end, branch) if begin < branch else end
-            chunk = self.tokens[begin:end]
-            logits = self.cache.prefill(chunk, remember=end <= branch)
-        else:
-            chunk = self.tokens[begin:end]
-            logits = self.cache.prefill(chunk)
+            end = min([end, *branches])
+        if not self.start.rules and end < self.position - _BRANCH:
+            branches.append(end)
+        chunk = self.tokens[begin:end]
+        logits = self.cache.prefill(chunk, remember=end in branches)
+        for place in branches:
+            if place <= end:
+                self.cache.remember(place)
         if self.sampling.prompt_logprobs and logits is not None:
             following = self.tokens[begin + 1 : min(begin + 1 + len(chunk), self.start.prompt_tokens)]
             self.told += self._engine.prompt_likelihoods(logits, following, self.sampling.logprobs or 0)

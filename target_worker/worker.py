@@ -268,8 +268,10 @@ class TargetWorker:
             return
         began = self._clock()
         if earlier is None:
+            shared = self._prefix_sharing.shared(start.tokens[:-1])
             found = None if telling else continued or self._prefix_sharing.find(start.tokens[:-1])
             sequence = self._engine.open(start, processors, found)
+            sequence.branch = shared
             if found is not None and found.exclusive:
                 self._saving.drop(sequence)
                 self._disk.settle(sequence.cache)

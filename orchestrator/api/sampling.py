@@ -43,6 +43,9 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     """Tokens whose text in the result comes behind U+FDD0, which tells it from the same text in other tokens."""
     thought: ThoughtText | None = None
     """Where no stop string is looked for; None looks for them everywhere."""
+    rules: int = 0
+    """The prompt's first tokens that other conversations begin with too (instructions, tools). Models with windows or
+    recurrent states remember a way back to them. It changes no token."""
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
@@ -74,6 +77,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "shown": tuple(self.shown),
             "marked": tuple(self.marked),
             "thought": None if self.thought is None else msgspec.to_builtins(self.thought),
+            "rules": self.rules,
             "draft_temperature": self.draft_temperature,
             "draft_top_p": self.draft_top_p,
         }

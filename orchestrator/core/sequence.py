@@ -163,6 +163,7 @@ class Sequence:
             plan=plan,
             adopt=adopt,
             prompt_tokens=len(self.request.tokens),
+            rules=self.request.rules,
             eos_tokens=tuple(sorted(self.request.eos_tokens))[:MAX_EOS_TOKENS],
         )
 

@@ -80,7 +80,14 @@ class ModelServer:
                 return make_renderer(prompt, len(prompts[0]))
 
             return PreparedRequest(
-                [prompt.text], renderer, prompt.grammar, prompt.shown, prompt.marked, prompt.thought, prompt.notes
+                [prompt.text],
+                renderer,
+                prompt.grammar,
+                prompt.shown,
+                prompt.marked,
+                prompt.thought,
+                prompt.rules,
+                prompt.notes,
             )
 
         return await self.answer(request, question, prepare)

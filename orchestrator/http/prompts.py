@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
@@ -26,6 +27,7 @@ from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.answer.tool_syntax import with_described_tools
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
+from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState, ThoughtText
 from protocol.messages.grammar import Grammar
@@ -35,6 +37,12 @@ _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""
 _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """Efforts that gpt-oss models do not know."""
+
+
+_LONG_RULES = 1 << 11
+"""Characters of instructions and tools, below which it does not matter where they end."""
+_RULES_KNOWN = 4
+"""Different ones whose tokens are kept."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class RenderedChat:
     """What the answer is held to."""
     thought: ThoughtText | None = None
     """Where no stop string is looked for."""
+    rules: str = ""
+    """The beginning of the text that other conversations have too; empty if it is short or not known."""
     notes: Sequence[Note] = ()
     """What of the request was changed, has no effect, or is not read by the model."""
 
@@ -120,8 +130,21 @@ class ChatPrompts:
             marked,
             grammar,
             self.form.thought_text(opened) if room else None,
+            self._rules(text, messages, tools, question),
             [*question.notes, *self._of_thinking(question), *changed, *_unread(rendering.left_out)],
         )
+
+    def _rules(
+        self,
+        text: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        question: ChatRequest,
+    ) -> str:
+        if len(text) < _LONG_RULES:
+            return ""
+        rules = self._template.beginning(messages, tools or None, **self._variables(question))
+        return rules if len(rules) >= _LONG_RULES and text.startswith(rules) else ""
 
     def _of_thinking(self, question: ChatRequest) -> list[Note]:
         """Notes that the request asks for thinking, or for none, without effect."""
@@ -235,6 +258,7 @@ class PreparedRequest(NamedTuple):
     """Tokens whose text in the output comes behind a mark."""
     thought: ThoughtText | None = None
     """Where no stop string is looked for."""
+    rules: str = ""
     notes: Sequence[Note] = ()
     """As of RenderedChat."""
 
@@ -255,6 +279,7 @@ class Preparation:
         self._template = template
         self._encoder = PromptEncoder(codec)
         self._defaults = defaults
+        self._rules = lru_cache(maxsize=_RULES_KNOWN)(codec.encode_rendered if template.own else codec.encode)
         self.prompts = ChatPrompts(template)
 
     async def ready(
@@ -304,7 +329,11 @@ class Preparation:
         room = state.context - len(tokens)
         params = sampling(question, room, default, self._defaults, prepared.grammar)
         params = structs.replace(
-            params, shown=tuple(sorted(prepared.shown)), marked=tuple(prepared.marked), thought=prepared.thought
+            params,
+            shown=tuple(sorted(prepared.shown)),
+            marked=tuple(prepared.marked),
+            thought=prepared.thought,
+            rules=common_prefix(tokens, self._rules(prepared.rules)) if prepared.rules else 0,
         )
         if isinstance(question, ChatRequest):
             params = structs.replace(params, stop=(*(params.stop or ()), *self._template.stops))

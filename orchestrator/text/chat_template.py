@@ -5,6 +5,7 @@ Knows the tokenizer's files, and no model.
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ ChatMessage = Mapping[str, Any]
 
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
+_INSTRUCTIONS = ("system", "developer")
 _END = "\N{OBJECT REPLACEMENT CHARACTER}end-of-messages\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for the content of the last message, to find what the template puts before it."""
 
@@ -140,6 +142,18 @@ class ChatTemplate:
         head, there, _ = ended.rpartition(_END)
         text = head if there else rendered(found.conversation._replace(messages=before), True)
         return Rendering(text + last["content"], found.left_out, found.notes)
+
+    def beginning(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+    ) -> str:
+        """What every conversation with these instructions and tools begins with; empty if it can't be told."""
+        before = list(takewhile(lambda message: message.get("role") in _INSTRUCTIONS, messages))
+        try:
+            text = self.text([*before, {"role": "user", "content": _END}], tools, answering=False, **variables)
+        except InputError:
+            return ""
+        head, there, _ = text.partition(_END)
+        return head if there else ""
 
     def tokens(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any

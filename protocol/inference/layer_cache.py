@@ -10,6 +10,10 @@ import mlx.core as mx
 MaskKind: TypeAlias = mx.array | Literal["causal"] | None
 
 
+ROWS_TOGETHER = 256
+"""Rows of a window are remembered in multiples of so many tokens, so that files of so many can be made of them."""
+
+
 class ForwardShape(NamedTuple):
     """Slots, positions and mask of one forward."""
 
@@ -172,6 +176,28 @@ class RowCache(LayerCache):
     def forget(self, slots: int, tokens: int) -> None:
         """With a `window`: no forward reads the first `slots` slots any more, which hold the first `tokens` tokens."""
 
+    def remember(self, tokens: int) -> None:
+        """Let `reach` find so many first tokens, also once rows behind the window are let go. The slots of these tokens
+        are their positions."""
+        return
+
+    def cut(self, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens, a number that `reach` has given."""
+        return
+
+    def shed(self) -> bool:
+        """Let `reach` find one place less that takes memory: the last one goes last. Whether there was one."""
+        return False
+
+    @property
+    def places(self) -> set[int]:
+        """The numbers of first tokens that it remembers."""
+        return set()
+
+    def first_row(self, tokens: int) -> int:
+        """The first token of which it has the rows up to so many first tokens, all of which it can go back to."""
+        return self.forgotten
+
     @property
     @abstractmethod
     def row_form(self) -> RowForm | None:
@@ -229,6 +255,12 @@ class FoldingCache(LayerCache):
     @abstractmethod
     def resume(self, tokens: int, state: Any) -> None:
         """In an empty cache: go on from what `state` gave."""
+
+
+def densest(places: Sequence[int]) -> int:
+    """The one of ascending places, neither first nor last, that lies in the narrowest gap of its neighbours."""
+    inner = range(1, len(places) - 1)
+    return places[min(inner, key=lambda index: places[index + 1] - places[index - 1])]
 
 
 LAYER_CACHES: dict[type, Callable[[Any], LayerCache]] = {}

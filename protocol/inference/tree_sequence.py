@@ -40,7 +40,7 @@ class TreeSequence:
     copyable = True
     """Another sequence can begin with a copy of the KV."""
     chooses_places = False
-    """Some layer folds tokens into a state, and the caller of `prefill` chooses where to remember it."""
+    """Some layer folds tokens into a state: where a forward of `prefill` ends, it can be remembered."""
 
     def __init__(
         self, network: Any, level: Level = "tree", encodings: Encodings = (), tap: LayerTap | None = None
@@ -96,6 +96,19 @@ class TreeSequence:
         for cache in self._folding if remember else ():
             cache.remember()
         return logits
+
+    def remember(self, tokens: int) -> None:
+        """Let windows go back to the first `tokens` committed tokens, also once later ones are many: not before
+        `prefill` has appended them, and before they lie far behind."""
+        for cache in self._rows:
+            cache.remember(tokens)
+
+    @property
+    def places(self) -> set[int]:
+        """The numbers of first tokens, the last one apart, to which layers remember a way back."""
+        limiting = [*self._folding, *(cache for cache in self._rows if cache.window is not None)]
+        found = [cache.places for cache in limiting]
+        return {place for place in set[int]().union(*found) if 0 < self.reach(place) == place <= self.committed}
 
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> mx.array:
         """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ...
@@ -178,7 +191,7 @@ class TreeSequence:
 
     def shed(self) -> bool:
         """Forget one state to which `truncate` could go back; the latest one goes last. Whether there was one."""
-        shed = [cache.shed() for cache in self._folding]
+        shed = [cache.shed() for cache in (*self._folding, *self._rows)]
         return any(shed)
 
     def shorten(self, length: int) -> None:
@@ -329,7 +342,9 @@ class TreeSequence:
             cache.commit(committed, live)
 
     def _cut_states(self, length: int) -> None:
-        """Let the caches that fold tokens go back to these, where they can."""
+        """Let the caches that have not all rows go back to these tokens, where they can."""
+        for cache in self._rows:
+            cache.cut(length)
         for cache in self._folding if self.level == "tree" else ():
             cache.cut(length)
 

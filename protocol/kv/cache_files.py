@@ -6,7 +6,7 @@ Several processes may use one folder: files are never changed, and may vanish.
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,18 +43,18 @@ class CacheFiles:
         self._make()
         self._bytes = _size(root)
 
-    def write(self, file: Path, content: bytes | memoryview) -> None:
+    def write(self, file: Path, pieces: Sequence[bytes | memoryview]) -> None:
         """Raises OSError, and InputError for a folder that others can enter."""
         if not (self.folder / _LABEL).exists():
             # The user has cleared the cache.
             self._make()
         try:
-            write_private(file, content)
+            write_private(file, *pieces)
         except FileNotFoundError:
             self._make()
-            write_private(file, content)
+            write_private(file, *pieces)
         self._written += 1
-        self._bytes = _size(self._root) if self._written % _COUNTED == 0 else self._bytes + len(content)
+        self._bytes = _size(self._root) if self._written % _COUNTED == 0 else self._bytes + sum(map(len, pieces))
         if self._bytes > self._limit:
             self._remove_oldest()
 

@@ -126,6 +126,10 @@ class PrefixCache(Generic[Kv]):
         self._entries.move_to_end(name)
         return Found(entry.kv, kept, exclusive=False)
 
+    def shared(self, tokens: Sequence[int]) -> int:
+        """The longest prefix that an entry shares with `tokens`, whether or not its KV can be cut there."""
+        return self._index.longest(tokens).tokens
+
     def clear(self) -> bool:
         """Evict everything. Returns whether there was anything."""
         held = list(self._entries)

@@ -94,6 +94,11 @@ class PrefixSharing(Generic[Kv]):
         cached = self._cache.take(tokens, max(least, most - MIN_SHARED_TOKENS + 1))
         return best if cached is None and most >= least else cached
 
+    def shared(self, tokens: Sequence[int]) -> int:
+        """How many of the first `tokens` another sequence has too, whether or not its KV can be cut there."""
+        live = max((shared_tokens(each, tokens) for each in self._live.values()), default=0)
+        return max(live, self._cache.shared(tokens)) if self._limit else 0
+
     def end(self, sequence: LiveSequence[Kv]) -> Cut | None:
         """The sequence has ended, and is no longer live: others may use its KV. Returns what did not fit."""
         if not self._limit:

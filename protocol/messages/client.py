@@ -39,6 +39,8 @@ class Submit(Message, frozen=True):
     """Likewise its top-p."""
     thought: ThoughtText | None = None
     """Where no stop string is looked for."""
+    rules: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] = 0
+    """The prompt's first tokens that other conversations begin with too (instructions, tools); 0: not known."""
 
 
 class Cancel(Message, frozen=True):

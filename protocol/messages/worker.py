@@ -240,6 +240,8 @@ class Start(Message, frozen=True):
     draft's own, and by a draft that is the target's first layers if it is the target's."""
     prompt_tokens: Count = 0
     """How many of the tokens are the prompt. The others were generated."""
+    rules: Count = 0
+    """How many of the first tokens other conversations begin with too; 0 if that is not known."""
     eos_tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_EOS_TOKENS)] = ()
     """End-of-sequence tokens: a grammar allows them once it is fulfilled."""
 

@@ -42,13 +42,13 @@ def read_private(file: Path) -> bytes | None:
         return opened.read()
 
 
-def write_private(file: Path, content: bytes | memoryview, replace: bool = True) -> None:
-    """Write `content` atomically, mode 0600; without `replace`, an existing file stays."""
+def write_private(file: Path, *pieces: bytes | memoryview, replace: bool = True) -> None:
+    """Write `pieces` atomically, mode 0600; without `replace`, an existing file stays."""
     temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as opened:
-            opened.write(content)
+            opened.writelines(pieces)
             opened.flush()
             os.fsync(descriptor)
         if replace:

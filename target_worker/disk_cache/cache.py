@@ -10,16 +10,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from protocol.errors import InputError
 from protocol.inference.device import compute
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.cache_files import CacheFiles, disk_cache_folder, touched
-from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS, SEAL_BYTES, DiskReading, KeptPrefixes, parts_name, seal
-from target_worker.disk_cache.snapshot import CHUNK, CacheShape, FilePart, Snapshot, resting_places, resume
+from target_worker.disk_cache.kept_prefixes import LEAST_TOKENS, DiskReading, KeptPrefixes, Piece, parts_name, sealed
+from target_worker.disk_cache.snapshot import CHUNK, CacheShape, FilePart, Snapshot, WindowChunk, resting_places, resume
 
 log = logging.getLogger(__name__)
+
+_Key = TypeVar("_Key", int, WindowChunk)
 
 _MOST_WAITING = 1
 """Files that wait to be written."""
@@ -55,7 +57,7 @@ class DiskCache:
         self._kept: KeptPrefixes | None = None
         self._off = ""
         """Why it is off, until that is told."""
-        self._written: queue.SimpleQueue[tuple[Path, memoryview] | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[tuple[Path, list[Piece]] | None] = queue.SimpleQueue()
         self._asked: queue.SimpleQueue[DiskReading | None] = queue.SimpleQueue()
         self._reading: DiskReading | None = None
         """What the disk is at work on."""
@@ -75,21 +77,21 @@ class DiskCache:
         """Whether `step` has something to do, for which the disk is quick enough."""
         return bool(self._turns) and self._written.qsize() < _MOST_WAITING
 
-    def keep(self, sequence: TreeSequence, tokens: Sequence[int], prompt: int) -> None:
-        """Keep what the sequence has of `tokens`, the first `prompt` of which are the prompt's; it goes on freely."""
+    def keep(self, sequence: TreeSequence, tokens: Sequence[int]) -> None:
+        """Keep what the sequence has of `tokens`; it goes on freely."""
         kept, held = self._kept, tokens[: sequence.committed]
         waiting, memory = sum(turn.memory for turn in self._turns), sequence.memory
         if kept is None or len(held) < LEAST_TOKENS or (waiting and waiting + memory > self._most_waiting):
             return
-        places = resting_places(sequence, prompt) if self._shape.states else []
-        named = kept.chunks(held), kept.rests(held, [place for place in places if place >= LEAST_TOKENS])
-        missing = self._missing(*named)
-        if missing is None:
+        places = [place for place in resting_places(sequence) if place >= LEAST_TOKENS] if self._shape.states else []
+        looked = self._looked_for(kept.chunks(held), kept.window_chunks(held, places), kept.rests(held, places))
+        if looked is None:
             return
-        chunks, rests = {end - CHUNK: file for end, file in missing[0].items()}, missing[1]
-        first = min([len(held), *chunks, *(place - place % CHUNK for place in rests)])
-        if chunks or rests:
-            self._turns.append(_Turn(memory, _parts(Snapshot(sequence, first, rests), chunks, rests), sequence))
+        chunks = {end - CHUNK: file for end, file in looked.chunks.items()}
+        first = min([len(held), *chunks, *(place - place % CHUNK for place in looked.rests)])
+        if chunks or looked.windows or looked.rests:
+            snapshot = Snapshot(sequence, first, looked.rests, looked.windows)
+            self._turns.append(_Turn(memory, _parts(snapshot, looked._replace(chunks=chunks)), sequence))
 
     def settle(self, sequence: TreeSequence) -> None:
         """The sequence goes on, and MLX would copy all of its arrays, since turns that wait hold them. The next files
@@ -106,7 +108,7 @@ class DiskCache:
             self._turns.popleft()
             return
         file, content = part
-        self._written.put((file, content.encoded(SEAL_BYTES)))
+        self._written.put((file, content.encoded()))
 
     def read(self, tokens: Sequence[int], beyond: int) -> DiskReading | None:
         """Begin to read what is kept of the first of `tokens`, for a sequence that has `beyond` of them. None if that
@@ -125,8 +127,10 @@ class DiskCache:
         if found is None:
             return 0
         rest = FilePart({}, {}) if found.rest is None else FilePart.decoded(found.rest)
-        chunks = _decoded(found.chunks)
-        resume(sequence, reading.tokens[: found.tokens], chunks, rest)
+        chunks, windows = _decoded(found.chunks), _decoded([content for _, content in found.windows])
+        placed = zip([chunk for chunk, _ in found.windows], windows, strict=True)
+        found.windows.clear()
+        resume(sequence, reading.tokens[: found.tokens], chunks, placed, rest)
         return found.tokens
 
     @property
@@ -152,17 +156,21 @@ class DiskCache:
         for thread in (self._writer, self._reader):
             thread.join(max(0.0, ends_at - monotonic()))
 
-    def _missing(self, *files: dict[int, Path]) -> list[dict[int, Path]] | None:
-        """Those of `files` that are not there; the others count as used now. None if the disk is too slow to tell."""
+    def _looked_for(
+        self, chunks: dict[int, Path], windows: dict[WindowChunk, Path], rests: dict[int, Path]
+    ) -> "_Files | None":
+        """Those that are not there; the others count as used now. None if the disk is too slow to tell."""
         if self._looking is not None and self._looking.is_alive():
             return None
-        missing: list[dict[int, Path]] = []
+        missing: list[_Files] = []
         self._looking = threading.Thread(
-            target=lambda: missing.extend([_missing(some) for some in files]), daemon=True, name="disk cache, looking"
+            target=lambda: missing.append(_Files(_missing(chunks), _missing(windows), _missing(rests))),
+            daemon=True,
+            name="disk cache, looking",
         )
         self._looking.start()
         self._looking.join(_LOOKING_SECONDS)
-        return missing or None
+        return missing[0] if missing else None
 
     def _read(self) -> None:
         while (reading := self._asked.get()) is not None:
@@ -181,12 +189,11 @@ class DiskCache:
             # Nothing is held while the next file is waited for.
             del waiting
 
-    def _write_file(self, file: Path, content: memoryview) -> None:
+    def _write_file(self, file: Path, pieces: list[Piece]) -> None:
         if self._kept is None:
             return
         try:
-            seal(file.name, content)
-            self._kept.files.write(file, content)
+            self._kept.files.write(file, sealed(file.name, pieces))
         except (InputError, OSError) as error:
             self._disable(_reason(error))
 
@@ -200,7 +207,15 @@ def _reason(error: InputError | OSError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _missing(files: dict[int, Path]) -> dict[int, Path]:
+class _Files(NamedTuple):
+    """Of one turn."""
+
+    chunks: dict[int, Path]
+    windows: dict[WindowChunk, Path]
+    rests: dict[int, Path]
+
+
+def _missing(files: dict[_Key, Path]) -> dict[_Key, Path]:
     return {place: file for place, file in files.items() if not touched(file)}
 
 
@@ -222,8 +237,11 @@ def _copied(parts: Iterator[tuple[Path, FilePart]], most: int) -> Iterator[tuple
         yield file, part
 
 
-def _parts(snapshot: Snapshot, chunks: dict[int, Path], rests: dict[int, Path]) -> Iterator[tuple[Path, FilePart]]:
-    for begin, file in chunks.items():
+def _parts(snapshot: Snapshot, files: _Files) -> Iterator[tuple[Path, FilePart]]:
+    """A place can be taken up once its last part is there: the last place first, where a conversation goes on."""
+    for begin, file in files.chunks.items():
         yield file, snapshot.chunk(begin)
-    for place, file in rests.items():
+    for chunk, file in files.windows.items():
+        yield file, snapshot.window_chunk(chunk)
+    for place, file in reversed(files.rests.items()):
         yield file, snapshot.behind(place)

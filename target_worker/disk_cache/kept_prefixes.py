@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import xxhash
@@ -15,14 +15,15 @@ import xxhash
 from protocol.errors import InputError, PipelineError
 from protocol.kv.cache_files import CacheFiles, touched
 from protocol.security.private_files import read_private
-from target_worker.disk_cache.snapshot import CHUNK, CacheShape
+from target_worker.disk_cache.snapshot import CHUNK, CacheShape, WindowChunk
 
 log = logging.getLogger(__name__)
 
 _MAGIC = b"LPKVPART"
-_FORMAT = 1
+_FORMAT = 2
 _DIGEST_BYTES = 16
-SEAL_BYTES = len(_MAGIC) + _DIGEST_BYTES
+_SEAL_BYTES = len(_MAGIC) + _DIGEST_BYTES
+Piece: TypeAlias = bytes | memoryview
 
 LEAST_TOKENS = 256
 """Fewest tokens that are kept, or for which the disk is read."""
@@ -36,6 +37,7 @@ class Contents(NamedTuple):
     tokens: int
     """Of the prefix."""
     chunks: list[bytes]
+    windows: list[tuple[WindowChunk, bytes]]
     rest: bytes | None
     """What is behind the whole chunks."""
 
@@ -80,6 +82,7 @@ class Prefix(NamedTuple):
 
     tokens: int
     chunks: list[Path]
+    windows: dict[WindowChunk, Path]
     rest: list[Path]
     """What is behind the whole chunks: one file at most."""
 
@@ -99,6 +102,14 @@ class KeptPrefixes:
         names = prefix_names(self._name, tokens, range(CHUNK, len(tokens) + 1, CHUNK))
         return {place: self.files.folder / f"{name}.rows" for place, name in names.items()}
 
+    def window_chunks(self, tokens: Sequence[int], places: Iterable[int]) -> dict[WindowChunk, Path]:
+        """Files of the rows of windows in front of the last whole chunk's end of each place."""
+        wanted = sorted({chunk for place in places for chunk in self._shape.window_chunks(place)}, key=lambda it: it[1])
+        names = prefix_names(self._name, tokens, sorted({begin + CHUNK for _, begin in wanted}))
+        return {
+            (window, begin): self.files.folder / f"{names[begin + CHUNK]}.window{window}" for window, begin in wanted
+        }
+
     def rests(self, tokens: Sequence[int], places: Iterable[int]) -> dict[int, Path]:
         """Files of what is behind the whole chunks, by ascending `places`."""
         names = prefix_names(self._name, tokens, places)
@@ -113,14 +124,15 @@ class KeptPrefixes:
             chunks.append(file)
         whole = len(chunks) * CHUNK
         if not self._shape.states:
-            return Prefix(whole, chunks, [])
+            return Prefix(whole, chunks, {}, [])
         most = min(len(tokens), whole + CHUNK - 1) if self._shape.rows else len(tokens)
         kept = {file.name: int(file.name.split("-")[0]) for file in self.files.folder.glob("[1-9]*-*.state")}
         places = sorted({place for place in kept.values() if place <= most})
         for place, file in reversed(self.rests(tokens, places).items()):
-            if file.name in kept:
-                return Prefix(place, chunks[: place // CHUNK], [file])
-        return Prefix(0, [], [])
+            windows = self.window_chunks(tokens, [place]) if file.name in kept else {}
+            if file.name in kept and all(each.is_file() for each in windows.values()):
+                return Prefix(place, chunks[: place // CHUNK], windows, [file])
+        return Prefix(0, [], {}, [])
 
     def read(self, reading: DiskReading) -> None:
         """The longest prefix that is whole, if it has LEAST_TOKENS more than the sequence has without it.
@@ -132,7 +144,8 @@ class KeptPrefixes:
                 prefix = self.longest(reading.tokens)
                 if prefix.tokens >= reading.beyond + LEAST_TOKENS:
                     chunks, rest = ([_read(file, reading) for file in files] for files in (prefix.chunks, prefix.rest))
-                    reading.contents = Contents(prefix.tokens, chunks, rest[0] if rest else None)
+                    windows = [(chunk, _read(file, reading)) for chunk, file in prefix.windows.items()]
+                    reading.contents = Contents(prefix.tokens, chunks, windows, rest[0] if rest else None)
             except PartDamaged as error:
                 log.warning("%s", error)
                 reading.warning = str(error)
@@ -166,21 +179,24 @@ def prefix_names(name: str, tokens: Sequence[int], places: Iterable[int]) -> dic
     return found
 
 
-def seal(name: str, content: memoryview) -> None:
-    """Put a checksum over the file's name and all behind it into the first SEAL_BYTES."""
-    content[:SEAL_BYTES] = _MAGIC + _digest(name, content[SEAL_BYTES:])
+def sealed(name: str, pieces: Sequence[Piece]) -> list[Piece]:
+    """With a checksum over the file's name and all pieces in front of them."""
+    return [_MAGIC + _digest(name, pieces), *pieces]
 
 
 def _checked(name: str, sealed: bytes) -> bytes:
     """What is behind the seal. Raises PartDamaged."""
-    content = sealed[SEAL_BYTES:]
-    if sealed[:SEAL_BYTES] != _MAGIC + _digest(name, content):
+    content = sealed[_SEAL_BYTES:]
+    if sealed[:_SEAL_BYTES] != _MAGIC + _digest(name, [content]):
         raise PartDamaged("it is torn, or of another model (its checksum is wrong).")
     return content
 
 
-def _digest(name: str, content: bytes | memoryview) -> bytes:
-    return xxhash.xxh3_128(content, seed=xxhash.xxh3_64_intdigest(name.encode())).digest()
+def _digest(name: str, pieces: Iterable[Piece]) -> bytes:
+    digest = xxhash.xxh3_128(seed=xxhash.xxh3_64_intdigest(name.encode()))
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
 
 
 class _GivenUp(Exception):

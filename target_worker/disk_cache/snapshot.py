@@ -1,6 +1,7 @@
 """What a sequence holds, taken apart into arrays that fit into files, and put together again. Knows no files."""
 
 import io
+import json
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -11,14 +12,31 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from protocol.inference.device import compute
-from protocol.inference.layer_cache import FoldingCache, LayerCache, RowCache
+from protocol.inference.layer_cache import ROWS_TOGETHER, FoldingCache, LayerCache, RowCache
 from protocol.inference.tree_sequence import TreeSequence
 
-CHUNK = 256
+CHUNK = ROWS_TOGETHER
 """Tokens whose rows one file holds."""
 _PLACES = 3
 """A state of a large model takes a hundred megabytes."""
+_ELEMENTS = {
+    mx.float32: "F32",
+    mx.float16: "F16",
+    mx.bfloat16: "BF16",
+    mx.uint32: "U32",
+    mx.int32: "I32",
+    mx.uint8: "U8",
+    mx.int8: "I8",
+    mx.uint16: "U16",
+    mx.int16: "I16",
+    mx.uint64: "U64",
+    mx.int64: "I64",
+    mx.bool_: "BOOL",
+}
+"""Their names in safetensors."""
 Plain: TypeAlias = bool | int | float | str | None
+WindowChunk: TypeAlias = tuple[int, int]
+"""A window, and the first token of a chunk of rows that it sees."""
 
 
 class FilePart(NamedTuple):
@@ -33,18 +51,25 @@ class FilePart(NamedTuple):
         """Bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
-    def encoded(self, room: int) -> memoryview:
-        """So many bytes for the caller, and the format of safetensors, computed now. A large state would otherwise be
-        copied for what stands in front."""
-        buffer = io.BytesIO()
-        buffer.write(bytes(room))
-        save: Any = mx.save_safetensors
-        save(buffer, self.arrays, {"plain": msgspec.json.encode(self.plain).decode()})
-        return buffer.getbuffer()
+    def encoded(self) -> list[bytes | memoryview]:
+        """The format of safetensors, computed now, in pieces: the arrays' own memory, which is not copied."""
+        compute(self.arrays)
+        stated: dict[str, Any] = {"__metadata__": {"plain": msgspec.json.encode(self.plain).decode()}}
+        end = 0
+        for name, array in self.arrays.items():
+            begin, end = end, end + array.nbytes
+            stated[name] = {
+                "dtype": _ELEMENTS[array.dtype],
+                "shape": list(array.shape),
+                "data_offsets": [begin, end],
+            }
+        header = json.dumps(stated).encode()
+        header += b" " * (-len(header) % 8)
+        return [len(header).to_bytes(8, "little") + header, *map(_bytes_of, self.arrays.values())]
 
     @classmethod
     def decoded(cls, content: bytes) -> "FilePart":
-        """The inverse of `encoded`."""
+        """From what `encoded` gave, joined."""
         load: Any = mx.load
         arrays, metadata = load(io.BytesIO(content), format="safetensors", return_metadata=True)
         mx.eval(arrays)
@@ -58,11 +83,22 @@ class CacheShape(NamedTuple):
     """Rows of full attention."""
     states: bool
     """What can't be cut to any token."""
+    windows: tuple[int, ...] = ()
+    """Of layers, each once."""
 
     @classmethod
     def of(cls, sequence: TreeSequence) -> "CacheShape":
         full = [_is_full(cache) for cache in sequence.caches]
-        return cls(any(full), not all(full))
+        windows = {cache.window for cache in sequence.caches if isinstance(cache, RowCache) and cache.window}
+        return cls(any(full), not all(full), tuple(sorted(windows)))
+
+    def window_chunks(self, place: int) -> list[WindowChunk]:
+        """Those in front of the last whole chunk's end that a forward behind so many tokens reads."""
+        return [
+            (window, begin)
+            for window in self.windows
+            for begin in range(_first_row(window, place), place - place % CHUNK, CHUNK)
+        ]
 
 
 class Snapshot:
@@ -72,30 +108,39 @@ class Snapshot:
     writes to.
     """
 
-    def __init__(self, sequence: TreeSequence, first: int, places: Iterable[int]) -> None:
-        """Of full attention, rows from token `first` on; of all else, the states behind `places`, numbers of tokens of
-        `resting_places`."""
+    def __init__(
+        self, sequence: TreeSequence, first: int, places: Iterable[int], chunks: Iterable[WindowChunk] = ()
+    ) -> None:
+        """Of full attention, rows from token `first` on; of windows the rows in `chunks`; of all else, the states
+        behind `places`, numbers of tokens of `resting_places`."""
         self._first = first
-        caches = list(enumerate(sequence.caches))
-        full = [(index, cache) for index, cache in caches if isinstance(cache, RowCache) and _is_full(cache)]
+        full = [(index, cache) for index, cache in _row_caches(sequence) if cache.window is None]
         end = sequence.committed
         self._rows = _row_arrays(sequence, full, first, end) if first < end else {}
+        self._windows = {
+            (window, begin): _row_arrays(sequence, _seeing(sequence, window), begin, begin + CHUNK)
+            for window, begin in chunks
+        }
         self._states = {place: self._state(sequence, place) for place in places}
 
     def chunk(self, begin: int) -> FilePart:
-        """The rows of the chunk that begins with this token."""
+        """The rows of full attention of the chunk that begins with this token."""
         return FilePart(self._between(begin, begin + CHUNK), {})
+
+    def window_chunk(self, chunk: WindowChunk) -> FilePart:
+        return FilePart(_own(self._windows[chunk]), {})
 
     def behind(self, place: int) -> FilePart:
         """All but the rows of whole chunks, behind so many tokens."""
         state, begin = self._states[place], place - place % CHUNK
-        return FilePart({**state.arrays, **self._between(begin, place)}, state.plain)
+        rows = {name: array for name, array in state.arrays.items() if _is_row(name)}
+        return FilePart({**state.arrays, **_own(rows), **self._between(begin, place)}, state.plain)
 
     def _between(self, begin: int, end: int) -> dict[str, mx.array]:
         if begin == end:
             return {}
         rows = slice(begin - self._first, end - self._first)
-        return {name: mx.contiguous(array[:, :, rows]) for name, array in self._rows.items()}
+        return _own({name: array[:, :, rows] for name, array in self._rows.items()})
 
     @staticmethod
     def _state(sequence: TreeSequence, place: int) -> FilePart:
@@ -106,43 +151,49 @@ class Snapshot:
                 for path, leaf in _leaves(cache.state(place)):
                     held: dict[str, Any] = arrays if isinstance(leaf, mx.array) else plain
                     held[f"{index}.state.{path}"] = leaf
-            elif isinstance(cache, RowCache) and cache.window is not None:
-                begin = max(0, place - cache.window + 1)
-                arrays |= _row_arrays(sequence, [(index, cache)], begin, place)
+        windowed = [(index, cache) for index, cache in _row_caches(sequence) if cache.window is not None]
+        begin = place - place % CHUNK
+        if begin < place:
+            arrays |= _row_arrays(sequence, windowed, begin, place)
         return FilePart(arrays, plain)
 
 
-def resting_places(sequence: TreeSequence, prompt: int) -> list[int]:
+def resting_places(sequence: TreeSequence) -> list[int]:
     """The numbers of first tokens behind which the sequence may be taken up again, ascending: its end and the last two
-    states before it, where the next turn and other conversations branch off, or with windows alone the end of the
-    prompt and of all. Empty if some state can't be kept."""
+    before it to which it can go back, where the next turn and other conversations branch off. Empty if some state
+    can't be kept."""
     folding = [cache for cache in sequence.caches if isinstance(cache, FoldingCache)]
-    places = {sequence.committed, prompt}
-    if folding:
-        places = set.intersection(*(cache.places for cache in folding))
-    found = sorted(place for place in places if 0 < place <= sequence.committed)
-    found = [place for place in found if sequence.reach(place) == place][-_PLACES:]
+    places = {sequence.committed, *sequence.places}
+    for cache in folding:
+        places &= cache.places
+    held = [place for place in sorted(places) if 0 < place <= sequence.committed and _has_windows(sequence, place)]
+    found = [place for place in held if sequence.reach(place) == place][-_PLACES:]
     return found if all(_fits(cache.state(place)) for cache in folding for place in found[:1]) else []
 
 
-def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Iterable[FilePart], rest: FilePart) -> None:
+def resume(
+    sequence: TreeSequence,
+    tokens: Sequence[int],
+    chunks: Iterable[FilePart],
+    windows: Iterable[tuple[WindowChunk, FilePart]],
+    rest: FilePart,
+) -> None:
     """Let the empty sequence hold these committed tokens, from their whole chunks and what was `behind` them. The
     chunks are taken one after the other, and none is held."""
-    full = {
-        f"{index}.{half}"
-        for index, cache in enumerate(sequence.caches)
-        if _is_full(cache)
-        for half in ("keys", "values")
-    }
-    joined, end = dict[str, mx.array](), 0
-    for part in chain(chunks, (rest,)):
-        begin = end
-        for name in full & part.arrays.keys():
-            rows = part.arrays[name]
-            end = begin + rows.shape[2]
+    joined = dict[str, mx.array]()
+    seen = {window: _first_row(window, len(tokens)) for window in CacheShape.of(sequence).windows}
+    firsts = dict[str, int]()
+    for index, cache in _row_caches(sequence):
+        for half in ("keys", "values"):
+            firsts[f"{index}.{half}"] = seen.get(cache.window or 0, 0)
+    whole = ((number * CHUNK, part) for number, part in enumerate(chunks))
+    behind = (len(tokens) - len(tokens) % CHUNK, rest)
+    for begin, part in chain(whole, ((begin, part) for (_, begin), part in windows), (behind,)):
+        for name in firsts.keys() & part.arrays.keys():
+            rows, first = part.arrays[name], firsts[name]
             if name not in joined:
-                joined[name] = mx.zeros((*rows.shape[:2], len(tokens), rows.shape[3]), rows.dtype)
-            joined[name][:, :, begin:end] = rows
+                joined[name] = mx.zeros((*rows.shape[:2], len(tokens) - first, rows.shape[3]), rows.dtype)
+            joined[name][:, :, begin - first : begin - first + rows.shape[2]] = rows
         compute(joined)
     for index, cache in enumerate(sequence.caches):
         if isinstance(cache, FoldingCache):
@@ -150,13 +201,48 @@ def resume(sequence: TreeSequence, tokens: Sequence[int], chunks: Iterable[FileP
             leaves = {**rest.arrays, **rest.plain}
             state = [(name.removeprefix(prefix), leaf) for name, leaf in leaves.items() if name.startswith(prefix)]
             cache.resume(len(tokens), tree_unflatten(state))
-        elif isinstance(cache, RowCache):
-            held = joined if _is_full(cache) else rest.arrays
-            if f"{index}.keys" in held:
-                keys, values = held[f"{index}.keys"], held[f"{index}.values"]
-                cache.adopt(keys, values, first=len(tokens) - keys.shape[2])
+        elif isinstance(cache, RowCache) and f"{index}.keys" in joined:
+            keys, values = joined.pop(f"{index}.keys"), joined.pop(f"{index}.values")
+            cache.adopt(keys, values, first=len(tokens) - keys.shape[2])
     mx.eval([cache.arrays for cache in sequence.caches])
     sequence.resumed(tokens)
+
+
+def _first_row(window: int, place: int) -> int:
+    """Of the chunks that a forward behind so many tokens reads."""
+    return max(0, place - window + 1) // CHUNK * CHUNK
+
+
+def _has_windows(sequence: TreeSequence, place: int) -> bool:
+    """Whether the sequence holds the rows of windows for the files of this place."""
+    return all(
+        cache.first_row(place) <= _first_row(cache.window, place)
+        for _, cache in _row_caches(sequence)
+        if cache.window is not None
+    )
+
+
+def _row_caches(sequence: TreeSequence) -> list[tuple[int, RowCache]]:
+    return [(index, cache) for index, cache in enumerate(sequence.caches) if isinstance(cache, RowCache)]
+
+
+def _seeing(sequence: TreeSequence, window: int) -> list[tuple[int, RowCache]]:
+    return [(index, cache) for index, cache in _row_caches(sequence) if cache.window == window]
+
+
+def _is_row(name: str) -> bool:
+    return ".state." not in name
+
+
+def _own(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Copies, which do not keep the arrays in memory of which they are parts; not yet computed."""
+    return {name: mx.contiguous(array) for name, array in arrays.items()}
+
+
+def _bytes_of(array: mx.array) -> memoryview:
+    """Those of a computed array."""
+    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    return np.asarray(plain).reshape(-1).view(np.uint8).data
 
 
 def _is_full(cache: LayerCache) -> bool:

@@ -104,4 +104,4 @@ class DiskWork:
     def keep(self, sequence: TargetSequence) -> None:
         """Keep an ended sequence."""
         if self._disk is not None:
-            self._disk.keep(sequence.cache, sequence.prefix, sequence.start.prompt_tokens)
+            self._disk.keep(sequence.cache, sequence.prefix)

@@ -38,8 +38,8 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Exception], None]:
 
 
 def _failing(method: Callable[..., Any], tokens: int, error: Exception) -> Callable[..., Any]:
-    def call(self: TreeSequence, new: tuple[int, ...], *others: Any) -> Any:
-        result = method(self, new, *others)
+    def call(self: TreeSequence, new: tuple[int, ...], *others: Any, **named: Any) -> Any:
+        result = method(self, new, *others, **named)
         # Behind the call, as an evaluation would: rows are written by then.
         if self.committed + len(new) > tokens:
             raise error

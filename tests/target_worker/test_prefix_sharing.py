@@ -3,7 +3,9 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
+from protocol.inference import tree_sequence
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
@@ -230,6 +232,25 @@ def test_a_recurrent_state_is_where_the_next_turn_branches_off():
     assert talk.prefilled.adopted == 299 - 16
     alone = TargetWorker(TargetEngine(recurrent, 64), float, HELLO)
     assert talk.decode(10) == Request(alone, start(turn)).decode(10)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "gemma3_text"])
+def test_another_conversation_begins_where_the_instructions_end(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Where the server says that they end, or where another conversation branched off before: states and windows can't
+    be cut anywhere."""
+    monkeypatch.setattr(tree_sequence, "_SPARE_ROWS", 8)
+    branching = LanguageModel(tiny(name))
+    worker = TargetWorker(TargetEngine(branching, 64), float, HELLO, prefix_cache=1 << 30)
+    alone = TargetWorker(TargetEngine(branching, 64), float, HELLO)
+    adopted: list[int] = []
+    for number, shared in enumerate((400, 150, 120, 120), 1):
+        asked = replace(start([*LONG[:shared], *[number] * 60], sequence=number), rules=150)
+        talk = Request(worker, asked)
+        adopted.append(talk.prefilled.adopted)
+        assert talk.decode(5) == Request(alone, replace(asked, sequence=SequenceId(10 + number))).decode(5)
+        end(talk)
+
+    assert adopted == [0, 150, 0, 120]
 
 
 def test_a_turn_that_comes_before_all_is_saved_continues_what_the_prefix_cache_would_cut():

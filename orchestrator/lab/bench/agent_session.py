@@ -1,15 +1,18 @@
 """A session of an agent with a network of a real model's shape: what is reused of each prompt, and in how much memory.
 
-The text is random. The memory for KV is what a Mac with 24 GB has for the real model, scaled as the prompts are.
+The text is random. The memory for KV is what a Mac has for the real model, scaled as the prompts are: the smallest Mac
+that keeps both conversations of the session. Windows and recurrent states have the real size.
 """
 
 import random
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
@@ -21,7 +24,7 @@ from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_processor
 from orchestrator.machine.memory.budget import GIB, TARGET, MemorySettings, ModelNeed, PipelineNeeds
 from orchestrator.machine.memory.kv_form import attention_heads, kv_form
-from orchestrator.machine.memory.kv_plan import kv_plan
+from orchestrator.machine.memory.kv_plan import CONVERSATION, kv_plan
 from protocol.common_prefix import common_prefix
 from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
@@ -33,14 +36,16 @@ _ADDED = 300, 2_000
 _REMINDER = 60
 RESTART = "after a restart"
 _ANSWER = 8
-_MAC = int(17.8 * GIB)
-"""What macOS recommends for the GPU of a Mac with 24 GB."""
+_MACS = {18: 12.7, 24: 17.8, 32: 24.0, 48: 36.0, 64: 48.0}
+"""What macOS recommends for the GPU, GiB, by GB of memory."""
 _UNASKED = MemorySettings(context=2048, requests=1)
 _STATES = 2
 _WORDS = range(5, 400)
 """Token ids."""
 _TOLERANCE = 1.05
 """Of the budget, that may be taken."""
+_LOOK_SECONDS = 0.5
+"""Between two looks at a process's memory."""
 _FILES = 3
 """Of the disk cache, that are made and written at once."""
 _SHORT, _BLOCK = 32, 256
@@ -60,6 +65,8 @@ class SessionTurn:
     """Seconds from the request's arrival."""
     target: int
     """Memory of the target's process alone, beyond that before the first prompt."""
+    most: int
+    """The same at most, from the prompt to the answer."""
     orchestrator: int
     """The same of the orchestrator's."""
     shared_memory: int
@@ -80,6 +87,8 @@ class Session:
         self._turns = turns
         self._served: list[list[int]] = []
         self.conversation: list[int] = self._text(first)
+        self.rules = first * 4 // 5
+        """Tokens that both conversations begin with."""
 
     def prompts(self) -> Iterator[tuple[str, list[int]]]:
         """A kind of turn and its prompt; `answered` has to be called before the next."""
@@ -93,7 +102,7 @@ class Session:
                 reminder = self._text(max(4, int(_REMINDER * self._scale)))
                 self.conversation[ends[-1] - 4 : ends[-1] - 4] = reminder
             elif number == self._turns // 2:
-                yield "another conversation", self.conversation[: self._first * 4 // 5] + self._text(self._first // 5)
+                yield "another conversation", self.conversation[: self.rules] + self._text(self._first - self.rules)
             elif number == 2 * self._turns // 3 and len(ends) > 2:
                 kind = "an edited turn"
                 self.conversation = self.conversation[: ends[-2]]
@@ -116,8 +125,42 @@ class Session:
         return self._random.choices(_WORDS, k=tokens)
 
 
-def kept_tokens(shape: str, first: int) -> int:
-    """What a Mac with 24 GB keeps of conversations with the real model, scaled to this first prompt."""
+class SessionMemory(NamedTuple):
+    """What a session's pipeline has."""
+
+    gb: int
+    """Of the Mac whose memory it is."""
+    tokens: int
+    """Of conversations that it keeps, about."""
+    kv: int
+    """Bytes of their KV in this machine's target."""
+
+
+def session_memory(shape: str, first: int, turns: int) -> SessionMemory:
+    """Of the smallest Mac that keeps all that is said, or of the largest one."""
+    wanted, found = _tokens_said(first, turns), SessionMemory(0, 0, 0)
+    for gb in _MACS:
+        kept = kept_tokens(shape, gb)
+        tokens = kept * first // _AGENT_FIRST
+        # Windows and states of each conversation are as large as ever.
+        conversations = max(1.0, kept / CONVERSATION)
+        found = SessionMemory(gb, tokens, int(conversations * kv_bytes(shape, int(tokens / conversations))))
+        if tokens >= wanted:
+            break
+    return found
+
+
+def _tokens_said(first: int, turns: int) -> int:
+    """The most tokens of the session's two conversations."""
+    session, longest = Session(first, turns), 0
+    for kind, prompt in session.prompts():
+        longest = max(longest, len(prompt) + _ANSWER)
+        session.answered(kind, prompt, [0] * _ANSWER)
+    return longest + first
+
+
+def kept_tokens(shape: str, gb: int) -> int:
+    """What a Mac keeps of conversations with the real model."""
     config = configuration(shape)
     weights, heads = int(WEIGHTS[shape] * GIB), attention_heads(config)
     needs = PipelineNeeds(
@@ -126,7 +169,7 @@ def kept_tokens(shape: str, first: int) -> int:
         on_processor=False,
         processes=2,
     )
-    return kv_plan(needs, _UNASKED, _MAC, concurrent=16).tokens * first // _AGENT_FIRST
+    return kv_plan(needs, _UNASKED, int(_MACS[gb] * GIB), concurrent=16).tokens
 
 
 def kv_bytes(shape: str, tokens: int) -> int:
@@ -147,16 +190,17 @@ def measure_session(shape: str, watch: Listener, *, first: int, turns: int) -> F
             f"The last prompt may have {longest:,} tokens, and {shape} takes fewer: choose fewer turns, or a smaller "
             "first prompt."
         )
-    budget = kv_bytes(shape, kept_tokens(shape, first))
+    memory = session_memory(shape, first, turns)
     with tempfile.TemporaryDirectory() as folder:
         target = write_shape(shape, Path(folder) / shape)
         alone = Pipeline(str(target), draft_engine="none", arena_memory=0).memory().bytes
         # The KV of the live request that counts there is in the budget, and as much waits for the disk.
-        room = alone + budget
+        room = alone + memory.kv
         watch.begin(turns + 2, "the turns")
         measured = list(_turns(lambda: _pipeline(target, room, first), Session(first, turns), watch.finished))
     # Files that are made for the disk are not scaled.
-    return session_findings(shape, measured, budget, int(budget * _TOLERANCE) + _FILES * kv_bytes(shape, _BLOCK))
+    files = _FILES * kv_bytes(shape, _BLOCK)
+    return session_findings(shape, measured, memory, int(memory.kv * _TOLERANCE) + files)
 
 
 def _pipeline(target: Path, room: int, first: int) -> Pipeline:
@@ -166,7 +210,8 @@ def _pipeline(target: Path, room: int, first: int) -> Pipeline:
 
 def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[str], None]) -> Iterator[SessionTurn]:
     """`opened` makes pipelines with the same models and memory."""
-    params = SamplingParams(temperature=0.0, **UNFILTERED, max_tokens=_ANSWER)
+    # A server knows where its client's instructions end.
+    params = SamplingParams(temperature=0.0, **UNFILTERED, max_tokens=_ANSWER, rules=session.rules)
     others = _segments()
     with ExitStack() as stack:
         pipeline = stack.enter_context(opened())
@@ -177,7 +222,8 @@ def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[
                 pipeline = stack.enter_context(opened())
                 before = _own_memory(pipeline)
             shared = session.shared(prompt)
-            answer = pipeline.generate(list(prompt), params)
+            with _Watched(pipeline) as watched:
+                answer = pipeline.generate(list(prompt), params)
             target, orchestrator = (max(0, now - then) for now, then in zip(_own_memory(pipeline), before, strict=True))
             yield SessionTurn(
                 kind=kind,
@@ -186,6 +232,7 @@ def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[
                 cached=answer.statistics.adopted_tokens,
                 first_token=answer.statistics.time_to_first_token,
                 target=target,
+                most=max(target, watched.most - before[0]),
                 orchestrator=orchestrator,
                 shared_memory=_size(_segments() - others),
             )
@@ -202,12 +249,13 @@ _FIELDS: tuple[Field[SessionTurn], ...] = (
     Field("read again", lambda turn: turn.read_again, ",d", "shared tokens that were evaluated"),
     Field("first token, s", lambda turn: turn.first_token, ",.2f"),
     Field("target, MiB", lambda turn: turn.target, ",.0f", "its process alone, since the start", scale=_MIB),
+    Field("at most, MiB", lambda turn: turn.most, ",.0f", "during the turn", scale=_MIB),
     Field("orchestrator, MiB", lambda turn: turn.orchestrator, ",.0f", "the same", scale=_MIB),
     Field("shared memory, MiB", lambda turn: turn.shared_memory, ",.0f", scale=_MIB),
 )
 
 
-def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int, most: int) -> Findings:
+def session_findings(shape: str, turns: Sequence[SessionTurn], memory: SessionMemory, most: int) -> Findings:
     """A row a turn; a check warns where tokens were read again, or KV and its copy took more than `most` bytes."""
     again = [
         Check(f"{turn.kind}, {turn.prompt:,} tokens", "warn", f"{turn.read_again:,} tokens were read again")
@@ -219,11 +267,44 @@ def session_findings(shape: str, turns: Sequence[SessionTurn], budget: int, most
         again.append(Check("memory", "warn", f"KV and its copy took {taken * _MIB:,.0f} of {most * _MIB:,.0f} MiB"))
     return Findings(
         title=f"a session of an agent, {shape}",
-        conditions=(f"{budget * _MIB:,.0f} MiB for the target's KV.", *machine_lines()),
+        conditions=(
+            f"{memory.kv * _MIB:,.0f} MiB for the target's KV, about {memory.tokens:,} tokens, as on a Mac with "
+            f"{memory.gb} GB.",
+            *machine_lines(),
+        ),
         tables=(tabulated("", _FIELDS, turns),),
         checks=tuple(again),
-        figures={"machine": machine_lines(), "shape": shape, "budget": budget, "turns": list(turns)},
+        figures={
+            "machine": machine_lines(),
+            "shape": shape,
+            "budget": memory.kv,
+            "mac": memory.gb,
+            "turns": list(turns),
+        },
     )
+
+
+class _Watched:
+    """Looks at the target's memory while a turn runs."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.most = 0
+        """Bytes of its process."""
+        self._pipeline = pipeline
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            self.most = max(self.most, _own_memory(self._pipeline)[0])
 
 
 def _own_memory(pipeline: Pipeline) -> tuple[int, int]:

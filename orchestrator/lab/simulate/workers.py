@@ -373,6 +373,9 @@ class _CountedRows(TreeSequence):
         self._tokens_committed += len(tokens)
         return range(begin, self._tokens_committed)
 
+    def remember(self, tokens: int) -> None:
+        """There is nothing to go back to."""
+
     def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> Any:
         self._rows_begun += len(tokens)
 

@@ -8,7 +8,15 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
 
-from protocol.inference.layer_cache import ForwardShape, MaskKind, RowCache, RowForm, layer_cache_for
+from protocol.inference.layer_cache import (
+    ROWS_TOGETHER,
+    ForwardShape,
+    MaskKind,
+    RowCache,
+    RowForm,
+    densest,
+    layer_cache_for,
+)
 
 Stored: TypeAlias = tuple[mx.array, ...]
 """Arrays (1, heads, rows, any size)."""
@@ -95,6 +103,8 @@ def _bits_type(element: mx.Dtype) -> mx.Dtype:
     return mx.uint16 if element.size == 2 else mx.uint32
 
 
+_MOST_PLACES = 3
+"""Remembered beside the last rows: each may take as much memory as the window."""
 _GROWTH = 256
 """Slots by which the arrays grow, as in mlx-lm's own cache."""
 
@@ -183,7 +193,7 @@ class FullAttentionCache(RowCache):
 
     def move(self, begin: int, slots: mx.array) -> None:
         end = begin + slots.size
-        for array in self.arrays:
+        for array in (*self._keys, *self._values):
             array[..., begin:end, :] = mx.take(array, slots, axis=2)
 
     def shrink(self, slots: int) -> None:
@@ -223,6 +233,14 @@ class FullAttentionCache(RowCache):
         self._base = self.forgotten = first
 
 
+class _Behind(NamedTuple):
+    """The last rows of a window, from the slot `first` on."""
+
+    first: int
+    keys: Stored
+    values: Stored
+
+
 @layer_cache_for(RotatingKVCache)
 class WindowCache(FullAttentionCache):
     """A sliding window. Attention reads the window alone. Rows behind it stay until the sequence lets them go, so that
@@ -234,21 +252,88 @@ class WindowCache(FullAttentionCache):
         if stock.keep:
             raise LookupError("its windows keep the first tokens")
         self.window = stock.max_size
+        self._places: dict[int, _Behind | None] = {}
+        """What a forward behind so many tokens reads; None while these rows are among the others."""
 
     def prepare(self, forward: ForwardShape) -> None:
         super().prepare(forward)
         if forward.begin < self._base:
             self._keys, self._values, self._base, self.forgotten = (), (), 0, 0
 
+    def remember(self, tokens: int) -> None:
+        self._places = dict(sorted({tokens: None, **self._places}.items()))
+        if len(self._places) > _MOST_PLACES:
+            del self._places[densest([0, *self._places])]
+
+    def cut(self, tokens: int) -> None:
+        kept = self._places.get(tokens)
+        if kept is not None and not self._reads(tokens):
+            # Equal arrays of its own, since they are written in place.
+            self._keys, self._values = (tuple(map(mx.contiguous, stored)) for stored in (kept.keys, kept.values))
+            self._base = self.forgotten = kept.first
+            self._end, self._places[tokens] = tokens, None
+        self._places = {place: kept for place, kept in self._places.items() if place <= tokens}
+
+    def shed(self) -> bool:
+        places = [place for place, kept in self._places.items() if kept is not None]
+        if places:
+            del self._places[densest([0, *places]) if len(places) > 1 else places[0]]
+        return bool(places)
+
+    @property
+    def places(self) -> set[int]:
+        return set(self._places)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        kept = [array for kept in self._places.values() if kept for array in (*kept.keys, *kept.values)]
+        return [*super().arrays, *kept]
+
+    def copy(self, slots: int) -> Self:
+        other = super().copy(slots)
+        other._places = dict(self._places)
+        return other
+
+    def first_row(self, tokens: int) -> int:
+        kept = self._places.get(tokens)
+        return self.forgotten if kept is None else kept.first
+
+    def rows(self, slots: slice | mx.array) -> tuple[mx.array, mx.array]:
+        for place, kept in self._places.items():
+            if kept and isinstance(slots, slice) and kept.first <= slots.start < self._base and slots.stop <= place:
+                held = slice(slots.start - kept.first, slots.stop - kept.first)
+                return self._encoding.packed(_taken(kept.keys, held)), self._encoding.packed(_taken(kept.values, held))
+        return super().rows(slots)
+
+    def _reads(self, tokens: int) -> bool:
+        """Whether the rows that a forward behind so many tokens reads are among its own."""
+        assert self.window is not None
+        return self.forgotten <= max(0, tokens - self.window + 1)
+
+    def _first_behind(self, tokens: int) -> int:
+        """The first row that is remembered for a forward behind so many tokens."""
+        assert self.window is not None
+        return max(0, tokens - self.window + 1) // ROWS_TOGETHER * ROWS_TOGETHER
+
+    def _behind(self, tokens: int) -> "_Behind":
+        first = max(self._base, self._first_behind(tokens))
+        held = slice(first - self._base, tokens - self._base)
+        keys, values = (tuple(map(mx.contiguous, _taken(stored, held))) for stored in (self._keys, self._values))
+        return _Behind(first, keys, values)
+
     def forget(self, slots: int, tokens: int) -> None:
+        for place, kept in self._places.items():
+            if kept is None and self._first_behind(place) < tokens:
+                self._places[place] = self._behind(place)
         held = slice(slots - self._base, self._end - self._base)
         self._keys = tuple(map(mx.contiguous, _taken(self._keys, held)))
         self._values = tuple(map(mx.contiguous, _taken(self._values, held)))
         self._base, self.forgotten = slots, tokens
 
     def reach(self, tokens: int) -> int:
-        assert self.window is not None
-        return tokens if self.forgotten <= max(0, tokens - self.window + 1) else 0
+        if self._reads(tokens):
+            return tokens
+        return max((place for place, kept in self._places.items() if kept and place <= tokens), default=0)
 
     def move(self, begin: int, slots: mx.array) -> None:
         every = np.array(slots, np.int64)

@@ -153,7 +153,7 @@ class RecurrentCache(RememberedStates):
     def recur(self, recurrence: Recurrence, arguments: dict[str, Any]) -> tuple[mx.array, mx.array]:
         forward, kind = self._forward, recurrence.kind
         if forward is None:
-            return recurrence.run(arguments)
+            return recurrence.over_prompt(arguments)
         inputs = {name: arguments[name] for name in kind.inputs}
         unrolled = None
         if forward.direct and not recurrence.is_unrolled(forward.length):

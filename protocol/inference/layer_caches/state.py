@@ -8,7 +8,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx import utils
 
-from protocol.inference.layer_cache import FoldingCache, ForwardShape
+from protocol.inference.layer_cache import FoldingCache, ForwardShape, densest
 
 _flattened: Callable[[Any], list[tuple[str, Any]]] = vars(utils)["tree_flatten"]
 _MOST_REMEMBERED = 4
@@ -54,12 +54,12 @@ class RememberedStates(FoldingCache):
         self._remembered[self._end] = self._saved()
         if len(self._remembered) > _MOST_REMEMBERED + 1:
             # The last two are where the next turn, and another conversation with the same rules, branch off.
-            del self._remembered[_densest(list(self._remembered)[:-1])]
+            del self._remembered[densest(list(self._remembered)[:-1])]
 
     def shed(self) -> bool:
         places = [place for place in self._remembered if place]
         if places:
-            del self._remembered[_densest([0, *places]) if len(places) > 1 else places[0]]
+            del self._remembered[densest([0, *places]) if len(places) > 1 else places[0]]
         return bool(places)
 
     @property
@@ -141,12 +141,6 @@ class ReplacedArrays(StockCache):
 
     def _restore(self, state: list[Any]) -> None:
         self._stock.cache = list(state)
-
-
-def _densest(slots: list[int]) -> int:
-    """The one of ascending slots, neither first nor last, that lies in the narrowest gap of its neighbours."""
-    inner = range(1, len(slots) - 1)
-    return slots[min(inner, key=lambda index: slots[index + 1] - slots[index - 1])]
 
 
 def _arrays(state: Any) -> list[mx.array]:

@@ -18,6 +18,7 @@ from protocol.inference.observed_modules import modules_of
 from protocol.inference.recurrences.ancestry import Ancestry
 from protocol.inference.recurrences.tree_recurrences import (
     Unrolled,
+    gated_delta_path,
     gated_delta_tree,
     linear_attention_tree,
     state_space_tree,
@@ -37,14 +38,22 @@ class RecurrenceKind(NamedTuple):
     state: str
     """The argument that holds the state before the first token."""
     over_tree: TreeForm
+    over_path: Callable[[Mapping[str, Any]], tuple[mx.array, mx.array]] | None = None
+    """The function over one path of many tokens, faster than mlx-lm's without a GPU."""
 
 
 KINDS = {
-    "gated_delta_update": RecurrenceKind(("q", "k", "v", "a", "b"), 1, "state", gated_delta_tree),
+    "gated_delta_update": RecurrenceKind(("q", "k", "v", "a", "b"), 1, "state", gated_delta_tree, gated_delta_path),
     "ssm_update": RecurrenceKind(("hidden_states", "B", "C", "dt"), 1, "state", state_space_tree),
     "recurrent_gla": RecurrenceKind(("q", "k", "v"), 2, "h", linear_attention_tree),
 }
 """By the name in mlx-lm's modules."""
+
+
+_ONE_DECAY = 3
+"""Dimensions of gates with one number a head and token."""
+_MANY = 16
+"""Tokens of a prompt's chunk, from which blocks are faster than token by token."""
 
 
 class Recorder(Protocol):
@@ -98,6 +107,15 @@ class Recurrence:
         """A path of so many tokens takes the form for trees too: without a GPU mlx-lm goes token by token, or takes as
         long, and a path that is accepted in part would be computed again."""
         return tokens > 1 and mx.default_device() == mx.Device(mx.cpu)
+
+    def over_prompt(self, arguments: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
+        """Over tokens that follow the state's: the function itself, or an equal one that is faster here."""
+        path, gate = self.kind.over_path, arguments.get("a")
+        tokens = arguments[self.kind.inputs[0]].shape[self.kind.axis]
+        single = gate is not None and gate.ndim == _ONE_DECAY and arguments.get("mask") is None
+        if path is None or not single or tokens < _MANY or not self.is_unrolled(tokens):
+            return self.run(arguments)
+        return path(arguments)
 
     def run(self, arguments: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
         """The function itself."""

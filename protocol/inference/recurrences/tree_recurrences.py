@@ -13,12 +13,16 @@ from typing import Any, NamedTuple, TypeAlias
 import mlx.core as mx
 from mlx_lm.models import gated_delta, ssm
 
-from protocol.inference.recurrences.ancestry import Ancestry
+from protocol.inference.recurrences.ancestry import Ancestry, ancestry
 
 _Compute: TypeAlias = Callable[..., mx.array]
 _decay: _Compute = vars(gated_delta)["compute_g"]
 _bounded_decay: _Compute = vars(gated_delta)["compute_lower_bound_g"]
 _time_steps: _Compute = vars(ssm)["compute_dt"]
+_BLOCK = 64
+"""Tokens of a path that are solved at once."""
+_DEEP = 16
+"""Rows of a path, above which halves are faster than row by row."""
 _LEAST_DECAY = 1e-30
 """Smaller factors are none at all in float32, and have no logarithm."""
 
@@ -61,14 +65,64 @@ def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
     keys = _products(k, k, between) * mx.where(tree.before, strength, 0.0)
     state = call.get("state")
     wanted = strength * (v if state is None else v - _read(state, k * mx.exp(total)))
-    written = wanted
-    # Row by row along the longest path: after as many steps every row is solved.
-    for _ in range(tree.depth - 1):
-        written = wanted - keys @ written
+    written = _solved(keys, wanted, tree)
     y = mx.where(tree.seen, _products(q, k, between), 0.0) @ written
     if state is not None:
         y = y + _read(state, q * mx.exp(total))
     return Unrolled(y.swapaxes(0, 1)[None].astype(call["q"].dtype), k, written, total)
+
+
+def gated_delta_path(call: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
+    """mlx-lm's `gated_delta_update` over one path, with one decay a head: outputs and state. Blocks of tokens are
+    solved at once, where mlx-lm goes token by token."""
+    state, outputs = call.get("state"), list[mx.array]()
+    for begin in range(0, call["v"].shape[1], _BLOCK):
+        block = {name: call[name][:, begin : begin + _BLOCK] for name in ("q", "k", "v", "a", "b")}
+        length = block["v"].shape[1]
+        path = ancestry(tuple(range(-1, length - 1)))
+        unrolled = gated_delta_tree({**call, **block, "state": state}, path)
+        state = state_behind(unrolled, mx.arange(length), state)
+        outputs.append(unrolled.outputs)
+    assert state is not None
+    return mx.concatenate(outputs, axis=1), state
+
+
+def _solved(keys: mx.array, wanted: mx.array, tree: Ancestry) -> mx.array:
+    """W of W + `keys` W = `wanted`, where `keys` are (H, R, R) factors from the rows before each row."""
+    if tree.depth > _DEEP:
+        return _inverse(keys) @ wanted
+    written = wanted
+    # Row by row along the longest path: after as many steps every row is solved.
+    for _ in range(tree.depth - 1):
+        written = wanted - keys @ written
+    return written
+
+
+def _inverse(keys: mx.array) -> mx.array:
+    """(I + K)^-1 of strictly lower triangular K, by halves: that of a whole follows from those of its two parts. A
+    series of powers of K would lose its digits in large terms."""
+    rows = keys.shape[1]
+    whole = 4
+    while whole < rows:
+        whole *= 2
+    keys = mx.pad(keys, [(0, 0), (0, whole - rows), (0, whole - rows)])
+    size = 4
+    parts = _diagonal(keys, size)
+    squares = parts @ parts
+    inverse = mx.eye(size) - parts + squares - squares @ parts
+    while size < whole:
+        lower = _diagonal(keys, 2 * size)[..., size:, :size]
+        upper_left, lower_right = inverse[:, 0::2], inverse[:, 1::2]
+        lower_left = -(lower_right @ lower @ upper_left)
+        top = mx.concatenate([upper_left, mx.zeros_like(upper_left)], axis=-1)
+        inverse = mx.concatenate([top, mx.concatenate([lower_left, lower_right], axis=-1)], axis=-2)
+        size *= 2
+    return inverse[:, 0, :rows, :rows]
+
+
+def _diagonal(square: mx.array, size: int) -> mx.array:
+    """(H, N, size, size): the blocks on the diagonal of (H, N * size, N * size)."""
+    return mx.stack([square[:, at : at + size, at : at + size] for at in range(0, square.shape[1], size)], axis=1)
 
 
 def state_space_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:

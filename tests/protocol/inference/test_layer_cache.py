@@ -63,6 +63,7 @@ class Sequences(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(tree_sequence, "_DEAD_SLOTS", 3)
         self.patch.setattr(tree_sequence, "_SPARE_ROWS", 2)
+        self.patch.setattr(full_attention, "ROWS_TOGETHER", 4)
         self.all: list[tuple[TreeSequence, list[int]]] = []
         self.add(self.model.sequence(), [])
         self.write(0, prompt)
@@ -70,11 +71,13 @@ class Sequences(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.patch.undo()
 
-    @rule(which=st.integers(0), tokens=TOKENS)
-    def write(self, which: int, tokens: list[int]) -> None:
+    @rule(which=st.integers(0), tokens=TOKENS, remembers=st.booleans())
+    def write(self, which: int, tokens: list[int], remembers: bool = True) -> None:
         sequence, committed = self.of(which)
         sequence.prefill(tokens)
         committed += tokens
+        if remembers:
+            sequence.remember(len(committed))
 
     @rule(which=st.integers(0), tokens=TOKENS, choices=st.lists(st.integers(0), min_size=12, max_size=12))
     def keep(self, which: int, tokens: list[int], choices: list[int]) -> None:
@@ -92,7 +95,11 @@ class Sequences(RuleBasedStateMachine):
         sequence.keep(path, ())
         committed += [tokens[row - first] for row in path]
 
-    @rule(which=st.integers(0), cut=st.integers(0, 20))
+    @rule(which=st.integers(0))
+    def shed(self, which: int) -> None:
+        self.of(which)[0].shed()
+
+    @rule(which=st.integers(0), cut=st.integers(0, 60))
     def truncate(self, which: int, cut: int) -> None:
         sequence, committed = self.of(which)
         length = max(min(1, len(committed)), len(committed) - cut)
@@ -230,3 +237,26 @@ def test_rows_far_behind_a_window_are_let_go_and_the_rest_moves(monkeypatch: pyt
         logits = sequence.evaluate((7,), (-1,))
         assert np.allclose(np.array(logits[0]), np.array(stock_logits(made.network, [*text, 7])), atol=1e-3)
     assert not text
+
+
+def test_a_remembered_place_outlives_the_rows_behind_a_window(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tree_sequence, "_SPARE_ROWS", 3)
+    monkeypatch.setattr(full_attention, "ROWS_TOGETHER", 4)
+    made, text = model("gemma3_text"), [3 + place % 50 for place in range(90)]
+    sequence = made.sequence()
+    for begin in range(0, 90, 15):
+        sequence.prefill(text[begin : begin + 15])
+        if begin in (0, 30):
+            sequence.remember(begin + 12)
+        sequence.forget(sequence.committed)
+    other = sequence.copy(50)
+
+    assert (sequence.reach(89), sequence.reach(50), sequence.reach(20)) == (89, 42, 12)
+    for each in (other, sequence):
+        each.truncate(min(50, each.committed))
+        logits = each.evaluate((7,), (-1,))
+        assert np.allclose(np.array(logits[0]), np.array(stock_logits(made.network, [*text[:42], 7])), atol=1e-3)
+    memory = sequence.memory
+    assert sequence.shed()
+    assert sequence.memory < memory
+    assert sequence.reach(20) == 0

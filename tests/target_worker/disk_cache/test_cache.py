@@ -64,7 +64,7 @@ def evaluated(name: str, tokens: Sequence[int], prompt: int = PROMPT) -> TreeSeq
 def kept(name: str, tokens: Sequence[int], fingerprint: str = "m") -> TreeSequence:
     """A sequence that was kept, and has gone on since."""
     cache, sequence = opened(name, fingerprint), evaluated(name, tokens)
-    cache.keep(sequence, tokens, PROMPT)
+    cache.keep(sequence, tokens)
     mx.eval(sequence.evaluate([3], [-1]))
     cache.close()
     return sequence
@@ -143,7 +143,7 @@ def test_a_turn_whose_sequence_goes_on_is_kept_as_it_was(monkeypatch: pytest.Mon
     """Rows and states, as far as they may be copied; the sequence's own arrays are not held."""
     monkeypatch.setattr(disk_cache, "_MOST_COPIED", most)
     cache, sequence = opened("qwen3_next"), evaluated("qwen3_next", TOKENS[:620])
-    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.keep(sequence, TOKENS[:620])
     cache.settle(sequence)
     mx.eval(sequence.evaluate([3], [-1]))
     cache.close()
@@ -157,12 +157,29 @@ def test_a_turn_whose_sequence_goes_on_is_kept_as_it_was(monkeypatch: pytest.Mon
     assert all(file.read_bytes() == content for file, content in found.items())
 
 
+def test_turns_share_the_rows_of_windows_in_whole_chunks():
+    """A place whose rows are not all there is not taken up."""
+    kept("gemma3_text", TOKENS[:520])
+    (chunk,) = files(".window16")
+    before = chunk.read_bytes()
+
+    sequence, found = resumed(TOKENS, "gemma3_text")
+    fresh = evaluated("gemma3_text", TOKENS[:520])
+    assert found == Resumed(520)
+    assert mx.array_equal(sequence.evaluate([9], [-1]), fresh.evaluate([9], [-1]))
+
+    kept("gemma3_text", TOKENS[:526])
+    assert [file.read_bytes() for file in files(".window16")] == [before]
+    chunk.unlink()
+    assert resumed(TOKENS, "gemma3_text")[1] == Resumed(0)
+
+
 @pytest.mark.thorough
 def test_the_next_turn_writes_only_what_is_new():
     kept("qwen3_next", TOKENS[:620])
     before = {file: file.read_bytes() for file in files(".rows")}
     cache, sequence = opened("qwen3_next"), evaluated("qwen3_next", TOKENS, 620)
-    cache.keep(sequence, TOKENS, 620)
+    cache.keep(sequence, TOKENS)
     cache.close()
 
     assert len(before) == 620 // CHUNK == len(files(".rows"))
@@ -237,7 +254,7 @@ def test_a_full_disk_turns_it_off_and_is_told_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(CacheFiles, "write", full)
     cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
-    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.keep(sequence, TOKENS[:620])
     cache.close()
 
     assert "No space left" in cache.turned_off()
@@ -261,7 +278,7 @@ def test_few_turns_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch, most: i
     go_on, sequence = slow_disk(monkeypatch), evaluated("mamba2", TOKENS[:620])
     cache = opened(waiting=most * sequence.memory)
     for first in range(1, 9):
-        cache.keep(sequence, [first, *TOKENS[1:620]], PROMPT)
+        cache.keep(sequence, [first, *TOKENS[1:620]])
     waiting = len(cache._turns)
     go_on.set()
     cache.close()
@@ -299,7 +316,7 @@ def test_a_disk_that_does_not_tell_what_is_there_holds_nobody_up(monkeypatch: py
     monkeypatch.setattr(disk_cache, "_LOOKING_SECONDS", 0.01)
     cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
     for _ in range(2):
-        cache.keep(sequence, TOKENS[:620], PROMPT)
+        cache.keep(sequence, TOKENS[:620])
     assert (len(asked), cache.waits) == (1, False)
 
     go_on.set()
@@ -307,7 +324,7 @@ def test_a_disk_that_does_not_tell_what_is_there_holds_nobody_up(monkeypatch: py
     assert looking is not None
     looking.join(60.0)
     monkeypatch.setattr(disk_cache, "_LOOKING_SECONDS", 60.0)
-    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.keep(sequence, TOKENS[:620])
     cache.close()
     assert len(files(".state")) == 3
 
@@ -331,7 +348,7 @@ def test_turns_are_kept_after_the_cache_was_cleared():
     cache, sequence = opened(), evaluated("mamba2", TOKENS[:620])
     shutil.rmtree(disk_cache_folder())
     assert read(cache, TOKENS).contents is None
-    cache.keep(sequence, TOKENS[:620], PROMPT)
+    cache.keep(sequence, TOKENS[:620])
     cache.close()
 
     assert cache.turned_off() == ""

@@ -7,10 +7,11 @@ import pytest
 from orchestrator.lab.bench.agent_session import (
     RESTART,
     Session,
+    SessionMemory,
     SessionTurn,
-    kept_tokens,
     measure_session,
     session_findings,
+    session_memory,
 )
 from orchestrator.lab.bench.shapes import SHAPES
 from orchestrator.lab.findings import Listener
@@ -42,24 +43,34 @@ def test_a_scaled_session_has_scaled_turns():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_agent_s_turns_read_only_what_is_new(shape: str):
-    """Of a model whose states fill the memory, another conversation costs some of the first one's."""
+    """Qwen3.8's states are not scaled and fill the scaled memory: a branch of the edited turn may be gone."""
     found = measure_session(shape, Listener(), first=400, turns=9)
     measured: Sequence[object] = found.figures["turns"]
     again = [check for check in found.checks if check.name != "memory"]
 
     assert len(measured) == 11
-    assert len(again) <= (2 if shape == "qwen3.8-27b" else 0)
+    assert len(again) <= (1 if shape == "qwen3.8-27b" else 0)
 
 
 def test_more_memory_than_the_budget_is_told():
     turn = SessionTurn(
-        kind="turn", prompt=10, shared=5, cached=5, first_token=0.1, target=900, orchestrator=1, shared_memory=101
+        kind="turn",
+        prompt=10,
+        shared=5,
+        cached=5,
+        first_token=0.1,
+        target=900,
+        most=950,
+        orchestrator=1,
+        shared_memory=101,
     )
+    memory = SessionMemory(24, 10, 1000)
 
-    assert not session_findings("qwen3-8b", [turn], 1000, 1001).checks
-    (check,) = session_findings("qwen3-8b", [turn], 1000, 1000).checks
+    assert not session_findings("qwen3-8b", [turn], memory, 1001).checks
+    (check,) = session_findings("qwen3-8b", [turn], memory, 1000).checks
     assert check.name == "memory"
 
 
@@ -69,5 +80,9 @@ def test_a_session_that_is_longer_than_the_context_is_refused():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_memory_is_scaled_as_the_prompts_are(shape: str):
-    assert kept_tokens(shape, 25_000) // 10 == pytest.approx(kept_tokens(shape, 2_500), abs=1)
+def test_memory_is_scaled_as_the_prompts_are_and_keeps_both_conversations(shape: str):
+    small, large = session_memory(shape, 2_000, 9), session_memory(shape, 20_000, 9)
+
+    assert small.gb == large.gb
+    assert small.tokens == pytest.approx(large.tokens / 10, abs=1)
+    assert large.tokens >= 20_000 + 20_000

@@ -91,6 +91,16 @@ def test_recurrent_states_have_no_copy_and_it_is_said():
     assert "recurrent states" in kept_sentence(plan)
 
 
+@pytest.mark.parametrize("spare", [0, GIB // 4, GIB])
+def test_wherever_a_hybrid_fits_the_states_of_a_turn_and_of_the_next_one_fit(spare: int):
+    """Behind the last token, where the next turn may branch off, and one that is being made."""
+    pipeline = needs("qwen3.8-27b")
+    least = pipeline.budget(UNASKED).required_bytes
+    plan = kv_plan(pipeline, UNASKED, least + spare, concurrent=16)
+
+    assert plan.target >= pipeline.conversation("target", 2048, UNASKED, states=3) + spare - 1
+
+
 def test_draft_and_target_keep_as_many_tokens_and_the_target_s_come_first():
     roomy, narrow = planned("qwen3-8b", 64, DRAFT), planned("qwen3-8b", 18, DRAFT)
     pipeline = needs("qwen3-8b", DRAFT)

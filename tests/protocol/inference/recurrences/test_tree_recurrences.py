@@ -9,17 +9,17 @@ from mlx_lm.models.gated_delta import gated_delta_update
 
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.recurrences.ancestry import Ancestry
-from protocol.inference.recurrences.tree_recurrences import gated_delta_tree, state_behind
+from protocol.inference.recurrences.tree_recurrences import gated_delta_path, gated_delta_tree, state_behind
 from protocol.inference.slots import PREFIX
 from tests.support.models.architectures import tiny
 
 HEADS, GROUPS, SIZE, TOKENS = 4, 2, 8, 6
 
 
-def call(state: bool, by_channel: bool, **others: Any) -> dict[str, Any]:
+def call(state: bool, by_channel: bool, tokens: int = TOKENS, **others: Any) -> dict[str, Any]:
     """Arguments of `gated_delta_update` over a chain."""
     mx.random.seed(5)
-    keys, values = (1, TOKENS, GROUPS, SIZE), (1, TOKENS, HEADS, SIZE)
+    keys, values = (1, tokens, GROUPS, SIZE), (1, tokens, HEADS, SIZE)
     gates = values if by_channel else values[:3]
     return {
         "q": mx.random.normal(keys) / SIZE**0.5,
@@ -47,6 +47,21 @@ def test_a_chain_has_the_outputs_and_the_state_of_mlx_lms_own_function(
     unrolled = gated_delta_tree(arguments, chain)
     assert mx.allclose(unrolled.outputs, outputs, atol=1e-5).item()
     assert mx.allclose(state_behind(unrolled, mx.arange(TOKENS), arguments["state"]), behind, atol=1e-5).item()
+
+
+@pytest.mark.parametrize("tokens", [3, 17, 64, 150])
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_prompt_in_blocks_has_the_outputs_and_the_state_of_mlx_lms_own_function(tokens: int, alike: bool):
+    """Also where all keys are alike and nothing decays, so that each token corrects all before it."""
+    arguments = call(True, False, tokens)
+    if alike:
+        arguments["k"] = mx.ones_like(arguments["k"]) / SIZE**0.5
+        arguments |= {"A_log": mx.full((HEADS,), -20.0), "b": mx.full((1, tokens, HEADS), 9.0)}
+    outputs, behind = gated_delta_update(**arguments)
+    found, state = gated_delta_path(arguments)
+
+    assert mx.allclose(found, outputs, atol=1e-4).item()
+    assert mx.allclose(state, behind, atol=1e-4).item()
 
 
 def test_without_a_gpu_no_forward_over_several_tokens_goes_token_by_token(monkeypatch: pytest.MonkeyPatch):
