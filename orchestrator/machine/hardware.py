@@ -101,6 +101,12 @@ def computes_on_processor() -> bool:
     return not isinstance(device, MlxDevice) or device.kind == "cpu"
 
 
+def computes_on_gpu() -> bool:
+    """Whether MLX computes on a GPU here."""
+    device = mlx_device()
+    return isinstance(device, MlxDevice) and device.kind == "gpu"
+
+
 @functools.cache
 def mlx_device() -> MlxDevice | str:
     """MLX's default device as a child process finds it, or the last line of its error."""

@@ -13,7 +13,6 @@ from protocol.messages.base import Level
 from protocol.paths import cache_folder
 from tests.support.models.tiny_models import tree_model
 
-
 pytestmark = pytest.mark.usefixtures("home")
 
 
