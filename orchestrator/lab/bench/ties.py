@@ -1,7 +1,7 @@
 """Where two texts of one model part: at a near-tie, which rounding decides, or at a real difference.
 
-A GPU sums in another order at another width, in the model's own type. In float16 the two best logits are equal at 0.7%
-of the places of a text, in bfloat16 at 3.6% (docs/log/2026.md), so few texts survive another width there.
+A GPU sums in another order at another width, in the model's own type: where two tokens are nearly tied, the other one
+may come out, and the text is another one from there on.
 """
 
 from collections.abc import Mapping, Sequence
