@@ -104,7 +104,7 @@ def linear_attention_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
     # mlx-lm rounds this decay to the model's own type, and over a hundred tokens that adds up.
     decay = mx.exp(call["g"]).astype(element).astype(mx.float32)
     logs = mx.log(mx.maximum(decay, _LEAST_DECAY))
-    logs = mx.broadcast_to(logs.reshape(-1, 1, 1), (*q.shape[:2], 1))
+    logs = mx.broadcast_to(mx.reshape(logs, (-1, 1, 1)), (*q.shape[:2], 1))
     total, between = _decays(logs, tree)
     y = mx.where(tree.seen, _products(q, k, between), 0.0) @ v
     state = call.get("h")

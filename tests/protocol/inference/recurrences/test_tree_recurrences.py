@@ -126,9 +126,9 @@ def test_linear_attentions_decay_is_rounded_as_mlx_lm_rounds_it(kind: mx.Dtype):
     found = state_behind(unrolled, mx.arange(TOKENS), arguments["h"])
 
     ratios = (found.astype(mx.float32) / behind.astype(mx.float32)).mean(axis=(0, 2, 3))
-    assert mx.abs(ratios - 1.0).max().item() < mx.finfo(kind).eps / 4
+    assert (mx.abs(ratios - 1.0).max() < mx.finfo(kind).eps / 4).item()
     difference = mx.abs((unrolled.outputs - outputs).astype(mx.float32)).mean()
-    assert difference.item() < mx.finfo(kind).eps * mx.abs(outputs).astype(mx.float32).mean().item()
+    assert (difference < mx.finfo(kind).eps * mx.abs(outputs).astype(mx.float32).mean()).item()
     first = linear_attention_tree({**arguments, "h": None}, Ancestry(range(-1, TOKENS - 1)))
     assert state_behind(first, mx.arange(TOKENS), None).dtype == kind == behind.dtype
 
