@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -84,9 +84,11 @@ def partition(cores: Sequence[int]) -> dict[Role, tuple[int, ...]]:
 
 def usable_cores() -> tuple[int, ...]:
     """Logical cores this process may use; the threads of one physical core are neighbours."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0), key=lambda core: (_first_sibling(core), core)))
-    return tuple(range(os.cpu_count() or 1))
+    # macOS's `os` lacks it.
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    if affinity is None:
+        return tuple(range(os.cpu_count() or 1))
+    return tuple(sorted(affinity(0), key=lambda core: (_first_sibling(core), core)))
 
 
 def computes_on_processor() -> bool:
@@ -97,6 +99,12 @@ def computes_on_processor() -> bool:
         return True
     device = mlx_device()
     return not isinstance(device, MlxDevice) or device.kind == "cpu"
+
+
+def computes_on_gpu() -> bool:
+    """Whether MLX computes on a GPU here."""
+    device = mlx_device()
+    return isinstance(device, MlxDevice) and device.kind == "gpu"
 
 
 @functools.cache

@@ -1,20 +1,25 @@
 """Warms a model's forwards and measures what they cost by width. Knows no messages.
 
 A GPU compiles and loads kernels at their first use, and switches kernels at some widths: the first forwards of a width
-would tilt what the orchestrator learns, and no line through a few widths gives the others.
+would tilt what the orchestrator learns, and no line through a few widths gives the others. Tokens are random: a mixture
+of experts would read only one token's experts otherwise.
 """
 
+import fcntl
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from protocol.inference.device import compute
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
+from protocol.paths import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +32,14 @@ _FEWEST = 5
 """Measured widths below which the others can't be told from them."""
 _PREFIX_TOKENS = 32
 _LEAST_SECONDS = 1e-6
+_LONGEST_WAIT = 10.0
+"""Seconds for which one process waits until another one has measured."""
+_PAUSE = 0.02
 
 
 class _Model(Protocol):
+    vocabulary: int
+    """All tokens below it exist. Of a drafter it is the width of its outputs: it has more tokens."""
     context: int
     level: Level
 
@@ -40,15 +50,40 @@ def costs_at_load(model: _Model, loading: float) -> tuple[Cost, ...]:
     """The costs of a model that took `loading` seconds to load, measured for a second and a quarter of that time.
 
     Nothing on a processor, where one measurement would take as long as a start. Nothing if the device fails: the worker
-    can serve all the same.
+    can serve all the same. Target and draft begin together and may share a GPU, so they measure in turns.
     """
     if mx.default_device() == mx.Device(mx.cpu):
         return ()
     try:
-        return measured_costs(model, time.perf_counter, 1.0 + loading / 4)
+        with _in_turns():
+            return measured_costs(model, time.perf_counter, 1.0 + loading / 4)
     except RuntimeError as error:
         log.warning("the costs of forwards are not measured: %s", error)
         return ()
+
+
+@contextmanager
+def _in_turns() -> Generator[None]:
+    """Wait while another process of this machine is in here, though not for ever: it may hang."""
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        lock = (cache_folder() / "forward-costs.lock").open("w")
+    except OSError:
+        yield
+        return
+    with lock:
+        end = time.perf_counter() + _LONGEST_WAIT
+        while not _locked(lock.fileno()) and time.perf_counter() < end:
+            time.sleep(_PAUSE)
+        yield
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> tuple[Cost, ...]:
@@ -63,15 +98,21 @@ def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> 
     if model.context < _PREFIX_TOKENS + max(WIDTHS):
         return ()
     end = clock() + budget
+    random = np.random.default_rng(0)
+
+    def tokens(count: int) -> list[int]:
+        return random.integers(model.vocabulary, size=count).tolist()
+
     sequence = model.sequence()
-    sequence.prefill([0] * _PREFIX_TOKENS)
+    sequence.prefill(tokens(_PREFIX_TOKENS))
     costs: dict[int, float] = {}
 
     def forward(parents: Sequence[int]) -> float:
         first = sequence.next_row
         rows = [parent if parent == PREFIX else first + parent for parent in parents]
+        drawn = tokens(len(rows))
         began = clock()
-        compute(sequence.evaluate([0] * len(rows), rows))
+        compute(sequence.evaluate(drawn, rows))
         seconds = clock() - began
         sequence.truncate(_PREFIX_TOKENS)
         return max(seconds, _LEAST_SECONDS)

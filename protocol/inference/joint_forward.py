@@ -63,7 +63,7 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
     caches = sequences[0].alike([_joint(layer, lengths, positions) for layer in layers])
     tokens = mx.array([[token for part in parts for token in part.tokens]])
     with reading(), vector_softmax():
-        logits = network(tokens, cache=caches)[0]
+        logits = network(tokens, cache=caches).squeeze(0)
     _divide_recorded(sequences, lengths)
     return _divided(logits, lengths, axis=0)
 

@@ -11,7 +11,6 @@ from textwrap import shorten
 from typing import Any, Protocol, Self
 
 import mlx.core as mx
-import numpy as np
 from mlx import nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlx_lm.utils import dequantize_model
@@ -19,6 +18,7 @@ from mlx_lm.utils import dequantize_model
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
+from protocol.inference.deviation import deviation
 from protocol.inference.device import compute, spare_compiler
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.layer_cache import FoldingCache, TreePositions
@@ -214,7 +214,7 @@ class LanguageModel:
     def _flaw(self, level: Level, deviations: Callable[[], list[float]]) -> str:
         """Why sequences of this level don't work, as half a sentence; empty if they do."""
         try:
-            exact = all(deviation < _TOLERANCE for deviation in deviations())
+            exact = all(found < _TOLERANCE for found in deviations())
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             return f"it uses positions, masks or caches in its own way: {_reason(error)}"
         return "" if exact else f"a {level} gives other logits than its tokens one by one"
@@ -225,7 +225,7 @@ class LanguageModel:
         folding = any(isinstance(cache, FoldingCache) for cache in sequence.caches)
         fork = sequence.evaluate(*_FORK)
         compute(fork)
-        deviations = [_deviation(fork[row], self._alone([0, row])[-1]) for row in (1, len(_FORK[0]) - 1)]
+        deviations = [deviation(fork[row], self._alone([0, row])[-1]) for row in (1, len(_FORK[0]) - 1)]
         return deviations + self._undo_deviations("tree") if folding else deviations
 
     def _undo_deviations(self, level: Level) -> list[float]:
@@ -238,7 +238,7 @@ class LanguageModel:
         second = sequence.evaluate(range(2, 2 + width), [PREFIX, *range(width, 2 * width - 1)])
         compute(second)
         alone = self._alone(range(2 + width))
-        return [_deviation(*rows) for rows in zip([*first, *second], [*alone[1:-1], *alone[2:]], strict=True)]
+        return [deviation(*rows) for rows in zip([*first, *second], [*alone[1:-1], *alone[2:]], strict=True)]
 
     def _alone(self, text: Sequence[int]) -> list[mx.array]:
         """Logits behind each token, by mlx-lm's own caches."""
@@ -270,8 +270,7 @@ class LanguageModel:
             compute(joint)
         except (TypeError, ValueError, AttributeError, LookupError):
             return False
-        most = _TOLERANCE * mx.std(alone)
-        return all((mx.abs(logits - alone).mean() < most).item() for logits in joint)
+        return all(deviation(logits, alone) < _TOLERANCE for logits in joint)
 
 
 class PositionedRope(nn.Module):
@@ -293,16 +292,6 @@ class PositionedRope(nn.Module):
 def stated_context(config: Mapping[str, Any]) -> int:
     """The most positions that a config.json states; MAX_CONTEXT if it states none, or more."""
     return min(stated_positions(config) or MAX_CONTEXT, MAX_CONTEXT)
-
-
-def _deviation(logits: mx.array, expected: mx.array) -> float:
-    """The mean, in standard deviations, over the tokens that are not ruled out."""
-    possible = mx.isfinite(expected)
-    difference = mx.where(possible, mx.abs(logits - expected), 0.0)
-    kept = mx.where(possible, expected, 0.0)
-    deviation = difference.mean() / mx.maximum(mx.std(kept), 1e-6)
-    # NumPy has no bfloat16.
-    return float(np.array(deviation.astype(mx.float32), np.float32))
 
 
 def _let_positions_through(model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
+from protocol.inference.deviation import deviation
 from protocol.inference.device import compute
 from protocol.inference.layer_cache import LayerCache, RowCache
 from protocol.inference.slots import PREFIX
@@ -51,8 +52,7 @@ def proved_encodings(new_sequence: Callable[[Encodings], Any], level: Level, bit
         found = _logits(new_sequence(fused), level)
     except (TypeError, ValueError, AttributeError):
         return unpacked
-    near = mx.abs(found - expected).mean() < _TOLERANCE * mx.std(expected)
-    return fused if near.item() else unpacked
+    return fused if deviation(found, expected) < _TOLERANCE else unpacked
 
 
 def unpacking_is_faster() -> bool:

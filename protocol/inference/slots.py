@@ -114,6 +114,11 @@ class SlotTable:
         plain = rows[0].slot == first and self.origin == 0
         return plain and rows[-1].position == first + len(rows) - 1
 
+    def only_dead_slots_mask(self, parent: int) -> bool:
+        """Whether a new row behind `parent` would `continue` if there were no dead slots, of which there are some."""
+        place = 0 if parent in (PREFIX, self._tip) else self._rows[parent].position + 1 - self.origin - self.committed
+        return self.dead > 0 and self.origin == 0 and place == len(self._rows)
+
     def mask(self, rows: Sequence[TreeRow]) -> SlotMask:
         """(L, size): each of the newest `rows` sees the committed tokens, its ancestors and itself."""
         seen = np.empty((len(rows), self.size), dtype=bool)

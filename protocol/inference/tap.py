@@ -57,7 +57,7 @@ class LayerTap:
         """What the last forward's tokens left; None if nothing is recorded."""
         if not self._found:
             return None
-        states = [self._found[output][0] for output in self.outputs]
+        states = [self._found[output].squeeze(0) for output in self.outputs]
         self._found = {}
         if self.element is ElementType.FLOAT32:
             states = [state.astype(mx.float32) for state in states]

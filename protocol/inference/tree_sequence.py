@@ -27,6 +27,9 @@ from protocol.messages.base import Level
 
 _DEAD_SLOTS = 64
 """So many dead slots are cheaper to remove than to attend past."""
+_MASK_COSTS = 8192
+"""Slots from which a lone token without a mask has a faster kernel on a GPU (MLX, `sdpa_vector_2pass` in
+mlx/backend/metal/scaled_dot_product_attention.cpp): dead slots are removed before it."""
 _MOST_TOGETHER = 8
 """So many tokens that are evaluated again join the next forward. More of them have a forward of their own."""
 _SPARE_ROWS = 1024
@@ -271,6 +274,8 @@ class TreeSequence:
         """Of a forward over new rows, or over committed tokens and new rows."""
         if first is not None and replaced:
             return self._replacing(parents, first, replaced)
+        if len(parents) == 1 and self._table.size >= _MASK_COSTS and self._table.only_dead_slots_mask(parents[0]):
+            self._compact()
         rows = self._table.add(parents)
         before = self._table.parent_slots(rows) if self._folding else None
         if self._table.continues(rows):
@@ -330,7 +335,7 @@ class TreeSequence:
         self._prepare(forward)
         given = self.alike([cache.given for cache in self.caches])
         with reading(), vector_softmax():
-            logits = self._network(mx.array([list(tokens)]), cache=given)[0]
+            logits = self._network(mx.array([list(tokens)]), cache=given).squeeze(0)
         for cache in self._folding:
             cache.finish()
         self.recorded = self.tap and self.tap.take()

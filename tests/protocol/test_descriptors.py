@@ -15,8 +15,8 @@ def _low_limit() -> None:
     """1,024 at most, as in many containers, and without root's right to raise it."""
     drop, raise_limits = 24, 24  # PR_CAPBSET_DROP and CAP_SYS_RESOURCE (linux/prctl.h, linux/capability.h)
     ctypes.CDLL(None).prctl(drop, raise_limits, 0, 0, 0)
-    # Not `setrlimit`, which our own packages replace in this process.
-    resource.prlimit(0, NOFILE, (1024, 1024))
+    # Not `setrlimit`, which our own packages replace in this process. macOS's `resource` lacks it.
+    getattr(resource, "prlimit")(0, NOFILE, (1024, 1024))  # noqa: B009
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit that root can't raise")

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -137,7 +138,10 @@ class BenchRow:
     checked: int
     """Generations whose tokens were compared with a reference."""
     deviating: int
-    """Those that differed from it. If there are any, the other figures mean nothing."""
+    """Those that differed from it."""
+    ties: tuple[float, ...]
+    """Of these, the gaps of those that part from it at a near-tie, which rounding decides: in standard deviations of
+    the logits. If any other differs, the other figures mean nothing."""
     rejection: bool
     """It verifies by rejection sampling: its tokens have the target's distribution and no reference."""
     rival: bool
@@ -154,7 +158,7 @@ class BenchRow:
 
     @property
     def exact(self) -> bool:
-        return self.deviating == 0
+        return self.deviating == len(self.ties)
 
     @property
     def valid(self) -> bool:
@@ -167,19 +171,26 @@ class BenchRow:
         return self.ratios.get(self.best_baseline or "")
 
 
-def rows(measurements: Sequence[Measurement], order: Sequence[str]) -> list[BenchRow]:
+Ties: TypeAlias = Mapping[tuple[Setting, str], float]
+"""The gaps of generations that part from the reference at a near-tie, by setting and contender."""
+NO_TIES: Ties = MappingProxyType({})
+
+
+def rows(measurements: Sequence[Measurement], order: Sequence[str], ties: Ties = NO_TIES) -> list[BenchRow]:
     """A row for each temperature and contender, in the order of the contenders' names."""
-    return _rows(measurements, measurements, order)
+    return _rows(measurements, measurements, order, ties)
 
 
-def rows_by_category(measurements: Sequence[Measurement], order: Sequence[str]) -> dict[str, list[BenchRow]]:
+def rows_by_category(
+    measurements: Sequence[Measurement], order: Sequence[str], ties: Ties = NO_TIES
+) -> dict[str, list[BenchRow]]:
     """The rows of each category's prompts; empty if the prompts have no categories.
 
     The baselines are those of all prompts: none is chosen by the prompts of one category.
     """
     categories = dict.fromkeys(one.setting.category for one in measurements if one.setting.category)
     return {
-        category: _rows([one for one in measurements if one.setting.category == category], measurements, order)
+        category: _rows([one for one in measurements if one.setting.category == category], measurements, order, ties)
         for category in categories
     }
 
@@ -225,9 +236,11 @@ class _Baselines(NamedTuple):
         return cls(best, best_speculative(measurements), tuple(filter(None, map(_fastest, lines.values()))))
 
 
-def _rows(counted: Sequence[Measurement], measurements: Sequence[Measurement], order: Sequence[str]) -> list[BenchRow]:
+def _rows(
+    counted: Sequence[Measurement], measurements: Sequence[Measurement], order: Sequence[str], ties: Ties
+) -> list[BenchRow]:
     """Rows of the `counted` ones among all `measurements`."""
-    wrong = deviating(counted, order)
+    wrong = [deviation.wrong for deviation in deviating(counted, order)]
     result: list[BenchRow] = []
     for temperature in dict.fromkeys(measurement.setting.temperature for measurement in counted):
         baselines = _Baselines.of([one for one in measurements if one.setting.temperature == temperature])
@@ -235,12 +248,17 @@ def _rows(counted: Sequence[Measurement], measurements: Sequence[Measurement], o
         for name in order:
             own = [measurement for measurement in here if measurement.contender == name]
             if own:
-                result.append(_row(own, here, baselines, sum(one in wrong for one in own)))
+                deviations = [one for one in own if one in wrong]
+                result.append(_row(own, here, baselines, deviations, ties))
     return result
 
 
 def _row(
-    own: Sequence[Measurement], measurements: Sequence[Measurement], baselines: _Baselines, wrong: int
+    own: Sequence[Measurement],
+    measurements: Sequence[Measurement],
+    baselines: _Baselines,
+    wrong: Sequence[Measurement],
+    ties: Ties,
 ) -> BenchRow:
     """`own` measurements of a contender among all `measurements` of the same prompts, `wrong` of them deviating."""
     generations = [measurement.generation for measurement in own]
@@ -264,7 +282,8 @@ def _row(
         inter_token_p50=percentile(pauses, 0.5),
         inter_token_p95=percentile(pauses, 0.95),
         checked=sum(map(is_checked, own)),
-        deviating=wrong,
+        deviating=len(wrong),
+        ties=tuple(ties[place] for one in wrong if (place := (one.setting, one.contender)) in ties),
         rejection=own[0].family == "rejection",
         rival=own[0].family == "rival",
         overruns=_overruns(generations),

@@ -51,7 +51,7 @@ class StockSequence:
     def evaluate(self, tokens: Sequence[int]) -> mx.array:
         """(L, V) logits, not yet computed."""
         self._written += len(tokens)
-        return self._network(mx.array([list(tokens)]), cache=self._caches)[0]
+        return self._network(mx.array([list(tokens)]), cache=self._caches).squeeze(0)
 
     def undo(self) -> None:
         """Return to the context; computed on return."""

@@ -71,7 +71,14 @@ def schedule(contenders: Sequence[C], order: Iterable[S]) -> Iterator[tuple[S, C
             yield setting, contender
 
 
-def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list[Measurement]:
+class Deviation(NamedTuple):
+    """A measurement whose tokens differ from those of the reference."""
+
+    wrong: Measurement
+    reference: Measurement
+
+
+def deviating(measurements: Iterable[Measurement], order: Sequence[str]) -> list[Deviation]:
     """The measurements whose tokens differ from the reference of their setting.
 
     At temperature 0 the reference is the first contender of `order` (names). Above it the reference is the first
@@ -91,8 +98,8 @@ def is_checked(measurement: Measurement) -> bool:
     return measurement.setting.temperature == 0 or measurement.family == "coupled"
 
 
-def _differing(group: Sequence[Measurement], order: Sequence[str]) -> Iterator[Measurement]:
+def _differing(group: Sequence[Measurement], order: Sequence[str]) -> Iterator[Deviation]:
     reference = min(group, key=lambda measurement: order.index(measurement.contender))
     for measurement in group:
         if measurement.generation.tokens != reference.generation.tokens:
-            yield measurement
+            yield Deviation(measurement, reference)

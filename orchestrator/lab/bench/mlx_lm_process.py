@@ -117,8 +117,9 @@ class Networks(NamedTuple):
 def main() -> int:
     setup = msgspec.json.decode(sys.argv[1], type=Setup)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if setup.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, setup.cores)
+    set_affinity = getattr(os, "sched_setaffinity", None)
+    if setup.cores and set_affinity:
+        set_affinity(0, setup.cores)
     # Output of libraries must not mix with the results.
     results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -13,22 +13,26 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.figures import (
     FEWEST_PROMPTS,
+    NO_TIES,
     BenchRow,
     Interval,
     Ratio,
+    Ties,
     best_of_each_line,
     rows,
     rows_by_category,
 )
-from orchestrator.lab.bench.measurement import BenchRequest, settings
+from orchestrator.lab.bench.measurement import BenchRequest, Measurement, deviating, settings
 from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens, remote_name
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
+from orchestrator.lab.bench.ties import TIE, gaps
 from orchestrator.lab.bench.trials import WARM_UP_TOKENS, count_answers, requests_of, run
 from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, tabulated
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.check import Check
+from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.engines import NO_DRAFT
@@ -54,8 +58,28 @@ def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) ->
     watch.begin(1, "the contenders")
     progress = watch.starting, watch.total, watch.finished
     measurements, names = run(plan, requests, *progress, absent.__setitem__, watch.note, texts)
-    by_category = rows_by_category(measurements, names)
-    return findings(rows(measurements, names), plan, len(prompts), by_category, absent)
+    ties = NO_TIES if texts is not None else _ties(plan, requests, measurements, names, watch)
+    by_category = rows_by_category(measurements, names, ties)
+    return findings(rows(measurements, names, ties), plan, len(prompts), by_category, absent)
+
+
+def _ties(
+    plan: BenchPlan,
+    requests: Sequence[BenchRequest],
+    measurements: Sequence[Measurement],
+    names: Sequence[str],
+    watch: Listener,
+) -> Ties:
+    """None on a processor, which gives the same logits at every width."""
+    deviations = deviating(measurements, names)
+    if not deviations or not computes_on_gpu():
+        return NO_TIES
+    watch.begin(1, "the target, to examine where texts part")
+    prompts = {(request.prompt, request.turn): request.tokens for request in requests}
+    found = gaps(plan.models().target, deviations, prompts)
+    return {
+        (wrong.setting, wrong.contender): gap for (wrong, _), gap in zip(deviations, found, strict=True) if gap < TIE
+    }
 
 
 def _requests(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> list[BenchRequest]:
@@ -171,7 +195,8 @@ FIELDS: tuple[Field[BenchRow], ...] = (
     Field(
         "exact",
         _compared,
-        meaning="at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy; "
+        meaning="at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy; on "
+        "a GPU a text may part from it where two tokens are nearly tied, which a warning tells; "
         "rej is rejection sampling, whose tokens have the target's distribution and no reference",
         always=True,
     ),
@@ -204,7 +229,17 @@ def _checks(rows: Sequence[BenchRow]) -> Iterator[Check]:
     for row in rows:
         name = f"{row.contender} at temperature {row.temperature:g}"
         if not row.exact:
-            yield Check(name, "fail", f"{row.deviating} of {row.checked} generations differ from the reference")
+            others = row.deviating - len(row.ties)
+            text = f"{others} of {row.checked} generations differ from the reference"
+            yield Check(name, "fail", text + (f", and {len(row.ties)} more part from it at near-ties" * bool(row.ties)))
+        elif row.ties:
+            yield Check(
+                name,
+                "warn",
+                f"{len(row.ties)} of {row.checked} generations part from the reference at near-ties, the widest of "
+                f"which is {max(row.ties):.2g} standard deviations of the logits",
+                "the stage widths of first-light tells how close such ties are here",
+            )
         elif row.checked:
             yield Check(name, "ok", f"{row.checked} generations compared, all equal")
         if not row.representative:

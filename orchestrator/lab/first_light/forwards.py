@@ -15,6 +15,9 @@ from orchestrator.machine.reporting_process import reports
 from protocol.errors import PipelineError
 from protocol.own_modules import module_command
 
+WHOLE_FLOAT32 = {"MLX_ENABLE_TF32": "0"}
+"""For the environment of processes that compute in float32: an M5 and CUDA otherwise multiply it in 19 bits (MLX,
+mlx/utils.h, enable_tf32; read once, at the first product)."""
 Precision: TypeAlias = Literal["stored", "float32"]
 """stored: as the model's files and this machine's device have it; float32: every weight unpacked to 32 bits."""
 Shape: TypeAlias = Literal["chain", "tree"]
@@ -84,7 +87,7 @@ _GRACE = 10.0
 
 def examined(order: ForwardOrder) -> Iterator[ForwardReport]:
     """The reports, as they come. Raises PipelineError if the process fails."""
-    variables = worker_environment("target", ())
+    variables = worker_environment("target", ()) | (WHOLE_FLOAT32 if order.precision == "float32" else {})
     return reports(_EXAMINATION, order, _FORM, name="The comparison of forwards", grace=_GRACE, variables=variables)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from orchestrator.lab.first_light.stages import LightSettings, Need, Stage
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.hardware import MlxDevice
 from orchestrator.machine.pairs.expectations import fits
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
@@ -24,16 +23,10 @@ def has_neural_engine() -> bool:
     return machine_facts.neural_engine() is not None and machine_facts.installed_version("coremltools") is not None
 
 
-def computes_on_gpu() -> bool:
-    """Whether MLX computes on a GPU here."""
-    device = machine_facts.mlx_device()
-    return isinstance(device, MlxDevice) and device.kind == "gpu"
-
-
 def _lacking(need: Need, settings: LightSettings) -> str:
     match need:
         case "GPU":
-            return "" if computes_on_gpu() else "no GPU that MLX uses"
+            return "" if machine_facts.computes_on_gpu() else "no GPU that MLX uses"
         case "Neural Engine":
             return "" if has_neural_engine() else "no Neural Engine with Core ML"
         case "second pair":

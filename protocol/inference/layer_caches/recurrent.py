@@ -181,7 +181,7 @@ class RecurrentCache(RememberedStates):
         return outputs
 
     def _convolved(self, convolution: ShortConvolution, forward: _Forward, state: mx.array, rows: mx.array) -> mx.array:
-        everything = mx.concatenate([state, forward.inputs("x", rows, _TOKENS)], axis=_TOKENS)[0]
+        everything = mx.concatenate([state, forward.inputs("x", rows, _TOKENS)], axis=_TOKENS).squeeze(0)
         windows = forward.ancestry.windows(state.shape[_TOKENS] + 1)[len(forward.earlier) :]
         return convolution.inner(everything[windows]).swapaxes(0, 1)
 

@@ -40,11 +40,13 @@ class RecurrenceKind(NamedTuple):
     over_tree: TreeForm
     over_path: Callable[[Mapping[str, Any]], tuple[mx.array, mx.array]] | None = None
     """The function over one path of many tokens, faster than mlx-lm's without a GPU."""
+    two_forms: bool = False
+    """On a GPU, mlx-lm computes one token in float32, and several of them in part in the model's own type."""
 
 
 KINDS = {
     "gated_delta_update": RecurrenceKind(("q", "k", "v", "a", "b"), 1, "state", gated_delta_tree, gated_delta_path),
-    "ssm_update": RecurrenceKind(("hidden_states", "B", "C", "dt"), 1, "state", state_space_tree),
+    "ssm_update": RecurrenceKind(("hidden_states", "B", "C", "dt"), 1, "state", state_space_tree, two_forms=True),
     "recurrent_gla": RecurrenceKind(("q", "k", "v"), 2, "h", linear_attention_tree),
 }
 """By the name in mlx-lm's modules."""
@@ -105,8 +107,9 @@ class Recurrence:
 
     def is_unrolled(self, tokens: int) -> bool:
         """A path of so many tokens takes the form for trees too: without a GPU mlx-lm goes token by token, or takes as
-        long, and a path that is accepted in part would be computed again."""
-        return tokens > 1 and mx.default_device() == mx.Device(mx.cpu)
+        long, and a path that is accepted in part would be computed again. With one, where mlx-lm takes another form
+        for several tokens than for one, rounded otherwise."""
+        return tokens > 1 and (self.kind.two_forms or mx.default_device() == mx.Device(mx.cpu))
 
     def over_prompt(self, arguments: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
         """Over tokens that follow the state's: the function itself, or an equal one that is faster here."""

@@ -2,7 +2,8 @@
 
 Unrolled along a row's path, a linear recurrence is attention to the path with decays in place of a softmax, plus the
 decayed first state. The delta rule adds a triangular system for what each row writes (Gated Delta Networks,
-arXiv 2412.06464, section 3.3; over trees: arXiv 2608.20961). Everything is computed in float32.
+arXiv 2412.06464, section 3.3; over trees: arXiv 2608.20961). Everything is computed in float32, but for what mlx-lm
+rounds to the model's own type before the recurrence: in half precision the logits would be others.
 
 Shapes: R rows, H heads; a state is (1, H, ...) as in mlx-lm, or None before the first token.
 """
@@ -38,14 +39,18 @@ class Unrolled(NamedTuple):
     """w, (H, R, D)."""
     total: mx.array
     """t, (H, R, C) or (H, R, 1): logarithms of the factors from the first state."""
+    element: mx.Dtype = mx.float32
+    """Of the states that mlx-lm keeps."""
 
 
 def state_behind(unrolled: Unrolled, path: mx.array, first: mx.array | None) -> mx.array:
     """(1, H, D, C): the state behind the last of the rows `path`, of one path, from the first state."""
-    keys, written, total = (mx.take(each, path, axis=1) for each in unrolled[1:])
+    parts = (unrolled.keys, unrolled.written, unrolled.total)
+    keys, written, total = (mx.take(each, path, axis=1) for each in parts)
     end = total[:, -1:]
     added = written.swapaxes(1, 2) @ (keys * mx.exp(end - total))
-    return added[None] if first is None else (added + mx.exp(end) * first[0])[None].astype(first.dtype)
+    behind = added if first is None else added + mx.exp(end) * first.squeeze(0)
+    return behind[None].astype(unrolled.element)
 
 
 def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
@@ -53,13 +58,13 @@ def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
     u_i = b_i (v_i - S_p diag(g_i) k_i), and y_i = S_i q_i. The decay g is a number, or one a channel of the key."""
     heads = call["v"].shape[2]
     q, k, v = (_by_head(call[name], heads) for name in ("q", "k", "v"))
-    strength = mx.sigmoid(call["b"][0].astype(mx.float32)).T[..., None]
+    strength = mx.sigmoid(call["b"].squeeze(0)).astype(mx.float32).T[..., None]
     if call.get("allow_neg_eigval"):
         strength = 2.0 * strength
     bound = call.get("lower_bound")
     gates = (call["A_log"], call["a"], call["dt_bias"])
     decay = _decay(*gates) if bound is None else _bounded_decay(*gates, bound)
-    logs = mx.log(mx.maximum(decay[0].astype(mx.float32), _LEAST_DECAY))
+    logs = mx.log(mx.maximum(decay.squeeze(0).astype(mx.float32), _LEAST_DECAY))
     logs = mx.moveaxis(logs if logs.ndim == 3 else logs[..., None], 0, 1)
     total, between = _decays(logs, tree)
     keys = _products(k, k, between) * mx.where(tree.before, strength, 0.0)
@@ -69,7 +74,8 @@ def gated_delta_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
     y = mx.where(tree.seen, _products(q, k, between), 0.0) @ written
     if state is not None:
         y = y + _read(state, q * mx.exp(total))
-    return Unrolled(y.swapaxes(0, 1)[None].astype(call["q"].dtype), k, written, total)
+    element = mx.float32 if state is None else state.dtype
+    return Unrolled(y.swapaxes(0, 1)[None].astype(call["q"].dtype), k, written, total, element)
 
 
 def gated_delta_path(call: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
@@ -140,24 +146,30 @@ def state_space_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
     if state is not None:
         y = y + _read(state, read) * mx.exp(total)
     y = y + x * call["D"].astype(mx.float32)[:, None, None]
-    return Unrolled(y.swapaxes(0, 1)[None].astype(call["hidden_states"].dtype), write, written, total)
+    element = mx.float32 if state is None else state.dtype
+    return Unrolled(y.swapaxes(0, 1)[None].astype(call["hidden_states"].dtype), write, written, total, element)
 
 
 def linear_attention_tree(call: Mapping[str, Any], tree: Ancestry) -> Unrolled:
     """mlx-lm's `recurrent_gla`: S_i = exp(g) S_p + k_i^T v_i, y_i = scale q_i S_i. Its state is (1, H, K, V)."""
-    q, k, v = (call[name][0].astype(mx.float32) for name in ("q", "k", "v"))
-    logs = mx.broadcast_to(call["g"].astype(mx.float32).reshape(-1, 1, 1), (*q.shape[:2], 1))
+    element = call["q"].dtype
+    scaled = {**call, "q": call["q"] * call["scale"]}
+    q, k, v = (scaled[name].squeeze(0).astype(mx.float32) for name in ("q", "k", "v"))
+    # mlx-lm rounds this decay to the model's own type, and over a hundred tokens that adds up.
+    decay = mx.exp(call["g"]).astype(element).astype(mx.float32)
+    logs = mx.log(mx.maximum(decay, _LEAST_DECAY))
+    logs = mx.broadcast_to(mx.reshape(logs, (-1, 1, 1)), (*q.shape[:2], 1))
     total, between = _decays(logs, tree)
     y = mx.where(tree.seen, _products(q, k, between), 0.0) @ v
     state = call.get("h")
     if state is not None:
-        y = y + (q * mx.exp(total)) @ state[0].astype(mx.float32)
-    return Unrolled((call["scale"] * y)[None].astype(call["q"].dtype), v, k, total)
+        y = y + (q * mx.exp(total)) @ state.squeeze(0).astype(mx.float32)
+    return Unrolled(y[None].astype(element), v, k, total, element)
 
 
 def _by_head(x: mx.array, heads: int) -> mx.array:
     """(H, R, D) float32 from (1, R, groups, D): a group's entries are those of all its heads."""
-    groups = x[0].astype(mx.float32).swapaxes(0, 1)
+    groups = x.squeeze(0).astype(mx.float32).swapaxes(0, 1)
     return groups if groups.shape[0] == heads else mx.repeat(groups, heads // groups.shape[0], axis=0)
 
 
@@ -178,4 +190,4 @@ def _products(left: mx.array, right: mx.array, between: mx.array) -> mx.array:
 
 def _read(state: mx.array, rows: mx.array) -> mx.array:
     """(H, R, D) from a state (1, H, D, C) and (H, R, C)."""
-    return rows @ state[0].astype(mx.float32).swapaxes(1, 2)
+    return rows @ state.squeeze(0).astype(mx.float32).swapaxes(1, 2)

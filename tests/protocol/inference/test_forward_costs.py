@@ -1,5 +1,6 @@
 """Costs by width are measured while a model loads: warm, as trees, within a time."""
 
+import fcntl
 from collections import Counter
 from typing import Any
 
@@ -9,18 +10,23 @@ import pytest
 from protocol.inference import forward_costs
 from protocol.inference.forward_costs import WIDTHS, costs_at_load, measured_costs
 from protocol.messages.base import Level
+from protocol.paths import cache_folder
 from tests.support.models.tiny_models import tree_model
+
+pytestmark = pytest.mark.usefixtures("home")
 
 
 class _Device:
     """A model and a clock: a forward takes as many seconds as it has tokens, and ten more at its kernel's first use."""
 
+    vocabulary = 50
     context = 512
     level: Level = "tree"
 
     def __init__(self) -> None:
         self.now = 0.0
         self.used: Counter[tuple[int, bool]] = Counter()
+        self.tokens: list[tuple[int, ...]] = []
         self.next_row = 0
 
     def clock(self) -> float:
@@ -39,6 +45,7 @@ class _Device:
         kernel = len(tokens), parents == [-1, *range(self.next_row, self.next_row + len(tokens) - 1)]
         self.now += len(tokens) + (0 if self.used[kernel] else 10)
         self.used[kernel] += 1
+        self.tokens.append(tuple(tokens))
         self.next_row += len(tokens)
         return mx.zeros(1)
 
@@ -50,6 +57,51 @@ def test_every_width_is_measured_warm_as_a_chain_and_as_a_tree():
 
     assert costs == tuple((width, float(width)) for width in range(1, 18))
     assert all(device.used[width, True] and device.used[width, False] for width in range(3, 18))
+
+
+def test_tokens_vary_so_that_a_mixture_reads_many_experts():
+    device = _Device()
+    measured_costs(device, device.clock, 1e6)
+
+    widest = [tokens for tokens in device.tokens if len(tokens) == max(WIDTHS)]
+    assert len(set(widest)) == len(widest) == 4
+    assert all(len(set(tokens)) > 10 and max(tokens) < device.vocabulary for tokens in widest)
+    again = _Device()
+    measured_costs(again, again.clock, 1e6)
+    assert again.tokens == device.tokens
+
+
+def _on_a_gpu(device: _Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(forward_costs.time, "perf_counter", device.clock)
+
+
+@pytest.mark.parametrize(("held", "waited"), [(0, 0.0), (3, 3.0), (100, 10.0)])
+def test_processes_that_share_a_gpu_measure_in_turns(held: int, waited: float, monkeypatch: pytest.MonkeyPatch):
+    """Another process measures for so many seconds; nobody waits longer than ten."""
+    device = _Device()
+    _on_a_gpu(device, monkeypatch)
+    cache_folder().mkdir(parents=True)
+    other = (cache_folder() / "forward-costs.lock").open("w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    began: list[float] = []
+
+    def sleep(_: float) -> None:
+        device.now += 1.0
+        if device.now >= held:
+            other.close()
+
+    def prefill(tokens: list[int]) -> None:
+        began.append(device.now)
+
+    if not held:
+        other.close()
+    monkeypatch.setattr(forward_costs.time, "sleep", sleep)
+    monkeypatch.setattr(device, "prefill", prefill)
+
+    assert len(costs_at_load(device, 4e6)) == len(WIDTHS)
+    assert began == [waited]
+    other.close()
 
 
 def test_a_slow_model_is_measured_on_both_sides_of_the_steps_first():
@@ -99,8 +151,7 @@ def test_a_processor_spends_no_time_on_it(monkeypatch: pytest.MonkeyPatch):
     assert costs_at_load(device, 3.0) == ()
     assert not device.used
 
-    monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
-    monkeypatch.setattr(forward_costs.time, "perf_counter", device.clock)
+    _on_a_gpu(device, monkeypatch)
     assert len(costs_at_load(device, 4e6)) == len(WIDTHS)
 
 

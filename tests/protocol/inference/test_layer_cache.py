@@ -64,6 +64,7 @@ class Sequences(RuleBasedStateMachine):
         self.patch.setattr(tree_sequence, "_DEAD_SLOTS", 3)
         self.patch.setattr(tree_sequence, "_SPARE_ROWS", 2)
         self.patch.setattr(full_attention, "ROWS_TOGETHER", 4)
+        self.patch.setattr(tree_sequence, "_MASK_COSTS", 6)
         self.all: list[tuple[TreeSequence, list[int]]] = []
         self.add(self.model.sequence(), [])
         self.write(0, prompt)

@@ -25,12 +25,17 @@ class _Remembering:
         self.table.append(count)
 
     def evaluate(self, choices: list[int]) -> None:
-        first, begin = self.table.next_row, self.table.size
+        first = self.table.next_row
         parents = []
         for offset, choice in enumerate(choices):
             candidates = [PREFIX, *self.paths, *range(first, first + offset)]
             parents.append(candidates[choice % len(candidates)])
+        unmasked = len(parents) == 1 and self.table.only_dead_slots_mask(parents[0])
+        if unmasked:
+            self.compact()
+        begin = self.table.size
         rows = self.table.add(parents)
+        assert self.table.continues(rows) or not unmasked
         written = self._write(begin, len(parents))
         for offset, parent in enumerate(parents):
             above = self.committed if parent == PREFIX else self.paths[parent]

@@ -1,17 +1,22 @@
-"""KV exported from one sequence and adopted by another are equal to the last bit."""
+"""KV exported from one sequence and adopted by another are equal to the last bit; forwards cost no needless kernels."""
+
+import re
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_map
 
+from protocol.inference import tree_sequence
+from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_cache import RowCache
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from tests.support.models.architectures import tiny
-from tests.support.models.tiny_models import ARCHITECTURES, network, tree_model
+from tests.support.models.tiny_models import ARCHITECTURES, network, stock_logits, tree_model
 
 PROMPT = tuple(np.random.default_rng(1).integers(0, 67, 100).tolist())
 
@@ -148,3 +153,39 @@ def test_states_are_forgotten_until_the_last_token_s_alone_is_left():
     assert reached == [60, 60, 0, 0]
     assert memory[0] > memory[1] > memory[2]
     assert sequence.reach(90) == 90
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_5"])
+@pytest.mark.parametrize(("slots", "masked"), [(20, False), (24, True)])
+def test_behind_a_long_context_a_lone_token_needs_no_mask(
+    name: str, slots: int, masked: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """MLX has a kernel for 8,192 keys and more that takes none."""
+    monkeypatch.setattr(tree_sequence, "_MASK_COSTS", slots)
+    model = LanguageModel(tiny(name))
+    sequence = prefilled(model, PROMPT[:20])
+    first = sequence.next_row
+    mx.eval(sequence.evaluate((1, 2, 3), (-1, -1, first + 1)))
+    sequence.keep([first + 1, first + 2], ())
+    found = sequence.evaluate((4,), (-1,))
+
+    assert any(isinstance(cache.forward.mask, mx.array) for cache in sequence.caches) is masked
+    expected = stock_logits(model.network, (*PROMPT[:20], 2, 3, 4))
+    assert mx.allclose(found[0], expected, atol=1e-4, rtol=1e-4).item()
+
+
+def test_a_forward_gathers_nothing_but_its_embeddings(tmp_path: Path):
+    """`x[0]` is a gather, which copies (MLX, python/src/indexing.cpp, mlx_get_item_int); a squeeze is none."""
+    model = tree_model()
+    parts = [ForwardPart(prefilled(model), (1, 2, 3), (-1, -1, 1)) for _ in range(2)]
+    joint = model.evaluate_together([part._replace(parents=(-1, -1, part.sequence.next_row)) for part in parts])
+    sequence = prefilled(model)
+    assert model.tap is not None
+    model.record((0, 1))
+    alone = sequence.evaluate((1, 2, 3), (-1, -1, sequence.next_row + 1))
+    model.record(())
+    assert sequence.recorded is not None
+
+    for found in (joint[0], alone, sequence.recorded.rows):
+        mx.export_to_dot(str(tmp_path / "graph.dot"), found)
+        assert len(re.findall(r'label ?= ?"Gather"', (tmp_path / "graph.dot").read_text())) == 1

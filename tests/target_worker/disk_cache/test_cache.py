@@ -130,6 +130,17 @@ def test_a_sequence_that_is_taken_up_goes_on_exactly(name: str):
     assert mx.array_equal(sequence.evaluate([9], [-1]), fresh.evaluate([9], [-1]))
 
 
+@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3", "mamba2"])
+def test_one_in_half_precision_too(name: str, kind: mx.Dtype, monkeypatch: pytest.MonkeyPatch):
+    network = tiny(name)
+    network.set_dtype(kind)
+    made = LanguageModel(network)
+    monkeypatch.setitem(globals(), "model", lambda _: made)
+
+    test_a_sequence_that_is_taken_up_goes_on_exactly(name)
+
+
 def test_another_conversation_with_the_same_beginning_takes_an_earlier_state():
     kept("qwen3_next", TOKENS[:620])
 

@@ -23,8 +23,8 @@ _REPEATS = 9
 
 def main() -> int:
     cores = [int(core) for core in sys.argv[1].split(",")]
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+    if set_affinity := getattr(os, "sched_setaffinity", None):
+        set_affinity(0, cores)
     sys.stdout.write(msgspec.json.encode(figures(len(cores))).decode() + "\n")
     return 0
 

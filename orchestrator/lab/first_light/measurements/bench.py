@@ -10,9 +10,8 @@ from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.findings import Findings, Listener
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
-from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine
+from orchestrator.lab.first_light.needs import has_neural_engine
 from orchestrator.lab.first_light.stages import Asked, OnNotice
-from orchestrator.machine.check import Check
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.pairs.recommended_pairs import pairs
@@ -62,7 +61,6 @@ def compared(ours: BenchPlan, texts: int, notice: OnNotice) -> Findings:
     found = strategies.measure(ours, prompts(models, texts), watch)
     return msgspec.structs.replace(
         found,
-        checks=tuple(map(_near_ties, found.checks)),
         notes=(*filter(None, told), *watch.notes, *found.notes),
         panels=(),
     )
@@ -89,9 +87,3 @@ def _examined(draft: Path) -> EngineVerdict | None:
     """What an examination of this draft on this machine found; None if there was none, for which it is converted."""
     folder = conversion_of(draft)
     return recorded(place_of(folder)) if is_converted(folder) else None
-
-
-def _near_ties(check: Check) -> Check:
-    """On a GPU a near-tie may fall otherwise, in mlx-lm's own decoding too."""
-    falls = check.status == "fail" and computes_on_gpu()
-    return msgspec.structs.replace(check, status="warn") if falls else check

@@ -1,6 +1,7 @@
 """Tokens of each strategy against plain decoding, with the weights as they are stored and, on a GPU, in 32 bits."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import TypeAlias
@@ -12,11 +13,11 @@ from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.names import AUTOREGRESSIVE
 from orchestrator.lab.bench.trials import encoded
 from orchestrator.lab.findings import Findings, Table
-from orchestrator.lab.first_light.forwards import float32_copy
+from orchestrator.lab.first_light.forwards import WHOLE_FLOAT32, float32_copy
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, prompts
-from orchestrator.lab.first_light.needs import computes_on_gpu
 from orchestrator.lab.first_light.stages import Asked, OnNotice
 from orchestrator.machine.check import Check
+from orchestrator.machine.hardware import computes_on_gpu
 
 STORED, FLOAT32 = "as stored", "float32"
 _TEMPERATURES = (0.0, 0.8)
@@ -99,8 +100,23 @@ def _target(models: BenchModels, precision: str) -> Iterator[BenchModels]:
     if precision == STORED:
         yield models
         return
-    with float32_copy(models.target) as copy:
+    with float32_copy(models.target) as copy, _environment(WHOLE_FLOAT32):
         yield models._replace(target=copy)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes that start within the context have these variables too."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _generated(

@@ -8,9 +8,10 @@ from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.calibration.calibrate import OVERLAP_WIDTHS, both_at_once
 from orchestrator.lab.findings import Findings, Table, Value
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan
-from orchestrator.lab.first_light.needs import computes_on_gpu, has_neural_engine
+from orchestrator.lab.first_light.needs import has_neural_engine
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.drafts.converted_draft import converted_draft
+from orchestrator.machine.hardware import computes_on_gpu
 from protocol.contracts.engines import DraftEngineName
 from protocol.errors import PipelineError
 

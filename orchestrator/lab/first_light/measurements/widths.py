@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from orchestrator.lab.bench.ties import TIE
 from orchestrator.lab.findings import Cell, Findings, Table
 from orchestrator.lab.first_light.forwards import (
     Compared,
@@ -13,17 +14,14 @@ from orchestrator.lab.first_light.forwards import (
     examined,
 )
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
-from orchestrator.lab.first_light.needs import computes_on_gpu
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.check import Check
+from orchestrator.machine.hardware import computes_on_gpu
 
 _PROMPT = 32
 _EVERY_WIDTH = (*range(1, 18), 32)
 _FEW_WIDTHS = (1, 2, 5, 8)
 _COLUMNS = ("width", "largest difference (std)", "flips", "positions", "gap at a flip (std)", "shape")
-_TIE = 0.5
-"""Standard deviations. Sums in another order decide between tokens that are nearly tied; a flip across a larger gap is
-a defect. Assumed: the largest of millions of rounding errors in 16 bits."""
 
 
 def measure(asked: Asked) -> Findings:
@@ -97,7 +95,7 @@ def check(precision: Precision, reports: Sequence[ForwardReport], gpu: bool) -> 
     if not flips:
         return Check(name, "ok", text)
     text = f"{text}; the largest gap at a change is {gap:.2g} std"
-    if gpu and gap < _TIE:
+    if gpu and gap < TIE:
         return Check(name, "warn", text)
     return Check(name, "fail", text, "please report this: rounding does not explain it")
 

@@ -164,7 +164,7 @@ def test_mlx_lm_runs_on_all_cores_and_on_the_targets(monkeypatch: pytest.MonkeyP
 def test_a_token_that_is_wrong_or_missing_at_temperature_0_is_found_in_every_contender(wrong: str, tokens: tuple):
     found = [_measurement(name, 1.0, _at(0), tokens if name == wrong else (1, 2)) for name in _ORDER]
 
-    assert [each.contender for each in deviating(found, _ORDER)] == [wrong]
+    assert [each.wrong.contender for each in deviating(found, _ORDER)] == [wrong]
 
 
 @pytest.mark.parametrize("other", [_at(1), Setting(0, 0, 0.0, turn=1)], ids=["prompt", "turn"])
@@ -176,7 +176,7 @@ def test_sampled_tokens_are_compared_among_ours_only():
     tokens = {"mlx-lm": (7, 7), "mlx-lm K=1": (8, 8), "ar": (1, 2), "adaptive": (1, 3)}
     found = [_measurement(name, 1.0, _at(0, 1.0), generated) for name, generated in tokens.items()]
 
-    assert [wrong.contender for wrong in deviating(found, _ORDER)] == ["adaptive"]
+    assert [each.wrong.contender for each in deviating(found, _ORDER)] == ["adaptive"]
     assert [row.checked for row in rows(found, list(tokens))] == [0, 0, 1, 1]
 
 

@@ -1,0 +1,175 @@
+"""What Linux computes in float32 and a Mac in float16 or bfloat16: the same laws hold in the model's own type."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from protocol.inference import quantized_kv
+from protocol.inference.deviation import deviation
+from protocol.inference.joint_forward import ForwardPart
+from protocol.inference.language_model import LanguageModel
+from protocol.inference.slots import PREFIX
+from protocol.messages.sampling import Sampling
+from protocol.sampling.sampler import Noise, scores
+from tests.support.models.architectures import tiny, tiny_with_wide_heads
+from tests.support.models.tiny_models import network, stock_logits
+from tests.support.processing import processed
+
+HALF = (mx.float16, mx.bfloat16)
+VOCABULARY = 32_000
+"""Sums over so many logits leave float16."""
+ARCHITECTURES = ("llama", "gemma3_text", "qwen3_5", "granitemoehybrid", "bailing_hybrid")
+"""Attention, windows, and each recurrence that runs over trees."""
+PROMPT = (5, 9, 2, 33, 41, 7, 11, 3)
+TREE = (1, 2, 3, 4, 5, 6, 7)
+PARENTS = (-1, 0, 0, 1, -1, 3, 4)
+PATHS = {(1, 2, 4, 6): (0, 1, 3, 5), (1, 3): (0, 2), (5, 7): (4, 6)}
+"""The paths to the leaves, with the rows on each."""
+ROUNDING = 0.05
+"""Mean deviation of logits that half precision explains, in standard deviations."""
+
+
+@pytest.fixture(autouse=True)
+def experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX's processor backend has the products of experts in float32 alone."""
+    inner: Any = mx.gather_mm
+
+    def gather_mm(a: mx.array, b: mx.array, *arguments: Any, **others: Any) -> mx.array:
+        found: mx.array = inner(a.astype(mx.float32), b.astype(mx.float32), *arguments, **others)
+        return found.astype(a.dtype)
+
+    monkeypatch.setattr(mx, "gather_mm", gather_mm)
+
+
+both_kinds = pytest.mark.parametrize("kind", HALF)
+
+
+def wide(kind: mx.Dtype) -> Any:
+    """A network with a vocabulary of a usual width."""
+    made = network(vocab_size=VOCABULARY)
+    made.set_dtype(kind)
+    return made
+
+
+def halved(name: str, kind: mx.Dtype) -> Any:
+    made = tiny(name)
+    made.set_dtype(kind)
+    return made
+
+
+class _Unmasked(type(network().layers[0].self_attn)):
+    """Shows every token the later ones."""
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        return super().__call__(x, None, cache)
+
+
+class _RoundedByWidth(type(network().layers[0].self_attn)):
+    """Takes another kernel for many tokens, as a GPU does."""
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        found = super().__call__(x, mask, cache)
+        return found * 1.1 if x.shape[1] > 16 else found
+
+
+@both_kinds
+def test_a_model_that_ignores_the_mask_is_found(kind: mx.Dtype):
+    made = wide(kind)
+    made.layers[0].self_attn.__class__ = _Unmasked
+
+    assert LanguageModel(made).level == "plain"
+
+
+@both_kinds
+def test_a_sound_model_evaluates_trees_and_several_requests_in_one_forward(kind: mx.Dtype):
+    made = wide(kind)
+    made.lm_head.weight = made.lm_head.weight * 6
+    for layer in made.layers:
+        layer.self_attn.__class__ = _RoundedByWidth
+    found = LanguageModel(made)
+
+    assert (found.level, found.joins) == ("tree", True)
+
+
+@both_kinds
+@pytest.mark.parametrize(("scale", "error", "fused"), [(1.0, 0.6, False), (12.0, 0.08, True)])
+def test_attention_to_quantized_rows_is_compared_in_float32(
+    kind: mx.Dtype, scale: float, error: float, fused: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """`scale`: standard deviation of the logits; `error`: that of such attention, in these."""
+    logits = mx.random.normal((3, VOCABULARY), key=mx.random.key(1)) * scale
+    noise = mx.random.normal(logits.shape, key=mx.random.key(2)) * scale * error
+    monkeypatch.setattr(quantized_kv, "unpacking_is_faster", lambda: False)
+    monkeypatch.setattr(
+        quantized_kv,
+        "_logits",
+        lambda sequence, _: (logits + noise if sequence[0].fused else logits).astype(kind),
+    )
+    model = LanguageModel(tiny_with_wide_heads("llama"))
+    encodings = quantized_kv.proved_encodings(lambda forms: forms or model.sequence(), model.level, 8)
+
+    assert [encoding.fused for encoding in encodings] == [fused] * len(encodings)
+
+
+@both_kinds
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_trees_give_what_mlx_lm_gives_for_their_paths(name: str, kind: mx.Dtype):
+    made = LanguageModel(halved(name, kind))
+    # Bailing's latent keys are in no joint forward, in float32 neither.
+    assert (made.level, made.joins) == ("tree", name != "bailing_hybrid"), made.level_reason
+    alone = _tree(made)
+    together = made.evaluate_together([_part(made), _part(made)])
+
+    assert alone.dtype == kind
+    for path, rows in PATHS.items():
+        stock = made.network(mx.array([[*PROMPT, *path]]), cache=make_prompt_cache(made.network))
+        assert deviation(alone[mx.array(rows)], stock[0, len(PROMPT) :]) < ROUNDING, path
+    assert all(deviation(each, alone) < ROUNDING for each in together)
+
+
+@both_kinds
+@pytest.mark.parametrize("name", ["llama", "qwen3_5", "granitemoehybrid", "bailing_hybrid"])
+def test_a_path_that_was_accepted_in_part_leaves_what_its_tokens_leave(name: str, kind: mx.Dtype):
+    made = LanguageModel(halved(name, kind))
+    part = _part(made)
+    first = part.sequence.next_row
+    mx.eval(part.evaluate())
+    part.sequence.keep([first, first + 1], ())
+    got = part.sequence.evaluate([8], [PREFIX])
+
+    assert deviation(got[0], stock_logits(made.network, (*PROMPT, 1, 2, 8))) < ROUNDING
+
+
+def _tree(made: LanguageModel) -> mx.array:
+    return _part(made).evaluate()
+
+
+def _part(made: LanguageModel) -> ForwardPart:
+    sequence = made.sequence()
+    sequence.prefill(PROMPT)
+    return ForwardPart(sequence, TREE, [row if row < 0 else sequence.next_row + row for row in PARENTS])
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.7, seed=3),
+        Sampling(temperature=0.7, seed=3, top_k=20, top_p=0.9, min_p=0.05),
+        Sampling(temperature=1.0, seed=3, repetition_penalty=1.3, presence_penalty=0.5, logit_bias=((4, 2.0),)),
+    ],
+)
+def test_a_token_is_that_of_the_same_logits_in_float32(sampling: Sampling, kind: mx.Dtype):
+    logits = (mx.random.normal((6, VOCABULARY), key=mx.random.key(4)) * 3).astype(kind)
+
+    assert _picks(logits, sampling) == _picks(logits.astype(mx.float32), sampling)
+
+
+def _picks(logits: mx.array, sampling: Sampling) -> Sequence[int]:
+    given = processed(logits, sampling, tokens=(1, 4, 4, 9))
+    picks: Any = mx.argmax(scores(given, range(len(given)), sampling, Noise(VOCABULARY)), axis=-1).tolist()
+    return picks
