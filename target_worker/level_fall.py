@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from protocol.errors import PipelineError
 from protocol.messages.worker import Hello, ToWorker
-from protocol.worker.interface import WorkerReply
 from protocol.worker.failed_calls import passes
+from protocol.worker.interface import WorkerReply
 from target_worker.worker import TargetWorker
 
 

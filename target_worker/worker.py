@@ -410,7 +410,7 @@ class TargetWorker:
         return len(self._sequences[id].tokens) if id in self._sequences else 0
 
     def _free_with_cache(self, ids: Iterable[SequenceId]) -> bool:
-        """Remove these sequences, whose KV nobody can use, and all KV of ended ones; whether the prefix cache had any."""
+        """Remove these sequences, whose KV is of no use, and that of ended ones; whether the prefix cache had any."""
         self._early = None
         for id in ids:
             sequence = self._remove(id)

@@ -40,6 +40,7 @@ from protocol.contracts.coreml.examination import (
 )
 from protocol.errors import InputError, PipelineError
 from protocol.inference.device import compute_on_processor
+from protocol.report_output import claim_output
 
 OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
 _PROMPT = 24
@@ -50,16 +51,13 @@ _STEADY = 1e-3
 
 def main(open_core_ml: OpenRuntime | None = None) -> int:
     """`open_core_ml`: a test's replacement for Core ML."""
-    # Libraries may print to standard output, which is for reports alone.
-    output, sys.stdout = sys.stdout, sys.stderr
+    tell = claim_output()
     order = msgspec.json.decode(sys.argv[-1], type=ExaminationOrder)
     try:
         for report in carry_out(order, open_core_ml or _core_ml):
-            output.write(msgspec.json.encode(report).decode() + "\n")
-            output.flush()
+            tell(report)
     except (PipelineError, RuntimeError, ValueError, OSError) as error:
-        broken = Broken(f"{type(error).__name__}: {error}"[:2000], lasting=not isinstance(error, OSError))
-        output.write(msgspec.json.encode(broken).decode() + "\n")
+        tell(Broken(f"{type(error).__name__}: {error}"[:2000], lasting=not isinstance(error, OSError)))
         return 1
     return 0
 

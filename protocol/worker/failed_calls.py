@@ -30,6 +30,10 @@ class Sparing(Worker, Protocol):
         can be spared, and say so."""
         ...
 
+    def run_interrupted(self) -> Iterable[WorkerReply]:
+        """The GPU gave up a command. MLX may say so a call late, so that any KV may be torn: free all, and say so."""
+        ...
+
 
 class SurvivingWorker:
     """Behaves as `worker`; frees memory where that ran out, and begins again where the GPU gave up."""

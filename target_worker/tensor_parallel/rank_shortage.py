@@ -8,8 +8,8 @@ from typing import NoReturn
 import mlx.core as mx
 
 from protocol.errors import PipelineError
-from protocol.worker.interface import Worker
 from protocol.worker.failed_calls import SurvivingWorker
+from protocol.worker.interface import Worker
 
 _GIB = 1 << 30
 

@@ -1,5 +1,5 @@
-"""Laws of calls that fail though nothing is broken: where memory runs out, the sequence at work begins again or ends and
-the others go on; where the GPU gives up a command, all begin again. Tokens stay the same."""
+"""Laws of calls that fail though nothing is broken: where memory runs out, the sequence at work begins again or ends
+and the others go on; where the GPU gives up a command, all begin again. Tokens stay the same."""
 
 from collections.abc import Callable
 from typing import Any

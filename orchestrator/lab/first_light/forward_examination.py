@@ -27,6 +27,7 @@ from orchestrator.lab.first_light.forwards import (
 )
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
+from protocol.report_output import claim_output
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 
@@ -38,13 +39,10 @@ _CHUNK = 512
 
 def main() -> int:
     order = msgspec.json.decode(sys.argv[-1], type=ForwardOrder)
-    # Libraries may print to standard output, which is for reports alone.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    tell = claim_output()
     model = LanguageModel.load(Path(order.folder), In32Bits() if order.precision == "float32" else None)
     for report in examine(model, order, time.perf_counter):
-        output.write(msgspec.json.encode(report) + b"\n")
-        output.flush()
+        tell(report)
     return 0
 
 

@@ -18,8 +18,8 @@ from protocol.kv.segments import open_segment
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Fault, Prefill, Stop, ToWorker
-from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.failed_calls import SurvivingWorker
+from protocol.worker.interface import Worker, WorkerReply
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.segments import exists
 from tests.support.target_requests import Request
