@@ -4,7 +4,6 @@ One JSON report a line. A forward over several tokens must give the logits of as
 GPU it does up to the order of sums, and where two tokens are nearly tied, the order decides.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +26,9 @@ from orchestrator.lab.first_light.forwards import (
 )
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
-from protocol.report_output import claim_output
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
+from protocol.report_output import claim_output
 
 _WARM_UP = 2
 _SHAPES: Mapping[Level, tuple[Shape, ...]] = {"tree": ("chain", "tree"), "chain": ("chain",), "plain": ()}

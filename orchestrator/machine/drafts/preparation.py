@@ -75,7 +75,9 @@ def main() -> int:
 def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined:
     """Convert and examine the draft; what was done before is not done again. Reports what is being done."""
     if installed_version("coremltools") is None:
-        return Declined("coremltools is not installed; it takes Python 3.11 to 3.13")
+        return Declined(
+            "coremltools is not installed, which has no release for each Python: see launch-pipeline doctor"
+        )
     try:
         folder = converted_draft(auto.checkpoint, lambda progress: report(Preparing(_words(progress))))
     except UnwritableCache as error:
