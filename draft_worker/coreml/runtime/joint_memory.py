@@ -131,7 +131,8 @@ class _Copy:
         changed[list(part.rows)] = False
         stale = part.used[changed[part.used]]
         if len(stale):
-            kv[:, :, self.places[stale]] = part.cache.kv[:, :, stale]
+            # A NaN would spoil the rows of the other sequences, which may not see it.
+            kv[:, :, self.places[stale]] = np.nan_to_num(part.cache.kv[:, :, stale], nan=0.0, posinf=0.0, neginf=0.0)
             self._stamps[stale] = part.cache.stamps[stale]
 
 

@@ -76,7 +76,7 @@ def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined
     """Convert and examine the draft; what was done before is not done again. Reports what is being done."""
     if installed_version("coremltools") is None:
         return Declined(
-            "coremltools is not installed, which has no release for each Python: see launch-pipeline doctor"
+            "coremltools is not installed, which has no release for every Python: see launch-pipeline doctor"
         )
     try:
         folder = converted_draft(auto.checkpoint, lambda progress: report(Preparing(_words(progress))))

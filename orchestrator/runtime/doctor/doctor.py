@@ -301,7 +301,10 @@ def verdict(recorded: EngineVerdict) -> Check:
     """What was found out before about a draft on the Neural Engine."""
     where = "on the Neural Engine" if recorded.choice == "coreml" else "in MLX"
     name = recorded.model or f"package {recorded.place.package[:12]}"
-    return Check("draft engine", "ok", f"{name}: {where} ({recorded.reason})")
+    again = None
+    if recorded.choice == "mlx" and recorded.rates is None:
+        again = "launch-pipeline doctor --neural-engine, with --draft MODEL, examines it again"
+    return Check("draft engine", "ok", f"{name}: {where} ({recorded.reason})", again)
 
 
 def weights_are_whole(path: Path) -> bool:
