@@ -10,8 +10,8 @@ from draft_worker.feature_sources import attached_ring
 from draft_worker.worker import DraftWorker
 from protocol.contracts.engines import draft_engine
 from protocol.inference.light_import import import_models
+from protocol.worker.failed_calls import SurvivingWorker
 from protocol.worker.interface import Worker
-from protocol.worker.memory_shortage import SurvivingWorker
 from protocol.worker.pacing import Pacer
 from protocol.worker.process import WorkerSetup, serve
 

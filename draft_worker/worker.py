@@ -103,6 +103,19 @@ class DraftWorker:
         """Free the sequences at work. They begin again if the prefix cache had memory to spare; otherwise the target
         goes on without this draft."""
         torn = [id for id in self._at_work if id in self._sequences]
+        kind = "lost" if self._free_with_cache(torn) else "refused"
+        for id in torn:
+            yield Fault(kind, "The draft ran out of memory for this sequence.", id)
+
+    def run_interrupted(self) -> Iterator[Fault]:
+        """Free all sequences. The orchestrator starts each again, at most once a round."""
+        torn = list(self._sequences)
+        self._free_with_cache(torn)
+        for id in torn:
+            yield Fault("lost", "The GPU gave up a command of the draft.", id)
+
+    def _free_with_cache(self, torn: Iterable[SequenceId]) -> bool:
+        """Remove these sequences and all KV of ended ones; whether there was any."""
         for id in torn:
             self._queue.remove(id)
             sequence = self._sequences.pop(id)
@@ -110,8 +123,7 @@ class DraftWorker:
             sequence.kv.close()
         spared = self._prefix_sharing.clear()
         gc.collect()
-        for id in torn:
-            yield Fault("lost" if spared else "refused", "The draft ran out of memory for this sequence.", id)
+        return spared
 
     def _prefill(self, waiting: Sequence[SequenceId]) -> Iterable[FromWorker]:
         id, found = self._prefix_sharing.next_prefill(waiting)

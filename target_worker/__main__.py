@@ -3,8 +3,8 @@
 import sys
 
 from protocol.inference.light_import import import_models
+from protocol.worker.failed_calls import SurvivingWorker
 from protocol.worker.interface import Worker
-from protocol.worker.memory_shortage import SurvivingWorker
 from protocol.worker.process import WorkerSetup, serve
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from protocol.errors import PipelineError
 from protocol.messages.worker import Hello, ToWorker
+from protocol.worker.failed_calls import passes
 from protocol.worker.interface import WorkerReply
-from protocol.worker.memory_shortage import is_shortage
 from target_worker.worker import TargetWorker
 
 
@@ -32,6 +32,9 @@ class FallingTarget:
     def run_short(self) -> Iterable[WorkerReply]:
         return self._worker.run_short()
 
+    def run_interrupted(self) -> Iterable[WorkerReply]:
+        return self._worker.run_interrupted()
+
     def _answered(self, call: Callable[[], Iterable[WorkerReply]]) -> Iterator[WorkerReply]:
         try:
             yield from call()
@@ -39,7 +42,7 @@ class FallingTarget:
             raise
         except Exception as error:  # the border to model code of mlx-lm, which may raise anything
             reason = f"{type(error).__name__}: {error}"
-            if is_shortage(error) or not self._worker.lower(reason):
+            if passes(error) or not self._worker.lower(reason):
                 raise
         else:
             return

@@ -3,17 +3,15 @@
 import sys
 from pathlib import Path
 
-import msgspec
-
 from protocol.contracts.model_report import ModelRefusal, ModelReport
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
+from protocol.report_output import claim_output
 
 
 def main() -> int:
-    # Libraries may print to standard output, which is for the report alone.
-    output, sys.stdout = sys.stdout, sys.stderr
-    output.write(msgspec.json.encode(examine(Path(sys.argv[1]))).decode() + "\n")
+    report = claim_output()
+    report(examine(Path(sys.argv[1])))
     return 0
 
 

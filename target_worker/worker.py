@@ -2,7 +2,8 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -45,6 +46,12 @@ log = logging.getLogger(__name__)
 
 _FIT_TOKENS = 256
 """A live sequence's KV grows by so many tokens at once."""
+_INTERRUPTIONS = 3
+"""So often in succession the GPU gives up a command for a sequence until that ends."""
+_GIVEN_UP = (
+    "The GPU gave up this request's commands again and again, because they took too long beside what other programs "
+    "do there: end these, or shorten the request."
+)
 
 
 class _Forward(NamedTuple):
@@ -96,6 +103,8 @@ class TargetWorker:
         """Sequences whose KV the present call changes."""
         self._begun_again: set[SequenceId] = set()
         """Sequences that ran out of memory before."""
+        self._interrupted: Counter[SequenceId] = Counter()
+        """How often in succession the GPU gave up a command for a sequence."""
 
     def hello(self) -> Hello:
         # A paced worker has the device's costs, not those that this machine measured.
@@ -183,21 +192,24 @@ class TargetWorker:
         most tokens ends, for which there is too little memory."""
         lengths = {id: self._length(id) for id in self._at_work}
         longest = max(lengths, key=lambda id: lengths[id], default=None)
-        self._early = None
-        for id in lengths:
-            self._free(id)
-        for id in list(self._ended):
-            self._saving.discard(id)
-            self._ended.pop(id).kv.close()
-        spared = self._prefix_sharing.clear()
-        gc.collect()
-        mx.clear_cache()
+        spared = self._free_with_cache(lengths)
         for id, length in lengths.items():
             if id == longest and (not spared or id in self._begun_again):
                 yield Fault("refused", too_little(length, len(self._sequences)), id)
             else:
                 self._begun_again.add(id)
                 yield Fault("lost", "The target ran out of memory and freed some: start the sequence again.", id)
+
+    def run_interrupted(self) -> Iterator[Fault]:
+        """Free all sequences. They begin again, except for one at whose work the GPU gave up for the third time."""
+        ids = {*self._sequences, *self._at_work}
+        self._interrupted.update(self._at_work)
+        self._free_with_cache(ids)
+        for id in sorted(ids):
+            if self._interrupted[id] >= _INTERRUPTIONS:
+                yield Fault("refused", _GIVEN_UP, id)
+            else:
+                yield Fault("lost", "The GPU gave up a command: start the sequence again.", id)
 
     def lower(self, reason: str) -> bool:
         """Evaluate at the next lower level, because a forward failed for this `reason`; False at the lowest one.
@@ -210,11 +222,7 @@ class TargetWorker:
     def begin_all_again(self, reason: str) -> Iterator[Lowered | Fault]:
         """Free all sequences, whose KV is of the level before. Each begins again with its next Start."""
         ids = {*self._sequences, *self._at_work}
-        self._early = None
-        for id in ids:
-            self._free(id)
-        self._prefix_sharing.clear()
-        gc.collect()
+        self._free_with_cache(ids)
         yield Lowered(self._engine.model.level, plain(reason))
         for id in sorted(ids):
             yield Fault("lost", "The target fell to a lower level: start the sequence again.", id)
@@ -313,6 +321,7 @@ class TargetWorker:
         # The verdicts are sent, so the commits delay nothing.
         for verify, (sequence, proposal), walk, answer in zip(valid.values(), proposals, walks, answers, strict=True):
             if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
+                del self._interrupted[verify.sequence]
                 root = sequence.position
                 sequence.advance(proposal, walk, answer)
                 self._engine.draw_ahead(sequence)
@@ -372,6 +381,7 @@ class TargetWorker:
     def _end(self, id: SequenceId) -> Iterator[KvCut]:
         """The sequence has ended: other sequences may use its KV, once the rest of it is saved to shared memory."""
         self._begun_again.discard(id)
+        del self._interrupted[id]
         sequence = self._remove(id)
         if sequence is not None:
             self._disk.keep(sequence)
@@ -401,11 +411,20 @@ class TargetWorker:
     def _length(self, id: SequenceId) -> int:
         return len(self._sequences[id].tokens) if id in self._sequences else 0
 
-    def _free(self, id: SequenceId) -> None:
-        """Remove a sequence whose KV nobody can use."""
-        sequence = self._remove(id)
-        if sequence is not None:
-            sequence.kv.close()
+    def _free_with_cache(self, ids: Iterable[SequenceId]) -> bool:
+        """Remove these sequences, whose KV is of no use, and that of ended ones; whether the prefix cache had any."""
+        self._early = None
+        for id in ids:
+            sequence = self._remove(id)
+            if sequence is not None:
+                sequence.kv.close()
+        for id in list(self._ended):
+            self._saving.discard(id)
+            self._ended.pop(id).kv.close()
+        spared = self._prefix_sharing.clear()
+        gc.collect()
+        mx.clear_cache()
+        return spared
 
     def _remove(self, id: SequenceId) -> TargetSequence | None:
         """Remove a sequence. Its checkpoint stays."""

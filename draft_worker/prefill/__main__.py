@@ -11,8 +11,8 @@ from protocol.contracts.kv_bits import UNQUANTIZED, kv_fingerprint
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models
 from protocol.kv.exchange import KvExchange
+from protocol.worker.failed_calls import SurvivingWorker
 from protocol.worker.interface import Worker
-from protocol.worker.memory_shortage import SurvivingWorker
 from protocol.worker.process import WorkerSetup, serve
 
 if TYPE_CHECKING:

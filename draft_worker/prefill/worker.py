@@ -170,6 +170,12 @@ class PrefillWorker:
         gc.collect()
         yield Fault("refused", "The prefill worker's memory does not suffice for this prompt.", id)
 
+    def run_interrupted(self) -> Iterator[Fault]:
+        """Give up all prompts: the target prefills them."""
+        for id in list(self._prompts):
+            self._forget(id)
+            yield Fault("refused", "The GPU gave up a command of the prefill worker.", id)
+
     def _begin(self, prefill: Prefill) -> Iterator[WorkerReply]:
         held = self._prompts.get(prefill.sequence)
         if held is not None and held.prefill == prefill:

@@ -3,8 +3,8 @@
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 import mlx.core as mx
 import msgspec
@@ -38,6 +38,7 @@ from protocol.contracts.training import (
 )
 from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FINAL
+from protocol.report_output import claim_output
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
 REPORT = Path("training") / "report.json"
@@ -46,8 +47,8 @@ REPORT = Path("training") / "report.json"
 class Process:
     """Sends reports, and knows whether it was told to stop."""
 
-    def __init__(self, order: TrainingOrder, output: TextIO) -> None:
-        self._order, self._output = order, output
+    def __init__(self, order: TrainingOrder, report: Callable[[TrainingReport], None]) -> None:
+        self._order, self._report = order, report
         self.out, self._work = Path(order.out), Path(order.work)
         self._stopping = False
 
@@ -86,8 +87,7 @@ class Process:
 
     def report(self, report: TrainingReport) -> None:
         try:
-            self._output.write(msgspec.json.encode(report).decode() + "\n")
-            self._output.flush()
+            self._report(report)
         except BrokenPipeError:
             # The parent is gone. The state is worth keeping all the same.
             self._stopping = True
@@ -119,10 +119,9 @@ class Process:
 def main() -> int:
     # The parent handles Ctrl-C and sends SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Libraries may print to standard output, which is for reports alone.
-    output, sys.stdout = sys.stdout, sys.stderr
+    report = claim_output()
     set_quality_of_service(QualityOfService.UTILITY)
-    process = Process(msgspec.json.decode(sys.argv[1], type=TrainingOrder), output)
+    process = Process(msgspec.json.decode(sys.argv[1], type=TrainingOrder), report)
     signal.signal(signal.SIGTERM, process.stop)
     try:
         process.report(process.run())

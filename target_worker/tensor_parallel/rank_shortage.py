@@ -8,14 +8,14 @@ from typing import NoReturn
 import mlx.core as mx
 
 from protocol.errors import PipelineError
+from protocol.worker.failed_calls import SurvivingWorker
 from protocol.worker.interface import Worker
-from protocol.worker.memory_shortage import SurvivingWorker
 
 _GIB = 1 << 30
 
 
 class LeadingWorker(SurvivingWorker):
-    """Rank 0's worker. Where memory runs out, it raises PipelineError, which ends the process."""
+    """Rank 0's worker. Where memory runs out or the GPU gives up, it raises PipelineError, which ends the process."""
 
     def __init__(self, worker: Worker, ranks: int) -> None:
         super().__init__(_Ending(worker, ranks))
@@ -40,6 +40,9 @@ class _Ending:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
         raise PipelineError(text)
+
+    def run_interrupted(self) -> NoReturn:
+        raise PipelineError("The GPU of rank 0 gave up a command: all ranks start again.")
 
 
 def shortage(rank: int, ranks: int) -> str:

@@ -41,7 +41,7 @@ from protocol.messages.base import Level
 from protocol.messages.features import Outputs
 from protocol.own_modules import module_command
 from protocol.security.keys import ranks_key
-from protocol.worker.memory_shortage import is_shortage
+from protocol.worker.failed_calls import is_shortage
 from target_worker.tensor_parallel.rank_commands import (
     CloseCommand,
     EvaluateCommand,

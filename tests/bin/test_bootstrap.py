@@ -113,6 +113,43 @@ def test_only_wheels_of_the_locks_are_installed_and_what_builds_the_checkout_is_
     assert own.endswith("--no-index --no-build-isolation --editable .")
 
 
+class Mac(Checkout):
+    """A Mac's Pythons; 3.14 has no coremltools."""
+
+    def has(self, *names: str) -> None:
+        for name in names:
+            told = "import ensurepip, platform, sys; sys.platform = 'darwin'; platform.machine = lambda: 'arm64'"
+            if name == "python3.14":
+                told += "; sys.modules['coremltools'] = None"
+            told += "; exec(sys.argv.pop(1))"
+            stand_in = STAND_IN.replace('"$@"; fi', f'-c "{told}" "$2"; fi').replace("echo venv", f"echo {name}")
+            (self.path / name).write_text(stand_in)
+            (self.path / name).chmod(0o755)
+
+
+@pytest.fixture
+def mac(tmp_path: Path) -> Mac:
+    mac = Mac(tmp_path / "check out")
+    mac.stand_in.unlink()
+    return mac
+
+
+def test_a_python_without_coremltools_is_named_and_another_one_taken_once_it_is_there(mac: Mac):
+    mac.has("python3.14")
+    code, out, error = mac.run()
+    assert (code, out) == (0, "ran \n")
+    assert error.endswith(
+        "this Python has no coremltools, so nothing can run on the Neural Engine: install another one (brew install "
+        "python@3.13), and the next start takes it.\n"
+    )
+    assert mac.run() == (0, "ran \n", "")
+    mac.has("python3.13")
+
+    assert "coremltools" not in mac.run()[2]
+    assert mac.run() == (0, "ran \n", "")
+    assert mac.log == ["python3.14", "pip", "python3.13", "pip"]
+
+
 @pytest.mark.parametrize("name", LOCKED)
 def test_a_changed_dependency_is_installed_into_the_same_environment(checkout: Checkout, name: str):
     checkout.run()

@@ -30,7 +30,7 @@ def predict(order: ExaminationOrder) -> None:
     if BEHAVIOUR == "compiling" and order.units == "CPU_AND_NE":
         say(Loading(8))
         time.sleep(1.0)
-    say(Agreed(8, 0.01, 1.0))
+    say(Agreed(8, 0.01, 30, 30))
     if order.units == "CPU_AND_NE":
         misbehave()
     say(Predicted(order.predicts, True))

@@ -4,8 +4,9 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import TypeAlias
 
 import msgspec
 
@@ -18,31 +19,35 @@ from draft_worker.coreml.runtime.backends.operations import EXPANSIONS
 from protocol.contracts.coreml.conversion import ConversionOrder, ConversionReport, Failed, Finished
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError, PipelineError
+from protocol.report_output import claim_output
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
+
+Report: TypeAlias = Callable[[ConversionReport], None]
 
 
 def main() -> int:
     # The parent handles Ctrl-C and sends SIGTERM; SystemExit then removes the incomplete folder.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    # Libraries may print to standard output, which is for reports alone.
-    output, sys.stdout = sys.stdout, sys.stderr
+    report: Report = claim_output()
     set_quality_of_service(QualityOfService.UTILITY)
     order = msgspec.json.decode(sys.argv[1], type=ConversionOrder)
     try:
-        _report(output, _convert(order, output))
+        report(_convert(order, report))
     except PipelineError as error:
-        return _fail(output, str(error), input_error=isinstance(error, InputError))
+        report(Failed(str(error), isinstance(error, InputError)))
+        return 1
     except OSError as error:
         text = f"{order.destination} could not be written ({error}): free disk space, or pass another folder."
-        return _fail(output, text, input_error=False)
+        report(Failed(text, input_error=False))
+        return 1
     return 0
 
 
-def _convert(order: ConversionOrder, output: TextIO) -> Finished:
+def _convert(order: ConversionOrder, report: Report) -> Finished:
     began = time.monotonic()
     folder = Path(order.destination)
-    package = _package(order, folder, lambda progress: _report(output, progress))
+    package = _package(order, folder, report)
     file = ProgramFile(folder / MODEL)
     return Finished(
         folder=str(folder),
@@ -68,16 +73,6 @@ def _operation_counts(file: ProgramFile, function: str) -> dict[str, int]:
     """Operations of each call by type, without expansions of constants."""
     kinds = (operation.type for operation in file.functions[function].operations)
     return dict(Counter(kind for kind in kinds if kind not in EXPANSIONS).most_common())
-
-
-def _fail(output: TextIO, text: str, input_error: bool) -> int:
-    _report(output, Failed(text, input_error))
-    return 1
-
-
-def _report(output: TextIO, report: ConversionReport) -> None:
-    output.write(msgspec.json.encode(report).decode() + "\n")
-    output.flush()
 
 
 if __name__ == "__main__":

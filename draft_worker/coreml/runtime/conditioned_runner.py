@@ -230,8 +230,7 @@ class PackageRunner:
         left += [np.nan_to_num(outputs[name][0, 0, :count].astype(np.float32), nan=0.0) for name in names]
         new = np.split(outputs["kv_new"][:, :, :count], ends[:-1], axis=2)
         for part, rows in zip(parts, new, strict=True):
-            # A NaN would spoil every later row, even one that may not see it.
-            part.rows.host.write(part.slots, np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0))
+            part.rows.host.write(part.slots, rows)
         return np.split(np.concatenate(left, axis=1), ends[:-1])
 
     def _cache(self, parts: Sequence[_Part]) -> tuple[Single, Callable[[Single], None]]:

@@ -79,8 +79,12 @@ class HostMemory:
         self.write(self.slots.slots_of(numbers), outputs["kv_new"][:, :, : len(numbers)])
 
     def write(self, slots: Sequence[int], new: Single) -> None:
-        """Store keys and values, (rows, key heads, slots, head), in these slots."""
-        self._cache[: len(new), :, slots] = new
+        """Store keys and values, (rows, key heads, slots, head), in these slots.
+
+        What overflowed fp16 is stored as 0: 0 times infinity is no number, so that the row would also blind every token
+        that the mask hides it from, and later requests in these slots.
+        """
+        self._cache[: len(new), :, slots] = np.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
         self._changed(slots)
 
     def exchange(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -3,7 +3,6 @@
 `python -m orchestrator.lab.bench.forwards_process ORDER` writes one JSON report a line.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,19 +19,17 @@ from orchestrator.lab.bench.forwards import Built, ComparisonOrder, ComparisonRe
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.messages.base import Level
+from protocol.report_output import claim_output
 
 
 def main() -> int:
     order = msgspec.json.decode(sys.argv[-1], type=ComparisonOrder)
-    # Libraries may print to standard output, which is for reports alone.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    tell = claim_output()
     # On a processor only this process's own time counts: other programs may be at work too.
     clock = time.process_time if mx.default_device() == mx.Device(mx.cpu) else time.perf_counter
     for kind in order.kinds:
         for report in compare(kind, order, clock):
-            output.write(msgspec.json.encode(report) + b"\n")
-            output.flush()
+            tell(report)
     return 0
 
 

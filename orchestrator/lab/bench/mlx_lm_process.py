@@ -25,6 +25,7 @@ from protocol.inference.device import spare_compiler
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
 from protocol.inference.stored_model import load_network
 from protocol.messages.worker import Paced
+from protocol.report_output import claim_output
 from protocol.worker.pacing import DevicePace, PacedPart, Pacer
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
 
@@ -120,9 +121,7 @@ def main() -> int:
     set_affinity = getattr(os, "sched_setaffinity", None)
     if setup.cores and set_affinity:
         set_affinity(0, setup.cores)
-    # Output of libraries must not mix with the results.
-    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    report = claim_output()
     paces = None
     if setup.target_pace is not None and setup.draft_pace is not None:
         paces = setup.target_pace, setup.draft_pace
@@ -132,10 +131,10 @@ def main() -> int:
         networks = Networks(None, draft, paces, texts)
     else:
         networks = Networks(_loaded(setup.target), draft, paces)
-    _write(results, JobResult())
+    report(JobResult())
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job | BatchJob)
-        _write(results, decode(networks, job) if isinstance(job, Job) else decode_batch(networks, job))
+        report(decode(networks, job) if isinstance(job, Job) else decode_batch(networks, job))
     return 0
 
 
@@ -252,11 +251,6 @@ def _loaded(folder: str) -> Any:
         spare_compiler()
     mx.eval(network.parameters())
     return network
-
-
-def _write(pipe: Any, result: JobResult | BatchJobResult) -> None:
-    pipe.write(msgspec.json.encode(result) + b"\n")
-    pipe.flush()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ One JSON report a line. A forward over several tokens must give the logits of as
 GPU it does up to the order of sums, and where two tokens are nearly tied, the order decides.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
+from protocol.report_output import claim_output
 
 _WARM_UP = 2
 _SHAPES: Mapping[Level, tuple[Shape, ...]] = {"tree": ("chain", "tree"), "chain": ("chain",), "plain": ()}
@@ -38,13 +38,10 @@ _CHUNK = 512
 
 def main() -> int:
     order = msgspec.json.decode(sys.argv[-1], type=ForwardOrder)
-    # Libraries may print to standard output, which is for reports alone.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    tell = claim_output()
     model = LanguageModel.load(Path(order.folder), In32Bits() if order.precision == "float32" else None)
     for report in examine(model, order, time.perf_counter):
-        output.write(msgspec.json.encode(report) + b"\n")
-        output.flush()
+        tell(report)
     return 0
 
 

@@ -22,6 +22,7 @@ from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.stages import Asked, StageOrder, stage_named
 from orchestrator.machine.downloads.default_target import VARIABLE
 from protocol.errors import PipelineError
+from protocol.report_output import claim_output
 from protocol.worker.process import die_with_parent
 
 _INTERRUPTED = 130
@@ -59,15 +60,8 @@ def main() -> int:
     # A shell starts background commands with the interrupt ignored, which children inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     order = msgspec.json.decode(sys.argv[1], type=StageOrder)
-    # Libraries may print to standard output, which is for answers alone.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    answer: Callable[[Answer], None] = claim_output()
     end_with_parent(order.life)
-
-    def answer(what: Answer) -> None:
-        answers.write(msgspec.json.encode(what) + b"\n")
-        answers.flush()
-
     # A stage compares plain decoding with speculation, with the same keywords.
     warnings.simplefilter("ignore", IneffectiveOption)
     if order.settings.short:

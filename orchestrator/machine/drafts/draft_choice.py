@@ -135,7 +135,9 @@ def _automatic(choice: DraftChoice, target: Path) -> DraftChoice:
     if verdict is None:
         return choice._replace(auto=auto)
     if verdict.choice == "mlx":
-        return choice._replace(note=_told(choice.note, f"The draft runs in MLX ({verdict.reason})."))
+        return choice._replace(
+            note=_told(choice.note, f"The draft runs in MLX ({verdict.reason}): see launch-pipeline doctor.")
+        )
     note = _told(choice.note, f"The draft runs on the Neural Engine ({verdict.reason}).")
     return DraftChoice("coreml", conversion_of(choice.folder), note, auto)
 

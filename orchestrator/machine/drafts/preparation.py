@@ -23,6 +23,7 @@ from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.coreml.conversion import Progress
 from protocol.contracts.coreml.neural_engine import record, recorded
 from protocol.errors import InputError, PipelineError
+from protocol.report_output import claim_output
 from protocol.worker.process import die_with_parent
 
 _NICENESS = 10
@@ -62,16 +63,11 @@ def main() -> int:
     # The parent handles Ctrl-C and sends SIGTERM; SystemExit then ends the processes that were started here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
-    output, sys.stdout = sys.stdout, sys.stderr
+    report = claim_output()
     order = msgspec.json.decode(sys.argv[-1], type=PreparationOrder)
     if order.life is not None:
         die_with_parent(order.life, lambda: os.kill(os.getpid(), signal.SIGTERM))
     os.nice(_NICENESS)
-
-    def report(what: PreparationReport) -> None:
-        output.write(msgspec.json.encode(what).decode() + "\n")
-        output.flush()
-
     report(prepare(order.auto, order.needed, report))
     return 0
 
@@ -79,7 +75,9 @@ def main() -> int:
 def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined:
     """Convert and examine the draft; what was done before is not done again. Reports what is being done."""
     if installed_version("coremltools") is None:
-        return Declined("coremltools is not installed; it takes Python 3.11 to 3.13")
+        return Declined(
+            "coremltools is not installed, which has no release for every Python: see launch-pipeline doctor"
+        )
     try:
         folder = converted_draft(auto.checkpoint, lambda progress: report(Preparing(_words(progress))))
     except UnwritableCache as error:

@@ -7,16 +7,18 @@ from orchestrator.machine.neural_engine.examination import StageOutcome
 from protocol.contracts.coreml.examination import Agreed, Placed, Predicted, Timed
 from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem
 
-_DEVIATION = 0.1
-"""Limit for a device's logits, in standard deviations: fp16 sums in another order stay below it."""
+_DEVIATION = 0.11
+"""Limit for a device's logits, in standard deviations. 0.1 is allowed, and over few tokens may be measured as a little
+more. Wrong positions or a shifted mask deviate by 0.4 and more, a wrong head by up to that: one that matters less
+than 0.1 costs hardly an accepted token."""
 _SAME = 0.9
-"""Minimum share of positions with the executor's top token."""
-_FASTER = 1.1
-"""Minimum speed-up over the processor at the draft's usual width; below it the Neural Engine is not in use."""
-_USUAL_WIDTH = 8
+"""Minimum share of clear favourites that are the executor's too, over all widths."""
 _MIN_COST = 0.9
 """Below this share of the estimated cost on the Neural Engine, a warning is given."""
-_NEXT = "the pipeline drafts in MLX instead; try again after an update of macOS, or convert with other options"
+_NEXT = (
+    "the pipeline drafts in MLX instead; launch-pipeline doctor --neural-engine --draft MODEL examines again, for "
+    "example after an update"
+)
 
 
 def judge(
@@ -28,7 +30,7 @@ def judge(
     replaces the device, and times are ignored.
     """
     found = [(finding, outcome.lasting) for outcome in outcomes for finding in _of_stage(outcome)]
-    found += [] if rehearsal else [(finding, True) for finding in _speed(outcomes)]
+    found += [] if rehearsal else [(finding, False) for finding in _speed(outcomes)]
     findings = [finding for finding, _ in found]
     failures = [(finding, lasting) for finding, lasting in found if finding.status == "fail"]
     lasting_failure = next((finding for finding, lasting in failures if lasting), None)
@@ -52,22 +54,34 @@ def _of_stage(outcome: StageOutcome) -> list[Check]:
         case "plan":
             return [_placement(each) for each in outcome.of(Placed)]
         case "predict":
-            return [*(_agreement(name, each) for each in outcome.of(Agreed)), *_steadiness(name, outcome)]
+            agreed: list[Agreed] = outcome.of(Agreed)
+            return [
+                *(_deviation(name, each) for each in agreed),
+                *_favourites(name, agreed),
+                *_steadiness(name, outcome),
+            ]
 
 
 def _ending(outcome: StageOutcome) -> str:
     return f"failed ({outcome.text})" if outcome.ending == "broken" else outcome.text
 
 
-def _agreement(device: str, agreed: Agreed) -> Check:
+def _deviation(device: str, agreed: Agreed) -> Check:
     if agreed.deviation is None:
         return Check(f"{device}'s logits", "fail", f"width {agreed.width}: some are no numbers", _NEXT)
-    text = (
-        f"width {agreed.width}: logits deviate by {agreed.deviation:.3f} standard deviations, "
-        f"{agreed.same:.0%} of the favourites are the executor's"
-    )
-    good = agreed.deviation <= _DEVIATION and agreed.same >= _SAME
+    text = f"width {agreed.width}: logits deviate by {agreed.deviation:.3f} standard deviations"
+    good = agreed.deviation <= _DEVIATION
     return Check(f"{device}'s logits", "ok" if good else "fail", text, None if good else _NEXT)
+
+
+def _favourites(device: str, agreed: Sequence[Agreed]) -> list[Check]:
+    """Of all widths together: at one of them there may be few clear favourites."""
+    clear, same = sum(each.clear for each in agreed), sum(each.same for each in agreed)
+    if not clear:
+        return []
+    text = f"{same} of {clear} clear favourites are the executor's"
+    good = same >= _SAME * clear
+    return [Check(f"{device}'s favourites", "ok" if good else "fail", text, None if good else _NEXT)]
 
 
 def _steadiness(device: str, outcome: StageOutcome) -> list[Check]:
@@ -93,7 +107,8 @@ def _placement(placed: Placed) -> Check:
 
 
 def _speed(outcomes: Sequence[StageOutcome]) -> list[Check]:
-    """Only the times show whether Core ML has silently moved everything to the processor."""
+    """Only the times show whether Core ML has silently moved everything to the processor. They decide nothing: a draft
+    on the processor frees the GPU too, and the trial beside the target finds the faster one."""
     times = {
         outcome.units: {each.width: each.milliseconds for each in outcome.of(Timed)}
         for outcome in outcomes
@@ -103,15 +118,14 @@ def _speed(outcomes: Sequence[StageOutcome]) -> list[Check]:
     both = sorted(engine.keys() & processor.keys())
     if not both:
         return []
-    usual = min(both, key=lambda width: abs(width - _USUAL_WIDTH))
-    return [_compared(width, engine[width], processor[width], decides=width == usual) for width in both]
+    return [_compared(width, engine[width], processor[width]) for width in both]
 
 
-def _compared(width: int, engine: float, processor: float, *, decides: bool) -> Check:
+def _compared(width: int, engine: float, processor: float) -> Check:
     text = f"width {width}: {engine:.2f} ms, {processor:.2f} ms on the processor alone"
-    if not decides or processor > _FASTER * engine:
+    if processor > engine:
         return Check("latency", "ok", text)
-    return Check("latency", "fail", f"{text}: the Neural Engine is not used, or no faster", _NEXT)
+    return Check("latency", "warn", f"{text}: the Neural Engine is not used, or no faster; a trial decides")
 
 
 def _device(outcome: StageOutcome) -> str:

@@ -122,6 +122,13 @@ def reinstall(folder: Path = _CHECKOUT) -> str:
     return "install launch-pipeline again with the program that installed it (uv, pipx, pip or brew)"
 
 
+def another_python(folder: Path = _CHECKOUT) -> str:
+    """The next step where this Python has no coremltools. `folder`: where the packages are."""
+    if (folder / "bin" / "launch-pipeline").is_file():
+        return "brew install python@3.13, then start bin/launch-pipeline again: it makes .venv again"
+    return "install launch-pipeline again with Python 3.13, for example: uv tool install --python 3.13 launch-pipeline"
+
+
 def python() -> Check:
     version = platform.python_version()
     if sys.platform == "darwin" and platform.machine() != "arm64":
@@ -273,10 +280,13 @@ def demo_pair() -> Check:
     return Check("demo pair", "ok", "target and draft are complete and share a tokenizer")
 
 
-def neural_engine() -> list[Check]:
-    if sys.platform != "darwin":
+def neural_engine(system: str = sys.platform) -> list[Check]:
+    if system != "darwin":
         text = "none: --draft-engine coreml runs its package by an executor, which is no Neural Engine"
         return [Check("Neural Engine", "ok", text)]
+    if machine_facts.installed_version("coremltools") is None:
+        text = f"coremltools is not installed, which has no release for Python {platform.python_version()}: no draft"
+        return [Check("Neural Engine", "warn", f"{text} can run there", another_python())]
     text = "--draft-engine auto tries a draft there; launch-pipeline doctor --neural-engine examines one"
     return [Check("Neural Engine", "ok", text), *map(verdict, here(all_recorded()))]
 
@@ -291,7 +301,10 @@ def verdict(recorded: EngineVerdict) -> Check:
     """What was found out before about a draft on the Neural Engine."""
     where = "on the Neural Engine" if recorded.choice == "coreml" else "in MLX"
     name = recorded.model or f"package {recorded.place.package[:12]}"
-    return Check("draft engine", "ok", f"{name}: {where} ({recorded.reason})")
+    again = None
+    if recorded.choice == "mlx" and recorded.rates is None:
+        again = "launch-pipeline doctor --neural-engine, with --draft MODEL, examines it again"
+    return Check("draft engine", "ok", f"{name}: {where} ({recorded.reason})", again)
 
 
 def weights_are_whole(path: Path) -> bool:

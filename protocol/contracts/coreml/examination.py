@@ -45,10 +45,12 @@ class Agreed(msgspec.Struct, frozen=True, tag="agreed", forbid_unknown_fields=Tr
 
     width: int
     deviation: float | None
-    """Root mean square of the difference, in standard deviations of the executor's logits; None if the device's logits
-    are not finite."""
-    same: float
-    """Share of tokens with the same most probable token."""
+    """Root mean square of the difference, in standard deviations of a token's logits; None if the device's logits are
+    not finite."""
+    clear: int
+    """Tokens at which the executor's favourite is so far ahead that such a deviation can't change it."""
+    same: int
+    """Those of them at which the device has the same favourite."""
 
 
 class Predicted(msgspec.Struct, frozen=True, tag="predicted", forbid_unknown_fields=True):

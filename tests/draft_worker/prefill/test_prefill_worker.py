@@ -18,8 +18,8 @@ from protocol.kv.segments import open_segment
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Fault, Prefill, Stop, ToWorker
+from protocol.worker.failed_calls import SurvivingWorker
 from protocol.worker.interface import Worker, WorkerReply
-from protocol.worker.memory_shortage import SurvivingWorker
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.segments import exists
 from tests.support.target_requests import Request
@@ -127,9 +127,16 @@ def test_without_memory_a_prompt_is_refused_with_the_reason(monkeypatch: pytest.
     assert "shared memory" in fault.text
 
 
-@pytest.mark.parametrize("error", [RuntimeError("[malloc] Unable to allocate 9 bytes."), MemoryError()], ids=str)
-def test_a_prompt_without_memory_is_given_up_and_the_next_one_is_prefilled(
-    registry: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("[malloc] Unable to allocate 9 bytes."), "memory does not suffice"),
+        (MemoryError(), "memory does not suffice"),
+        (RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error."), "gave up a command"),
+    ],
+)
+def test_a_prompt_whose_forward_fails_is_given_up_and_the_next_one_is_prefilled(
+    registry: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ):
     reader, prefill = SurvivingWorker(worker()), TreeSequence.prefill
 
@@ -143,7 +150,7 @@ def test_a_prompt_without_memory_is_given_up_and_the_next_one_is_prefilled(
 
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.sequence) == ("refused", 1)
-    assert "memory does not suffice" in fault.text
+    assert words in fault.text
     assert not any(exists(entry.name) for entry in registry.glob("*"))
     assert offered(reader, asked(PROMPT[:20], sequence=2)).tokens == 20
 

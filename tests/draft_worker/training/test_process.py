@@ -2,7 +2,6 @@
 
 import json
 from contextlib import closing
-from io import StringIO
 from pathlib import Path
 
 import mlx.nn as nn
@@ -100,7 +99,7 @@ def test_what_can_t_be_trained_is_refused_before_anything_is_answered(order: Tra
     changed = msgspec.structs.replace(order, choices=msgspec.structs.replace(order.choices, **choices))
 
     with pytest.raises(InputError, match=words):
-        Process(changed, StringIO()).run()
+        Process(changed, lambda _: None).run()
 
     assert not (Path(order.work) / "answers").exists()
 
@@ -109,7 +108,7 @@ def test_a_target_that_training_would_misread_answers_nothing(order: TrainingOrd
     monkeypatch.setattr(Target, "embed", lambda self, tokens: 12 * self.stack.embed_tokens(tokens))
 
     with pytest.raises(InputError, match="changes its embedding"):
-        Process(order, StringIO()).run()
+        Process(order, lambda _: None).run()
 
     assert not Path(order.work).exists()
 
@@ -121,7 +120,7 @@ def test_another_target_s_answers_are_not_trained_on(order: TrainingOrder, tmp_p
     claim(work, other)
 
     with pytest.raises(InputError, match="answers of another target"):
-        Process(order, StringIO()).run()
+        Process(order, lambda _: None).run()
 
 
 def test_too_few_prompts_are_refused(order: TrainingOrder):

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-import msgspec
 import numpy as np
 
 from orchestrator.lab.findings import Value
@@ -24,6 +23,7 @@ from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.kv.exchange import KvExchange
 from protocol.messages.kv import KvReference
+from protocol.report_output import claim_output
 
 QWEN_3B = ArenaLayout(layers=36, kv_heads=2, capacity=32_768, head_size=128, dtype=ElementType.FLOAT16)
 """The KV of Qwen2.5-3B: 36 KiB a token."""
@@ -62,13 +62,14 @@ class AdoptionFigures:
 def main() -> int:
     tokens = [int(count) for count in sys.argv[1].split(",")] if len(sys.argv) > 1 else TOKENS
     repeats = int(sys.argv[2]) if len(sys.argv) > 2 else _REPEATS
+    report = claim_output()
     figures = []
     for each in measure(tokens=tokens, repeats=repeats):
         parts = {"attach": each.attach, "validate": each.validate, "copy": each.copy, "in all": each.seconds}
         name = f"adopt {each.tokens:,} tokens of Qwen2.5-3B's KV"
         figures += [Value(f"{name}, {part}", seconds * 1e3, "ms") for part, seconds in parts.items()]
         figures.append(Value(f"{name}, share of a plain copy's speed", each.bandwidth_share, ""))
-    sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+    report(figures)
     return 0
 
 

@@ -147,7 +147,7 @@ def test_the_winner_of_an_earlier_trial_is_begun_with_unless_its_conversion_is_g
 
     assert gone == DraftChoice("mlx", DEMO_DRAFT, "", auto)
     assert won == DraftChoice("coreml", folder, "The draft runs on the Neural Engine (it was faster).", auto)
-    assert lost == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it was slower).")
+    assert lost == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it was slower): see launch-pipeline doctor.")
 
 
 @pytest.mark.usefixtures("neural_engine")
@@ -167,7 +167,7 @@ def test_a_device_that_failed_its_examination_is_not_tried_beside_any_target():
     folder = converted_in_cache()
     record(EngineVerdict(place=place_of(folder), choice="mlx", reason="it crashed"))
 
-    assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it crashed).")
+    assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it crashed): see launch-pipeline doctor.")
 
 
 def test_what_a_killed_conversion_left_is_removed_before_the_next_one(home: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from orchestrator.runtime.doctor.doctor import (
     macos_version,
     metal_kernels,
     metal_wheel_target,
+    neural_engine,
     reinstall,
 )
 from protocol.security.addresses import Endpoint
@@ -23,6 +24,15 @@ def test_the_next_step_fits_the_way_of_installation(tmp_path: Path):
     (tmp_path / "bin" / "launch-pipeline").touch()
 
     assert reinstall(tmp_path).startswith(f"delete {tmp_path}/.venv")
+
+
+def test_a_mac_without_coremltools_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.machine.hardware.installed_version", lambda _: None)
+    (finding,) = neural_engine("darwin")
+
+    assert finding.status == "warn"
+    assert "coremltools is not installed" in finding.text
+    assert "brew install python@3.13, then start bin/launch-pipeline again" in (finding.next_step or "")
 
 
 # The local network -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""A worker that goes on after an allocation failed: the sequences at work end or begin again, the others stay."""
+"""A worker that goes on after a call failed because memory ran out, or because the GPU gave a command up."""
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -7,13 +8,21 @@ from typing import Protocol
 from protocol.messages.worker import Hello, ToWorker
 from protocol.worker.interface import Worker, WorkerReply
 
+log = logging.getLogger(__name__)
 _SHORTAGE = re.compile(
     r"unable to allocate|maximum allowed buffer size|insufficient memory|out ?of ?memory|resource limit", re.IGNORECASE
 )
 """What MLX says on a processor, of a buffer on Metal, and of a command that Metal could not run."""
+_INTERRUPTION = re.compile(
+    r"Command buffer execution failed.*"
+    r"(Timeout Error|Impacting ?Interactivity|GPU Hang|victim of GPU error|CallbackError(Timeout|Hang|InnocentVictim))"
+)
+"""What MLX says (mlx/backend/metal/device.cpp, from 0.32 on as an exception that can be caught) of commands that macOS
+ended: they took too long beside others, kept the screen waiting, or another program's fault reset the GPU. The same
+command may succeed now. Not "Ignored (for causing prior/excessive GPU errors)": only a new process is heard then."""
 
 
-class Frugal(Worker, Protocol):
+class Sparing(Worker, Protocol):
     """A worker that can do without some of its sequences."""
 
     def run_short(self) -> Iterable[WorkerReply]:
@@ -21,11 +30,15 @@ class Frugal(Worker, Protocol):
         can be spared, and say so."""
         ...
 
+    def run_interrupted(self) -> Iterable[WorkerReply]:
+        """The GPU gave up a command. MLX may say so a call late, so that any KV may be torn: free all, and say so."""
+        ...
+
 
 class SurvivingWorker:
-    """Behaves as `worker`, and frees memory where that ran out."""
+    """Behaves as `worker`; frees memory where that ran out, and begins again where the GPU gave up."""
 
-    def __init__(self, worker: Frugal) -> None:
+    def __init__(self, worker: Sparing) -> None:
         self._worker = worker
 
     def hello(self) -> Hello:
@@ -45,12 +58,19 @@ class SurvivingWorker:
         try:
             yield from call()
         except (MemoryError, RuntimeError) as error:
-            if not is_shortage(error):
+            if not passes(error):
                 raise
+            short = is_shortage(error)
+            log.warning("a call failed, and its sequences begin again: %s", error)
         else:
             return
         # Behind the handler, since an exception holds what the failed call held.
-        yield from self._worker.run_short()
+        yield from self._worker.run_short() if short else self._worker.run_interrupted()
+
+
+def passes(error: Exception) -> bool:
+    """Whether the worker can go on without what the call worked for: memory ran out, or the GPU gave a command up."""
+    return is_shortage(error) or _INTERRUPTION.search(str(error)) is not None
 
 
 def is_shortage(error: Exception) -> bool:

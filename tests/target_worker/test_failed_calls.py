@@ -1,4 +1,5 @@
-"""Laws of memory that runs out: the sequence at work begins again or ends, the others go on, tokens stay the same."""
+"""Laws of calls that fail though nothing is broken: where memory runs out, the sequence at work begins again or ends
+and the others go on; where the GPU gives up a command, all begin again. Tokens stay the same."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,9 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Prefilled, Start, Stop, Verdict, Verify
-from protocol.worker.memory_shortage import SurvivingWorker, is_shortage
+from protocol.worker.failed_calls import SurvivingWorker, is_shortage, passes
 from target_worker.engine import TargetEngine
+from target_worker.level_fall import FallingTarget
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import tree_model
 from tests.support.target_requests import HELLO, ROOT, answers
@@ -23,6 +25,20 @@ MLX_ERRORS = (
     ),
     RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBuffer...)"),
     MemoryError(),
+)
+GIVEN_UP = [
+    "[METAL] Command buffer execution failed: Caused GPU Timeout Error "
+    "(00000002:kIOGPUCommandBufferCallbackErrorTimeout).",
+    "[METAL] Command buffer execution failed: Impacting Interactivity "
+    "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity).",
+    "[METAL] Command buffer execution failed: Discarded (victim of GPU error/recovery) "
+    "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim).",
+    "[METAL] Command buffer execution failed: Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang).",
+]
+"""As in reports of users (ollama 17902, omlx 2029 and 3706) with the format of mlx/backend/metal/device.cpp."""
+IGNORED = (
+    "[METAL] Command buffer execution failed: Ignored (for causing prior/excessive GPU errors) "
+    "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)."
 )
 
 
@@ -107,3 +123,43 @@ def test_another_error_is_no_shortage(limit):
     with pytest.raises(RuntimeError, match="shapes differ"):
         answers(worker, _start(1, LONG))
     assert all(map(is_shortage, MLX_ERRORS))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("text", GIVEN_UP)
+def test_all_sequences_begin_again_at_the_same_level_where_the_gpu_gives_up(text: str, monkeypatch: pytest.MonkeyPatch):
+    target = TargetWorker(TargetEngine(tree_model(), 32), lambda: 0.0, HELLO, prefix_cache=1 << 24)
+    worker, expected = SurvivingWorker(FallingTarget(target)), _worker()
+    for each in (worker, expected):
+        answers(each, _start(2, SHORT))
+    with monkeypatch.context() as patch:
+        patch.setattr(TreeSequence, "prefill", _failing(TreeSequence.prefill, 100, RuntimeError(text)))
+        lost = answers(worker, _start(1, LONG))
+
+    assert [(fault.kind, fault.sequence) for fault in lost] == [("lost", 1), ("lost", 2)]
+    assert answers(worker, _start(1, LONG))[-1].sequence == 1
+    answers(worker, _start(2, SHORT))
+    assert _next_token(worker, 2, SHORT) == _next_token(expected, 2, SHORT)
+
+
+def test_a_sequence_ends_at_the_third_time_in_succession(monkeypatch: pytest.MonkeyPatch):
+    worker = _worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(TreeSequence, "evaluate", _failing(TreeSequence.evaluate, 0, RuntimeError(GIVEN_UP[0])))
+
+        def faults() -> list[str]:
+            answers(worker, _start(2, SHORT))
+            return [fault.kind for fault in answers(worker, Verify(SequenceId(2), 0, ROOT, 39, SHORT[-1:], (-1,)))]
+
+        twice = [faults(), faults()]
+        patch.undo()
+        answers(worker, _start(2, SHORT))
+        _next_token(worker, 2, SHORT)
+        patch.setattr(TreeSequence, "evaluate", _failing(TreeSequence.evaluate, 0, RuntimeError(GIVEN_UP[0])))
+
+        assert [*twice, faults(), faults(), faults()] == [["lost"]] * 4 + [["refused"]]
+
+
+def test_a_process_that_the_gpu_ignores_has_to_end():
+    assert all(passes(RuntimeError(text)) for text in GIVEN_UP)
+    assert not passes(RuntimeError(IGNORED))

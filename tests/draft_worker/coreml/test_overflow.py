@@ -1,0 +1,43 @@
+"""What overflows fp16 in one row of a Core ML draft harms that row alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.calls import PackageForward
+from draft_worker.coreml.runtime.memory import HostMemory
+from draft_worker.coreml.runtime.tree_slots import PREFIX
+from tests.support.models.coreml_runs import convert, tiny
+
+
+class Overflowing(ExecutorRuntime):
+    """Its first call overflows, as fp16 sums of a device do."""
+
+    value = np.inf
+
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = super().predict(function, inputs)
+        if np.isfinite(self.value):
+            return outputs
+        outputs["kv_new"] = np.full_like(outputs["kv_new"], self.value)
+        self.value = 0.0
+        return outputs
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_row_that_overflowed_blinds_no_token_that_does_not_see_it(value: float, tmp_path: Path):
+    converted = convert(tiny(), tmp_path / "model")
+    runtime = Overflowing(converted)
+    runtime.value = value
+    package = converted.package
+    memory = HostMemory(package, np.zeros(package.host_shape, np.float32))
+    forward = PackageForward(package, converted.tables, runtime)
+    forward.run(memory, memory.slots.add([5], [PREFIX]))
+    memory.slots.keep([], ())
+
+    (number,) = memory.slots.add([7], [PREFIX])
+    assert np.isfinite(forward.run(memory, [number])[:, : package.head_rows]).all()
