@@ -130,7 +130,7 @@ class Orchestrator:
             if isinstance(event, Submitted):
                 self._draft_engine.submitted(len(event.request.tokens))
             self._step(event)
-        if self._setup.life in ready:
+        if self._setup.life is not None and self._setup.life in ready:
             self._parent_left(self._setup.life)
         self._handle_due()
 
