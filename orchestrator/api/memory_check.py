@@ -37,6 +37,8 @@ class PipelineMemory(NamedTuple):
 
     bytes: int
     """Counted for its processes."""
+    weights: int
+    """Of these, the models' own."""
     kv_for: str
     """The requests whose KV counts, for users."""
     options: dict[str, Any]
@@ -50,7 +52,8 @@ def memory_of(setup: OrchestratorSetup) -> PipelineMemory:
     options = {name: getattr(setup.options, name) for name in _FITTED}
     plan = setup.kv
     taken = needs.budget(settings).total_bytes if plan is None else planned_bytes(needs, settings, plan)
-    return PipelineMemory(taken, settings.kv_for, options)
+    weights = sum(model.weights for model in (*needs.models, *needs.packages))
+    return PipelineMemory(taken, weights, settings.kv_for, options)
 
 
 def _planned(

@@ -18,7 +18,7 @@ from orchestrator.api.settings import PipelineSettings, checked_setup
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.memory.kv_plan import kept_sentence
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.runtime.notices import Notice, received
+from orchestrator.runtime.notices import Notice, received, stay
 from orchestrator.runtime.session import Session
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Inquire, PipelineState, ToClient
@@ -118,6 +118,7 @@ class Pipeline(Client):
             if self._life is not None:
                 self._stop_listening(self._life)
                 self._life.close()
+                self._life = None
             if process is not None:
                 _end(process)
         finally:
@@ -126,6 +127,20 @@ class Pipeline(Client):
                 process.wait()
             if session is not None:
                 session.remove()
+
+    def leave(self, seconds: float) -> None:
+        """Close, but let the processes run on until nobody has asked the pipeline anything for so long, or another one
+        begins. Commands of this user find it meanwhile."""
+        process, session, life = self._process, self._session, self._life
+        assert process is not None
+        assert session is not None
+        assert life is not None
+        session.offer(self.address)
+        session.inherited_by(process.pid)
+        stay(life, seconds)
+        self._process = self._session = self._life = None
+        self._stop_listening(life)
+        life.close()
 
     @property
     def strategy(self) -> StrategyName:

@@ -1,8 +1,10 @@
 """The command line: its commands, its settings, and what becomes of errors. Only the command line prints."""
 
+import importlib
 import signal
 import sys
 import warnings
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +13,6 @@ import click
 from orchestrator.api.client import NoPipeline
 from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.api.validation import InvalidValue
-from orchestrator.cli.commands.attach import attach, target_rank
-from orchestrator.cli.commands.cache import cache
-from orchestrator.cli.commands.chat import chat
-from orchestrator.cli.commands.completion import completion
-from orchestrator.cli.commands.config import config
-from orchestrator.cli.commands.convert import convert
-from orchestrator.cli.commands.doctor import doctor
-from orchestrator.cli.commands.drill import drill
-from orchestrator.cli.commands.generate import generate
-from orchestrator.cli.commands.launch.command import launch
-from orchestrator.cli.commands.measurements.bench import bench
-from orchestrator.cli.commands.measurements.calibrate import calibrate
-from orchestrator.cli.commands.measurements.first_light import first_light
-from orchestrator.cli.commands.measurements.profile import profile
-from orchestrator.cli.commands.pairs import pairs_command
-from orchestrator.cli.commands.plan import plan
-from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.commands.service.command import service
-from orchestrator.cli.commands.start import serve_workers, start, workers
-from orchestrator.cli.commands.train_draft import train_draft
 from orchestrator.cli.configuration import default_map, origin, read_environment
 from orchestrator.cli.pipeline_options import nearest
 from protocol.errors import InputError, PipelineError
@@ -38,10 +20,33 @@ from protocol.paths import config_file
 
 _INTERRUPTED = 130
 _FAILED = 1
-_COMMANDS = (
-    *(attach, bench, cache, calibrate, chat, completion, config, convert, doctor, drill, first_light, generate),
-    *(launch, pairs_command, plan, profile, serve, serve_workers, service, start, target_rank, train_draft, workers),
-)
+_COMMANDS = {
+    "attach": "attach:attach",
+    "bench": "measurements.bench:bench",
+    "cache": "cache:cache",
+    "calibrate": "measurements.calibrate:calibrate",
+    "chat": "chat:chat",
+    "completion": "completion:completion",
+    "config": "config:config",
+    "convert": "convert:convert",
+    "doctor": "doctor:doctor",
+    "drill": "drill:drill",
+    "first-light": "measurements.first_light:first_light",
+    "generate": "generate:generate",
+    "launch": "launch.command:launch",
+    "pairs": "pairs:pairs_command",
+    "plan": "plan:plan",
+    "profile": "measurements.profile:profile",
+    "serve": "serve:serve",
+    "serve-workers": "start:serve_workers",
+    "service": "service.command:service",
+    "start": "start:start",
+    "stop": "start:stop",
+    "target-rank": "attach:target_rank",
+    "train-draft": "train_draft:train_draft",
+    "workers": "start:workers",
+}
+"""Where each command is, below `orchestrator.cli.commands`."""
 _OTHER_NAMES = {"benchmark": "bench", "list-models": "pairs", "run": "generate"}
 """Names that other programs give to commands; `--help` does not list them."""
 
@@ -64,6 +69,34 @@ _WHOLE = 1000
 """Characters; no first sentence is longer."""
 
 
+class CommandTable(MutableMapping[str, click.Command]):
+    """Imports a command when it is asked for, since all of them together take half a second."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places
+        self._read: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._read:
+            module, attribute = self._places[name].split(":")
+            command = getattr(importlib.import_module(f"orchestrator.cli.commands.{module}"), attribute)
+            read_environment(command, (name,))
+            self._read[name] = command
+        return self._read[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._read[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._places, **self._read})
+
+    def __len__(self) -> int:
+        return len({**self._places, **self._read})
+
+
 class Commands(click.Group):
     """Knows commands by other names too. Errors of the Python API get a hint at the command line's own help here, and
     nowhere else."""
@@ -74,8 +107,13 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Settings, warnings and help belong to a command's own name, so that is the name it gets."""
+        """Settings, warnings and help belong to a command's own name, so that is the name it gets. `run` without a
+        prompt at a terminal is a chat, as in other programs."""
         name, command, rest = super().resolve_command(ctx, args)
+        if name == "run" and command is not None and sys.stdin.isatty():
+            chat = self.commands["chat"]
+            if _opens(chat, command, ctx, rest):
+                return chat.name, chat, rest
         return name and _OTHER_NAMES.get(name, name), command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -94,7 +132,11 @@ class Commands(click.Group):
             raise PipelineError(f"No pipeline answers at {error.address}: {hint}.") from error
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    commands=CommandTable(_COMMANDS),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(None, "-V", "--version", package_name="launch-pipeline")
 @click.option(
     "--config",
@@ -118,6 +160,15 @@ def cli(context: click.Context, file: Path | None) -> None:
     if chosen is not None:
         context.meta["configuration"] = chosen
         context.default_map = default_map(cli, chosen)
+
+
+def _opens(chat: click.Command, command: click.Command, context: click.Context, words: list[str]) -> bool:
+    """Whether these words of `command` are those of a chat: no prompt, and options that a chat has too."""
+    try:
+        given, *_ = command.make_parser(click.Context(command, parent=context)).parse_args(list(words))
+    except click.UsageError:
+        return False
+    return not isinstance(given.pop("prompt", None), str) and given.keys() <= {each.name for each in chat.params}
 
 
 def main() -> None:
@@ -166,11 +217,6 @@ def _suggestion(error: click.ClickException) -> str:
     known = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
     near = [ours] if ours in known else nearest(error.option_name, error.possibilities or ())
     return f"No such option {error.option_name!r}.{f' Did you mean {near[0]!r}?' if near else ''}"
-
-
-for command in _COMMANDS:
-    cli.add_command(command)
-read_environment(cli)
 
 
 if __name__ == "__main__":

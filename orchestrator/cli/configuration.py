@@ -36,13 +36,14 @@ def options(command: click.Command) -> dict[str, click.Option]:
     return {name: option for name, option in found.items() if name not in _NEVER}
 
 
-def read_environment(group: click.Group) -> None:
-    """Let options read LAUNCH_PIPELINE_COMMAND_OPTION (one command), LAUNCH_PIPELINE_OPTION (all that have it). A
-    group's name is for all of its commands."""
-    for path, command in commands(group):
-        for name, option in options(command).items():
+def read_environment(command: click.Command, words: tuple[str, ...] = ()) -> None:
+    """Let the options of the command that `words` call read LAUNCH_PIPELINE_COMMAND_OPTION (one command) and
+    LAUNCH_PIPELINE_OPTION (all that have it). A group's name is for all of its commands."""
+    below = commands(command, words) if isinstance(command, click.Group) else [(words, command)]
+    for path, each in below:
+        for name, option in options(each).items():
             given = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
-            ours = ["_".join((_PREFIX, *path[:words], name)) for words in range(len(path), -1, -1)]
+            ours = ["_".join((_PREFIX, *path[:length], name)) for length in range(len(path), -1, -1)]
             option.envvar = list(dict.fromkeys([*given, *(variable.upper().replace("-", "_") for variable in ours)]))
 
 

@@ -202,7 +202,7 @@ def pipeline_options(command: Command) -> Command:
             ),
             speculation_options(),
             target_hosts_option(),
-            setting("--record", type=click.Path(dir_okay=False, writable=True), help="Write the event log here."),
+            setting("--record", type=Destination(path_type=str), help="Write the event log here."),
             pace_option,
         )
     ):
@@ -278,23 +278,28 @@ def speculation_option(name: str, *ineffective: Ineffective) -> Decorator:
 
 
 class Destination(click.Path):
-    """A file that is written at the end, so that a path that can't be written is refused before the work begins.
-    `suffixes`: the forms that it may have."""
+    """A file or a folder that is written at the end, so that a path that can't be written is refused before the work
+    begins. `suffixes`: the forms that a file may have."""
 
-    def __init__(self, *suffixes: str) -> None:
-        super().__init__(path_type=Path, dir_okay=False)
+    def __init__(self, *suffixes: str, folder: bool = False, path_type: type = Path) -> None:
+        super().__init__(path_type=path_type, dir_okay=folder, file_okay=not folder)
         self._suffixes = suffixes
+        self._folder = folder
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        folder = path.absolute().parent
+        converted = super().convert(value, param, ctx)
+        path = Path(os.fsdecode(converted))
         if self._suffixes and path.suffix not in self._suffixes:
             self.fail(f"{path} must end in {' or '.join(self._suffixes)}.", param, ctx)
-        if not folder.is_dir():
-            self.fail(f"{path} can't be written, since there is no folder {folder}.", param, ctx)
-        if not os.access(path if path.exists() else folder, os.W_OK):
-            self.fail(f"{path} can't be written, since {folder} is not yours to write in.", param, ctx)
-        return path
+        above = path.absolute().parent
+        # Folders are made, with those above them.
+        while self._folder and not above.exists():
+            above = above.parent
+        if not above.is_dir():
+            self.fail(f"{path} can't be written, since there is no folder {above}.", param, ctx)
+        if not os.access(path if path.exists() else above, os.W_OK):
+            self.fail(f"{path} can't be written, since {above} is not yours to write in.", param, ctx)
+        return converted
 
 
 class NamedChoice(click.Choice[str]):

@@ -51,6 +51,8 @@ class ClientFrontend:
         self._hub = Hub(context, setup.address, FromClientOrSubscriber, on_reject=self._reject_frame)
         self._requests: dict[SequenceId, RequestState] = {}
         self._sequences = itertools.count(1)
+        self.heard = time.monotonic()
+        """When the last message came, or the last request ended."""
         self._inquirers: dict[bytes, Stamp] = {}
         """Clients that get the state again when the pipeline becomes ready or fails."""
 
@@ -65,6 +67,7 @@ class ClientFrontend:
     def receive(self) -> Iterable[Submitted | Ended]:
         """Events of the state machine from the messages that have arrived."""
         for arrival in self._hub.receive():
+            self.heard = time.monotonic()
             match arrival.message:
                 case Inquire():
                     self._note_inquirer(arrival)
@@ -101,6 +104,7 @@ class ClientFrontend:
 
     def finish(self, command: Finish) -> None:
         state = self._requests.pop(command.sequence)
+        self.heard = time.monotonic()
         rest = state.rest()
         if rest is not None:
             self._hub.send(state.peer, rest, state.stamp)

@@ -33,7 +33,7 @@ from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.core.workers import lowers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.draft_engine import ChosenDraftEngine, DraftEngine
-from orchestrator.runtime.notices import Notice, NoticeSender
+from orchestrator.runtime.notices import Notice, NoticeSender, time_to_stay
 from orchestrator.runtime.recording import Journal, Recording
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -55,6 +55,8 @@ from protocol.messages.worker import CacheOff, Hello, KvCut, Lowered, ToWorker
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
 """Interval of garbage collection in a pipeline that is never idle: trees are reference cycles. It takes about 1 ms."""
+_OFFER_SECONDS = 0.25
+"""How often a pipeline that outlived its parent sees whether it may stay."""
 _CACHED_TEXTS = 1 << 14
 """Texts of single tokens, for telemetry."""
 log = structlog.get_logger()
@@ -98,9 +100,11 @@ class Orchestrator:
         self._was_ready = False
         self._next_ping = self._next_collection = 0.0
         self._stopping = False
+        self._kept: float | None = None
+        """Seconds without a message of a client after which it ends, once it has outlived its parent."""
 
     def run(self) -> None:
-        """Serve until the parent ends or SIGTERM arrives; then end all workers."""
+        """Serve until the parent ends without asking it to stay, or SIGTERM arrives; then end all workers."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
         self._poller.register(self._clients.socket, zmq.POLLIN)
         if self._setup.life is not None:
@@ -126,14 +130,22 @@ class Orchestrator:
             if isinstance(event, Submitted):
                 self._draft_engine.submitted(len(event.request.tokens))
             self._step(event)
-        if self._setup.life in ready:
-            self._stopping = True
+        if self._setup.life is not None and self._setup.life in ready:
+            self._parent_left(self._setup.life)
         self._handle_due()
+
+    def _parent_left(self, life: int) -> None:
+        """The pipeline ends, unless its parent asked it to stay until nobody has asked it anything for so long."""
+        self._kept = time_to_stay(life)
+        self._stopping = self._stopping or self._kept is None
+        self._poller.unregister(life)
+        self._clients.heard = time.monotonic()
 
     def _timeout(self) -> int:
         """Milliseconds until something is due."""
         due = [self._machine.deadline(), self._workers.deadline(), self._subscribers.deadline(), self._next_ping]
         due.append(self._draft_engine.deadline())
+        due.append(None if self._kept is None else time.monotonic() + _OFFER_SECONDS)
         wait = self._workers.timeout(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a poll never ends just before the deadline.
         return max(0, int(wait * 1000) + 1)
@@ -147,6 +159,9 @@ class Orchestrator:
         self._draft_engine.handle_due(now)
         if self._subscribers.active:
             self._clients.send_telemetry(now)
+        if self._kept is not None and self._clients.idle:
+            unused = now - self._clients.heard >= self._kept
+            self._stopping = self._stopping or unused or self._session.offered is None
         if now >= self._next_ping:
             self._next_ping = now + _PING_SECONDS
             self._workers.ping(self._machine.drafts.statuses())

@@ -1,4 +1,5 @@
-"""Sentences of the orchestrator for the user, as lines of JSON through the socket that it shares with its parent.
+"""What an orchestrator and its parent say through the socket that they share: sentences for the user, as lines of
+JSON, and at the end how long the pipeline outlives its parent.
 
 The parent may not read them: what does not fit into the socket's buffer is dropped.
 """
@@ -36,6 +37,18 @@ class NoticeSender:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+
+
+def stay(life: socket.socket, seconds: float) -> None:
+    """The parent's end, before it leaves: the pipeline stays until nobody has asked it anything for so long."""
+    life.sendall(msgspec.json.encode(seconds))
+
+
+def time_to_stay(life: int) -> float | None:
+    """The orchestrator's end, when it can be read: what the parent asked for; None if the parent just ended."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(os.read(life, 64), type=float)
+    return None
 
 
 def received(life: socket.socket) -> Iterator[Notice]:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,13 +12,16 @@ import msgspec
 
 from protocol.errors import Blame, InputError, PipelineError, blame_of, blaming
 from protocol.kv import segments
-from protocol.security.private_files import private_folder
+from protocol.security.private_files import private_folder, read_private, write_private
 
 _FAILURE = "failure"
+_OFFER, _HEIR = "lasting", "heir"
 _MLX_RING = "[ring]"
 """Lines of MLX that say only that another rank is gone, many at a time."""
 _SHORTAGE = "ran out of memory"
 _TRACEBACK_LINES = 100
+_KEPT_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 _PREFIX = "lp-"
 
 
@@ -29,8 +33,10 @@ class Session:
 
     @classmethod
     def create(cls) -> "Session":
-        """A new folder for this process. Removes what dead pipelines of this user left. Raises InputError if the home
+        """A new folder for this process. Ends the pipelines that outlived their commands, and removes what dead ones
+        left. Raises InputError if the home
         of all sessions is open to others."""
+        end_kept()
         sweep()
         segments.sweep()
         while True:
@@ -74,6 +80,22 @@ class Session:
             return blaming(*msgspec.json.decode((self.folder / _FAILURE).read_bytes(), type=tuple[Blame, str]))
         return None
 
+    def offer(self, address: str) -> None:
+        """Let other commands of this user find the pipeline, which does not end with a request."""
+        write_private(self.folder / _OFFER, address.encode())
+
+    @property
+    def offered(self) -> str | None:
+        """Where other commands may ask the pipeline; None if they may not."""
+        with suppress(OSError, UnicodeDecodeError):
+            address = read_private(self.folder / _OFFER)
+            return None if address is None else address.decode()
+        return None
+
+    def inherited_by(self, process: int) -> None:
+        """The folder outlives its owner: from now on it is as old as `process`."""
+        write_private(self.folder / _HEIR, str(process).encode())
+
     def remove(self) -> None:
         """Remove the folder, and what a killed orchestrator left in shared memory."""
         segments.sweep()
@@ -107,6 +129,23 @@ def stale_sessions() -> list[Path]:
     return [folder for folder in _sessions() if not _alive(_owner(folder))]
 
 
+def kept_sessions() -> list[Session]:
+    """Those of pipelines that outlived their commands and are still offered."""
+    sessions = map(Session, running_sessions())
+    return [session for session in sessions if session.offered and (session.folder / _HEIR).exists()]
+
+
+def end_kept(wait: float = _KEPT_SECONDS) -> list[Session]:
+    """Ask them to end, and wait until those have that no request occupies: a new pipeline needs their memory."""
+    kept = kept_sessions()
+    for session in kept:
+        (session.folder / _OFFER).unlink(missing_ok=True)
+    last = time.monotonic() + wait
+    while any(session.folder.exists() for session in kept) and time.monotonic() < last:
+        time.sleep(_POLL_SECONDS)
+    return kept
+
+
 def sweep() -> list[Path]:
     """Remove the stale folders and return them."""
     stale = stale_sessions()
@@ -129,7 +168,10 @@ def _not_a_link(home: Path) -> Path:
 
 
 def _owner(folder: Path) -> int:
-    owner = folder.name.removeprefix(_PREFIX).split("-")[0]
+    heir = None
+    with suppress(OSError):
+        heir = read_private(folder / _HEIR)
+    owner = heir.decode() if heir is not None else folder.name.removeprefix(_PREFIX).split("-")[0]
     return int(owner) if owner.isdigit() else 0
 
 

@@ -3,7 +3,6 @@
 from typing import Any, Literal
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from protocol.errors import WireError
 from protocol.messages.base import Message
@@ -117,6 +116,9 @@ class _Handshake:
     def refresh(self) -> None:
         """Read pending events. To be called regularly: libzmq blocks when its events are not read."""
         while self._events.poll(0):
+            # It brings asyncio, for which commands without encryption need not wait.
+            from zmq.utils.monitor import recv_monitor_message
+
             event = recv_monitor_message(self._events)["event"]
             if event in _STATES:
                 self.state = _STATES[event]

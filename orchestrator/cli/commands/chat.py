@@ -17,6 +17,7 @@ from orchestrator.cli.brief_help import brief_help
 from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
+from orchestrator.cli.running_pipelines import RUNNING, held, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
 from orchestrator.text.chat_template import ChatTemplate
@@ -66,16 +67,17 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
 
     notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     conversation = ChatConversation(sampling(options), _Files().save, system)
-    if running is None:
+    lasting = running_pipeline(settings) if running is None else Client(running)
+    if lasting is None:
         settings, note = fitting_strategy(settings, conversation.params)
         notes = [*notes, note]
     shown = screen(None if no_history else cache_folder() / "chat" / "history")
     with ExitStack() as stack:
-        if running is None:
+        if lasting is None:
             client: Client = stack.enter_context(started(settings, notes, quiet=not shown.lasting, conversing=True))
         else:
-            print_notes(notes)
-            client = Client(running)
+            print_notes([*notes, RUNNING if running is None and shown.lasting else ""])
+            client = stack.enter_context(held(lasting))
         template = ChatTemplate(tokenizer_folder(client, settings.target))
         if shown.lasting:
             state = client.state()

@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.api.sampling import PRESETS
 from orchestrator.cli.configuration import commands, options, origin, secret, unread_variables
 from orchestrator.cli.pipeline_options import pair_models
 from orchestrator.cli.precedence import yields
+from orchestrator.cli.report import print_whole
 from orchestrator.cli.serving.model_table import table_settings
 from orchestrator.machine.sampling_defaults import known_sampling
 from protocol.errors import InputError
@@ -70,7 +71,7 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
     for name in extra:
         click.echo(f"No option reads the environment variable {name}.")
     stated = {(" ".join(path), flag): text for path, each in known.items() for flag, text in _stated(each)}
-    Console().print(_table(shown, stated)) if shown else click.echo("Nothing is set: the defaults are in force.")
+    print_whole(_table(shown, stated, words)) if shown else click.echo("Nothing is set: the defaults are in force.")
     own = [row for row in rows if row.origin == _MODEL and row.command == "generate" and row.value is not None]
     if own and not words:
         click.echo(f"By the model, where nothing is set: {', '.join(f'{row.option} {row.value:g}' for row in own)}.")
@@ -136,12 +137,11 @@ def _stated(command: click.Command) -> Iterator[tuple[str, str]]:
             yield max(option.opts, key=len), found["value"]
 
 
-def _table(rows: list[SettingRow], stated: Mapping[tuple[str, str], str]) -> Table:
-    """`stated`: what stands for no value, by command and option."""
-    table = Table(box=None, padding=(0, 2))
-    for title in ("command", "option", "value", "from"):
-        table.add_column(title, overflow="fold")
+def _table(rows: list[SettingRow], stated: Mapping[tuple[str, str], str], words: tuple[str, ...]) -> Table:
+    """`stated`: what stands for no value, by command and option. `words`: the one command that all rows are of."""
+    table = Table(*(("option", "value", "from") if words else ("command", "option", "value", "from")))
     for row in rows:
         value = stated.get((row.command, row.option), "") if row.value is None else str(row.value)
-        table.add_row(row.command, row.option, value, row.origin)
+        cells = map(Text, (row.option, value, row.origin))
+        table.add_row(*cells) if words else table.add_row(Text(row.command), *cells)
     return table

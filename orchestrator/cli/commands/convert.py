@@ -13,6 +13,7 @@ from rich.table import Table
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.drafts.converted_draft import conversion
 from orchestrator.machine.drafts.shipped_drafts import default_draft
@@ -23,7 +24,7 @@ from protocol.errors import InputError
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--out", "destination", required=True, metavar="DIR", type=click.Path(path_type=Path), help="To be made.")
+@click.option("--out", "destination", required=True, metavar="DIR", type=Destination(folder=True), help="To be made.")
 @click.option("--target", metavar="MODEL", help="The target of a trained drafter: a folder or Hugging Face id.")
 @click.option("--widths", default="1,8,32", show_default=True, help="Tokens that one call evaluates; a function each.")
 @click.option("--context", type=click.IntRange(min=1), help="KV slots.  [default: 2048, or what the model knows]")

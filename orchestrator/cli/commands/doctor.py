@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
 from orchestrator.cli import report
 from orchestrator.cli.conversion_bar import ConversionBar
@@ -61,7 +60,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
     if as_json:
         click.echo(json.dumps(to_json(findings)))
     else:
-        Console().print(report.findings_table(findings))
+        report.print_whole(report.findings_table(findings))
     if any(finding.status == "fail" for finding in findings):
         sys.exit(_FAILED)
 

@@ -19,15 +19,16 @@ from orchestrator.cli import report
 from orchestrator.cli.brief_help import brief_help
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
-from orchestrator.cli.running_pipelines import running_pipeline
+from orchestrator.cli.running_pipelines import KEPT_MINUTES, RUNNING, minutes_to_keep, plain, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
 from protocol.errors import InputError, PipelineError
-from protocol.ineffective import Ineffective
+from protocol.ineffective import SET, Ineffective
 
 _ANSWERED = "The prompt is a chat message, since the target has a chat template; --raw continues it as text."
 _CONTINUED = "The prompt is continued as text (--raw), although the target has a chat template."
 
+_KEPT = "The models stay loaded for {:g} minutes for the next command (--keep): `launch-pipeline stop` ends them."
 _NOTHING = "The model ended the text at once: to it, nothing follows this prompt."
 _WITHOUT_RAW = "Without --raw it would be a message that is answered."
 
@@ -49,6 +50,14 @@ _WITHOUT_RAW = "Without --raw it would be a message that is answered."
     help="Only the text.",
 )
 @click.option("--stats", is_flag=True, help="Show every figure: rounds, hit rate, acceptance, who was busy.")
+@option(
+    "--keep",
+    Ineffective("the pipeline that is asked runs already", running=SET),
+    type=click.FloatRange(0, 1440),
+    metavar="MINUTES",
+    help="Keep the models loaded for the next command, until so long after the last one. `launch-pipeline stop` ends "
+    f"them. Default: {KEPT_MINUTES:.0f} on a terminal if they take at most a quarter of the memory, else 0.",
+)
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, even if the target has a chat template.")
 @sampling_options(max_tokens=256)
 @pipeline_options
@@ -60,6 +69,7 @@ def generate(
     quiet: bool,
     stats: bool,
     raw: bool,
+    keep: float | None,
     running: str | None,
     settings: PipelineSettings,
     **options: Any,
@@ -82,14 +92,18 @@ def generate(
         _run(Client(running), text, params, as_json, quiet, stats, raw)
         return
     if (lasting := running_pipeline(settings)) is not None:
-        here = f"A pipeline with these models runs already ({lasting.address}), so none is started."
-        print_notes([*notes, "" if quiet or as_json else here])
+        print_notes([*notes, "" if quiet or as_json else RUNNING])
         _run(lasting, text, params, as_json, quiet, stats, raw)
         return
+    if keep and not plain(settings):
+        notes.append("--keep has no effect: a later command only finds a pipeline with default options.")
     settings, note = fitting_strategy(settings, params)
     begun = time.monotonic()
     with started(settings, [*notes, note], quiet=quiet or as_json) as pipeline:
         _run(pipeline, text, params, as_json, quiet, stats, raw, loading=time.monotonic() - begun)
+        if minutes := minutes_to_keep(0.0 if keep is None and (quiet or as_json) else keep, pipeline, settings):
+            pipeline.leave(minutes * 60)
+            print_notes(["" if quiet or as_json else _KEPT.format(minutes)])
 
 
 def prompt_text(prompt: str | None, file: Any) -> str:

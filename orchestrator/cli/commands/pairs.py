@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from orchestrator.cli.report import print_whole
 from orchestrator.machine.downloads.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, memory_bytes, neural_engine
 from orchestrator.machine.memory.kv_plan import about
@@ -128,16 +130,18 @@ def pairs_command(as_json: bool) -> None:
             json.dumps({"memory": available, "advice": advice, "default": default, "pairs": found, "found": local})
         )
         return
+    fitting = {name: facts for name, facts in rows.items() if facts["fits"]}
+    table, same = _table(fitting or rows, available)
+    print_whole(table)
     console = Console()
-    # A table that is piped somewhere must not be cut to a terminal's width.
-    console = console if console.is_terminal else Console(width=140)
-    console.print(_table(rows, available))
+    for words in (same, _too_big(rows) if fitting else ""):
+        console.print(words, markup=False, highlight=False) if words else None
     kind = ", as float32 on a processor" if on_processor else ""
     click.echo(f"Sizes are estimated{kind}. {advice}")
     click.echo(f"Without --pair: {default_pair_state()}.")
     if local := local_models():
         click.echo("\nAlready on this disk; a GGUF file is converted when it is first used:")
-        console.print(_local_table(local))
+        print_whole(_local_table(local))
 
 
 def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, available: int) -> dict[str, Any]:
@@ -175,19 +179,22 @@ def _advice(profile: DeviceProfile | None) -> str:
 
 
 def _local_table(models: list[LocalModel]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("of", "model", "size", "--target"):
-        table.add_column(title, overflow="fold")
+    table = Table("of", "model", "size", "--target")
     for model in models:
-        table.add_row(model.origin, model.name, f"{model.bytes / _GIB:.1f} GiB", model.target)
+        table.add_row(*map(Text, (model.origin, model.name, f"{model.bytes / _GIB:.1f} GiB", model.target)))
     return table
 
 
-def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
+def _too_big(rows: dict[str, dict[str, Any]]) -> str:
+    sizes = [f"{name} ({facts['bytes'] / _GIB:.1f} GiB)" for name, facts in rows.items() if not facts["fits"]]
+    return f"Too big for this machine: {', '.join(sizes)}." if sizes else ""
+
+
+def _table(rows: dict[str, dict[str, Any]], available: int) -> tuple[Table, str]:
+    """The table, and what would be the same in every row."""
     titles = ("name", "target", "draft", f"memory (of {available / _GIB:.0f} GiB)", "tokenizers", "tokens/s (plain)")
     cells: list[tuple[str, ...]] = []
-    for name, facts in sorted(rows.items(), key=lambda row: not row[1]["fits"]):
+    for name, facts in rows.items():
         size = f"{facts['bytes'] / _GIB:.1f} GiB, {'fits' if facts['fits'] else '[red]too big[/]'}"
         if neural_engine() is not None:
             fit = "fits" if facts["fits_with_core_ml"] else "too big"
@@ -204,10 +211,8 @@ def _table(rows: dict[str, dict[str, Any]], available: int) -> Table:
         cells.append((name, target, draft, size, f"{match}, {how}", words))
     columns = list(zip(titles, zip(*cells, strict=True), strict=True))
     told = [(title, values) for title, values in columns if len(set(values)) > 1]
-    for title, _ in told:
-        table.add_column(title, overflow="fold")
+    table = Table(*(title for title, _ in told))
     for row in zip(*(values for _, values in told), strict=True):
         table.add_row(*row)
     same = [f"{title}: {values[0]}" for title, values in columns if len(set(values)) == 1 and values[0]]
-    table.caption, table.caption_justify = f"In every row: {'; '.join(same)}." if same else None, "left"
-    return table
+    return table, f"In every row: {'; '.join(same)}." if same else ""

@@ -1,4 +1,4 @@
-"""`launch-pipeline start`, `serve-workers` and `workers`: a pipeline that keeps running, and its workers."""
+"""`launch-pipeline start`, `serve-workers`, `stop` and `workers`: pipelines that keep running, and their workers."""
 
 import functools
 import json
@@ -15,10 +15,11 @@ from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import pipeline_options, without_effect
-from orchestrator.cli.pipelines import started
+from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
+from orchestrator.runtime.session import end_kept
 from protocol.messages.remote import WorkerEntry
 from protocol.shown_names import device_name, model_name
 
@@ -59,6 +60,21 @@ def serve_workers(address: str, announce: str | None, settings: PipelineSettings
     launch-pipeline workers list
     """
     _keep_running(address, announce, settings)
+
+
+@click.command()
+def stop() -> None:
+    """End the pipelines that `generate` has kept for the next command.
+
+    One that `start` or `serve` runs ends by Ctrl-C there.
+
+    \b
+    launch-pipeline stop
+    """
+    kept = end_kept()
+    busy = sum(session.folder.exists() for session in kept)
+    click.echo(f"Ended: {len(kept) - busy}." if kept else "No pipeline is kept.")
+    print_notes(["One answers somebody, and ends after that." if busy else ""])
 
 
 @click.group()

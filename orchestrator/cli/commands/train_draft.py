@@ -17,6 +17,7 @@ from rich.table import Table
 
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.cli.pipeline_options import Destination
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.reporting_process import reports
@@ -69,11 +70,11 @@ _PROMPTS = "prompts.jsonl"
     type=click.Path(path_type=Path),
     help="Prompts: JSON lines with `turns` or a `prompt`, or plain text. Repeatable.",
 )
-@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Folder of the drafter.")
+@click.option("--out", required=True, metavar="DIR", type=Destination(folder=True), help="Folder of the drafter.")
 @click.option(
     "--work",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=Destination(folder=True),
     help="Folder of the target's answers and states, which several kinds share.  [default: DIR/work]",
 )
 @click.option("--minutes", default=60.0, show_default=True, type=click.FloatRange(min=0.01), help="Of training.")

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any, Self
 from zipfile import BadZipFile
 
-import numpy as np
-
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.safetensors_headers import Tensor, tensors_in
 from protocol.errors import InputError
@@ -99,6 +97,9 @@ class DrafterCheckpoint:
         if not file.exists():
             return None
         try:
+            # Commands read checkpoints without this file.
+            import numpy as np
+
             return len(np.load(file, allow_pickle=False, mmap_mode="r"))
         except (OSError, EOFError, ValueError, TypeError, BadZipFile) as error:
             raise self.wrong(f"its {HEAD_TOKENS} can't be read ({error})") from error

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.pairs import pairs_command
 from orchestrator.cli.configuration import commands, options
+from orchestrator.machine.pairs.recommended_pairs import pairs
 
 
 def output(*words: str, width: int = 80) -> str:
@@ -36,6 +37,27 @@ def test_help_has_what_people_use_and_help_all_the_rest(name: str):
 def test_short_and_other_names():
     assert output("-V") == output("--version")
     assert output("run", "--help") == output("generate", "--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        (["run"], "chat"),
+        (["run", "--pair", "demo", "--seed", "1"], "chat"),
+        (["run", "hi", "--pair", "demo"], "generate"),
+        (["run", "--raw"], "generate"),
+        (["run", "--help"], "generate"),
+        (["run", "--foo"], "generate"),
+    ],
+)
+def test_run_without_a_prompt_at_a_terminal_is_a_chat(words: list[str], called: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+
+    name, command, rest = cli.resolve_command(click.Context(cli), words)
+
+    assert (name, command, rest) == (called, cli.commands[called], words[1:])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    assert cli.resolve_command(click.Context(cli), words)[0] == "generate"
 
 
 def test_what_is_missing_is_one_line():
@@ -66,19 +88,60 @@ def test_a_picture_that_can_not_be_written_is_refused_before_the_work(
     assert words in " ".join(result.output.split())
 
 
-def test_pairs_that_fit_come_first(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("convert", "--out"),
+        ("train-draft", "--kind", "eagle3", "--target", "x", "--out"),
+        ("train-draft", "--kind", "eagle3", "--target", "x", "--out", "new", "--work"),
+        ("profile", "--out"),
+        ("first-light", "--out"),
+        ("calibrate", "--out"),
+        ("generate", "x", "--record"),
+    ],
+)
+def test_a_folder_or_file_that_can_not_be_written_is_refused_before_the_work(words: tuple[str, ...], tmp_path: Path):
+    (tmp_path / "file").touch()
+
+    result = CliRunner().invoke(cli, [*words, str(tmp_path / "file" / "deep" / "x")])
+
+    assert result.exit_code == 2
+    assert f"since there is no folder {tmp_path}/file" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("words", [("config", "generate"), ("config",)])
+def test_tables_fit_a_narrow_terminal_and_break_no_short_word(
+    words: tuple[str, ...], width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "some-folder" / "configuration.toml"
+    file.parent.mkdir()
+    file.write_text('[generate]\nstop = ["end-of-text"]\n[chat]\npreset = "conservative"\n')
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+    wide, narrow = (output("--config", str(file), *words, width=each) for each in (1000, width))
+
+    lines = click.unstyle(narrow).splitlines()
+    assert {word for word in click.unstyle(wide).replace(":", "").split() if len(word) <= 14} <= {
+        *" ".join(lines).replace(":", "").split()
+    }
+    sentences = ("Configuration file", "No option reads", "By the model")
+    assert [line for line in lines if len(line.rstrip()) > width and not line.startswith(sentences)] == []
+
+
+def test_pairs_has_rows_for_those_that_fit_and_a_sentence_for_the_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("orchestrator.cli.commands.pairs.memory_bytes", lambda: 12 << 30)
 
     shown = CliRunner().invoke(pairs_command, []).output
-    rows = [line for line in shown.splitlines() if ", fits" in line or "too big" in line]
-    fitting = [", fits" in row for row in rows]
+    table, others = shown.split("Too big for this machine: ")
+    fitting = [line.split()[0] for line in table.splitlines() if ", fits" in line]
 
-    assert fitting == sorted(fitting, reverse=True)
-    assert any(fitting)
-    assert not all(fitting)
+    assert "qwen2.5-1.5b" in fitting
+    assert "llama3.3-70b (" in others
+    assert {*fitting, *(word for word in others.split() if word in pairs())} == {*pairs()}
 
 
 def test_config_shows_the_defaults_that_help_states():
     row = next(line for line in output("config", "chat", width=200).splitlines() if "--draft-tokens" in line)
 
-    assert f"[default: {row.split()[2]};" in " ".join(output("chat", "--help-all").split())
+    assert f"[default: {row.split()[1]};" in " ".join(output("chat", "--help-all").split())

@@ -1,19 +1,28 @@
-"""`generate` asks a pipeline that keeps running instead of loading its models again."""
+"""`generate` and `chat` ask a pipeline that keeps running instead of loading its models again."""
 
+import time
 from pathlib import Path
 
 import pytest
 
-from orchestrator import Pipeline
+from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.running_pipelines import keeps_running, running_pipeline
+from orchestrator.cli.running_pipelines import held, keeps_running, minutes_to_keep, running_pipeline
+from orchestrator.runtime.session import Session, end_kept
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 MODELS = PipelineSettings(target=str(DEMO_TARGET), draft=str(DEMO_DRAFT))
 
 
-def test_a_lasting_pipeline_is_found_by_its_models_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for all sessions, with no other test's."""
     monkeypatch.setattr("orchestrator.runtime.session.sessions_home", lambda: tmp_path / "s")
+    return tmp_path / "s"
+
+
+@pytest.mark.usefixtures("sessions")
+def test_a_lasting_pipeline_is_found_by_its_models_while_it_runs():
     with Pipeline(settings=MODELS) as pipeline:
         assert running_pipeline(MODELS) is None
 
@@ -28,3 +37,40 @@ def test_a_lasting_pipeline_is_found_by_its_models_while_it_runs(tmp_path: Path,
         assert running_pipeline(MODELS.changed(target=str(DEMO_DRAFT))) is None
         assert running_pipeline(MODELS.changed(strategy="sd")) is None
     assert running_pipeline(MODELS) is None
+
+
+def test_a_pipeline_that_is_left_ends_when_nobody_asks_it_or_another_one_begins(sessions: Path):
+    for ends in (lambda: time.sleep(1.5), lambda: end_kept(), lambda: Session.create().remove()):
+        with Pipeline(settings=MODELS) as pipeline:
+            pipeline.leave(1.0)
+        found = running_pipeline(MODELS)
+        assert found is not None
+        assert found.generate("def f(", SamplingParams(max_tokens=2)).text
+
+        with held(found, every=0.2):
+            time.sleep(1.5)
+            assert running_pipeline(MODELS) is not None
+        ends()
+        last = time.monotonic() + 30
+        while list(sessions.glob("lp-*")) and time.monotonic() < last:
+            time.sleep(0.05)
+        assert not list(sessions.glob("lp-*"))
+        assert running_pipeline(MODELS) is None
+
+
+def test_a_terminal_keeps_small_models_and_scripts_keep_what_they_say(monkeypatch: pytest.MonkeyPatch):
+    pipeline = Pipeline(settings=MODELS)
+    weights = pipeline.memory().weights
+    assert 0 < weights < pipeline.memory().bytes
+
+    def kept(asked: float | None, *, terminal: bool, memory: int, settings: PipelineSettings = MODELS) -> float:
+        monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+        monkeypatch.setattr("orchestrator.cli.running_pipelines.memory_bytes", lambda: memory)
+        return minutes_to_keep(asked, pipeline, settings)
+
+    assert kept(None, terminal=True, memory=4 * weights) == 5.0
+    assert kept(None, terminal=True, memory=3 * weights) == 0
+    assert kept(None, terminal=False, memory=4 * weights) == 0
+    assert kept(2.0, terminal=False, memory=1) == 2.0
+    assert kept(0.0, terminal=True, memory=4 * weights) == 0
+    assert kept(2.0, terminal=True, memory=4 * weights, settings=MODELS.changed(strategy="sd")) == 0

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.pipeline_options import draft_engine_option, draft_option, pair_option, target_option
+from orchestrator.cli.pipeline_options import Destination, draft_engine_option, draft_option, pair_option, target_option
 from orchestrator.cli.pipelines import target_folder
 from orchestrator.cli.report import show
 from orchestrator.machine.profiles.device_profiles import calibration_file
@@ -24,7 +24,7 @@ from protocol.errors import InputError
 @click.option(
     "--out",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Destination(),
     help="Profile to write. Default: this user's own, for --this-mac.",
 )
 @stays_awake

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from orchestrator.cli.idle_sleep import stays_awake
+from orchestrator.cli.pipeline_options import Destination
 from orchestrator.lab.first_light.stages import stage_named, stage_names
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
@@ -49,7 +50,7 @@ _STAGES = click.Choice(stage_names())
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Destination(folder=True),
     help=f"Folder to write.  [default: {_FOLDER} here; a numbered one if that is of another run]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")

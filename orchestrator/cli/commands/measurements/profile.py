@@ -10,7 +10,7 @@ from rich.console import Console
 
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.idle_sleep import stays_awake
-from orchestrator.cli.pipeline_options import facts, option, pipeline_options, without_effect
+from orchestrator.cli.pipeline_options import Destination, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.prompts import read_prompts
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=Destination(folder=True),
     default=Path("profile"),
     show_default=True,
     help="Folder for report.html, timeline.png, trace.perfetto-trace and profile.json.",
