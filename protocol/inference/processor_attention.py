@@ -19,6 +19,10 @@ Scores: TypeAlias = npt.NDArray[np.float32]
 
 _LEAST = 1 << 15
 """Attention scores of a layer. With fewer, waiting for each layer costs more than the exponentials."""
+_ROWS = 32
+"""Up to so many tokens a row's products don't depend on the other rows (`orchestrator/machine/blas`)."""
+_LEAST_OF_A_ROW = 1 << 12
+"""The same for such forwards, whose bits must not depend on how many tokens they have: scores of one token."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
 _STOCK = mx.fast.scaled_dot_product_attention
@@ -52,8 +56,13 @@ def attention(
     queries, (B, H', T, width) keys and (B, H', T, size) values. A query's result does not depend on the other ones."""
     batch, heads, length, _ = q.shape
     groups, total = k.shape[1], k.shape[2]
-    if sinks is not None or stream or q.dtype != mx.float32 or batch * heads * length * total < _LEAST:
+    one = batch * heads * total
+    few = one < _LEAST_OF_A_ROW if length <= _ROWS else one * length < _LEAST
+    if sinks is not None or stream or q.dtype != mx.float32 or few:
         return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
+    if length <= _ROWS < heads // groups * length:
+        k, v = (mx.repeat(each, heads // groups, axis=1) for each in (k, v))
+        groups = heads
     queries = mx.reshape(q * scale, (batch, groups, heads // groups * length, -1))
     scores = queries @ k.swapaxes(-1, -2)
     added = _added(mask, length, total)

@@ -3,6 +3,7 @@
 Knows no bytes of a tensor but those of a few rope factors.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -155,7 +156,7 @@ def _sigmoid(values: "_Values") -> bool:
     return any("exp_probs_b" in name for name in values.file.tensors) if stated is None else stated == _SIGMOID
 
 
-def _deepseek(values: "_Values") -> dict[str, Any]:
+def _latent(values: "_Values") -> dict[str, Any]:
     rotated = values.integer("rope.dimension_count")
     key = values.get("attention.key_length_mla") or values.integer("attention.key_length")
     scaling = _rope_scaling(values, 0).get("rope_scaling")
@@ -163,7 +164,7 @@ def _deepseek(values: "_Values") -> dict[str, Any]:
         # llama.cpp's converter writes a tenth of it. Both parts of the scale are the same in all published models.
         scale = 10 * float(values.get("rope.scaling.yarn_log_multiplier", 0.0))
         scaling |= {"mscale": scale, "mscale_all_dim": scale} if scale else {}
-    fields = {
+    return {
         **_routed(values),
         "num_key_value_heads": values.integer("attention.head_count"),
         "kv_lora_rank": values.integer("attention.kv_lora_rank"),
@@ -174,6 +175,10 @@ def _deepseek(values: "_Values") -> dict[str, Any]:
         "head_dim": rotated,
         "rope_scaling": scaling,
     }
+
+
+def _deepseek(values: "_Values") -> dict[str, Any]:
+    fields = _latent(values)
     if _sigmoid(values):
         return fields
     if fields["norm_topk_prob"]:
@@ -184,7 +189,69 @@ def _deepseek(values: "_Values") -> dict[str, Any]:
     # mlx-lm's code needs a scaling; one by 1 changes nothing.
     one = {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": values.integer("context_length")}
     greedy = "greedy" if fields["n_group"] == 1 else "group_limited_greedy"
-    return {**fields, "model_type": "deepseek_v2", "topk_method": greedy, "rope_scaling": scaling or one}
+    scaling = fields["rope_scaling"] or one
+    return {**fields, "model_type": "deepseek_v2", "topk_method": greedy, "rope_scaling": scaling}
+
+
+def _glm_dsa(values: "_Values") -> dict[str, Any]:
+    layers = values.integer("block_count") - int(values.get("nextn_predict_layers", 0))
+    # GLM-5.2 has a context of 2^20; its first files do not state which layers choose.
+    types = values.get("attention.indexer.types", [values.integer("context_length") < 1 << 20])
+    own = all(f"blk.{layer}.indexer.attn_k.weight" in values.file.tensors for layer in range(layers))
+    if not own or not all(each not in (0, "shared") for each in list(types)[:layers]):
+        raise InputError(
+            f"{values.file.path} has layers that take over the tokens that another layer chose (GLM-5.2), which "
+            "mlx-lm's glm_moe_dsa does not compute: choose GLM-5 or 5.1, or another model."
+        )
+    if (gate := values.get("expert_gating_func", _SIGMOID)) != _SIGMOID:
+        raise values.wrong("expert_gating_func", gate)
+    fields = _latent(values)
+    scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
+    return {
+        **fields,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "moe_layer_freq": 1,
+        "index_n_heads": values.integer("attention.indexer.head_count"),
+        "index_head_dim": values.integer("attention.indexer.key_length"),
+        "index_topk": values.integer("attention.indexer.top_k"),
+        "rope_parameters": {**scaling, "rope_theta": values.number("rope.freq_base", 10_000.0)},
+    }
+
+
+def _gemma3n(values: "_Values") -> dict[str, Any]:
+    file, layers = values.file, values.integer("block_count")
+    windowed = values.get("attention.sliding_window_pattern", np.arange(layers) % 5 < 4)
+    sparse, embedding = values.get("activation_sparsity_scale"), file.tensors.get(_PER_LAYER)
+    laurel = file.tensors.get("blk.0.laurel_l.weight")
+    if not isinstance(windowed, np.ndarray) or len(windowed) != layers:
+        raise values.wrong("attention.sliding_window_pattern", windowed)
+    if not isinstance(sparse, np.ndarray) or len(sparse) != layers:
+        raise values.wrong("activation_sparsity_scale", sparse)
+    if embedding is None or laurel is None:
+        raise InputError(f"{file.path} lacks {_PER_LAYER} or blk.0.laurel_l.weight: download the file again.")
+    inner = _by_layer(values, "feed_forward_length", layers)
+    return {
+        "head_dim": values.integer("attention.key_length"),
+        "intermediate_size": inner if len(set(inner)) > 1 else inner[0],
+        "vocab_size_per_layer_input": embedding.shape[0],
+        "hidden_size_per_layer_input": values.integer("embedding_length_per_layer_input"),
+        "num_kv_shared_layers": int(values.get("attention.shared_kv_layers", max(0, layers - 20))),
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in windowed.tolist()],
+        "sliding_window": values.integer("attention.sliding_window"),
+        # The file has the number of standard deviations of which this is the share below.
+        "activation_sparsity_pattern": [round(math.erfc(-each / math.sqrt(2)) / 2, 6) for each in sparse.tolist()],
+        "altup_num_inputs": values.integer("altup.num_inputs"),
+        "altup_active_idx": int(values.get("altup.active_idx", 0)),
+        # These are the same in all published models, and in no file.
+        "altup_coef_clip": 120.0,
+        "altup_correct_scale": True,
+        "laurel_rank": laurel.shape[0],
+        "rope_theta": values.number("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": values.number("rope.freq_base_swa", 10_000.0),
+        "rope_scaling": None,
+        "final_logit_softcapping": values.number("final_logit_softcapping", 30.0),
+    }
 
 
 def _gemma4(values: "_Values") -> dict[str, Any]:
@@ -290,7 +357,7 @@ def _glm4(values: "_Values") -> dict[str, Any]:
     return {}
 
 
-def _lfm2(values: "_Values") -> dict[str, Any]:
+def _short_convolutions(values: "_Values") -> dict[str, Any]:
     heads = values.get("attention.head_count_kv")
     if not isinstance(heads, np.ndarray) or len(heads) != values.integer("block_count"):
         raise values.wrong("attention.head_count_kv", heads)
@@ -300,11 +367,32 @@ def _lfm2(values: "_Values") -> dict[str, Any]:
         "norm_eps": values.number("attention.layer_norm_rms_epsilon"),
         "conv_L_cache": values.integer("shortconv.l_cache"),
         "conv_bias": "blk.0.shortconv.conv.bias" in values.file.tensors,
+    }
+
+
+def _lfm2(values: "_Values") -> dict[str, Any]:
+    return {
+        **_short_convolutions(values),
         "block_dim": values.integer("embedding_length"),
         "block_ff_dim": values.integer("feed_forward_length"),
         "block_multiple_of": 1,
         "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2moe(values: "_Values") -> dict[str, Any]:
+    if values.get("expert_gating_func") != _SIGMOID:
+        raise values.wrong("expert_gating_func", values.get("expert_gating_func"))
+    return {
+        **_short_convolutions(values),
+        "num_experts": values.integer("expert_count"),
+        "num_experts_per_tok": values.integer("expert_used_count"),
+        "moe_intermediate_size": values.integer("expert_feed_forward_length"),
+        "num_dense_layers": int(values.get("leading_dense_block_count", 0)),
+        "use_expert_bias": any("exp_probs_b" in name for name in values.file.tensors),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": values.number("expert_weights_scale", 1.0),
     }
 
 
@@ -327,6 +415,9 @@ class Architecture(NamedTuple):
     """What the file adds to the weights of norms."""
     prefix: str = ""
     """In front of the names of all tensors."""
+    layers: str = "model.layers"
+    nested: bool = False
+    """mlx-lm reads the fields in `text_config`."""
     tiled: bool = False
     """Heads of values of a linear attention stand in the order of ggml's repetition: those with the first key head are
     the first one of each run, where mlx-lm has all of one key head together."""
@@ -372,6 +463,31 @@ _LATENT = {
     "attn_v_b": "self_attn.unembed_out",
 }
 """Attention to latent keys."""
+_PER_LAYER_INNER = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+"""Of embeddings for each layer, as Gemma 3n and 4 have them."""
+_PER_LAYER_OUTER = {
+    **_OUTER,
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+_CONVOLUTIONS = {
+    **_INNER,
+    "attn_norm": "operator_norm",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_output": "self_attn.out_proj",
+    "ffn_norm": "ffn_norm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+"""Layers of LFM2."""
+_CONVOLUTIONS_OUTER = _OUTER | {"token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"}
 _SPARSE = {"ffn_gate_inp": "mlp.gate", **_named_experts("mlp.switch_mlp")}
 _ARCHITECTURES = {
     "llama": Architecture("llama", permuted=True),
@@ -409,21 +525,26 @@ _ARCHITECTURES = {
     "lfm2": Architecture(
         "lfm2",
         {
-            **_INNER,
-            "attn_norm": "operator_norm",
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            "attn_output": "self_attn.out_proj",
-            "ffn_norm": "ffn_norm",
+            **_CONVOLUTIONS,
             "ffn_gate": "feed_forward.w1",
             "ffn_down": "feed_forward.w2",
             "ffn_up": "feed_forward.w3",
-            "shortconv.conv": "conv.conv",
-            "shortconv.in_proj": "conv.in_proj",
-            "shortconv.out_proj": "conv.out_proj",
         },
-        _OUTER | {"token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"},
+        _CONVOLUTIONS_OUTER,
         _lfm2,
+    ),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        {
+            **_CONVOLUTIONS,
+            **{f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "down", "up")},
+            "ffn_gate_inp": "feed_forward.gate",
+            "exp_probs_b.bias": "feed_forward.expert_bias",
+            **_named_experts("feed_forward.switch_mlp"),
+        },
+        _CONVOLUTIONS_OUTER,
+        _lfm2moe,
+        experts=True,
     ),
     "glm4": Architecture(
         "glm4",
@@ -436,15 +557,37 @@ _ARCHITECTURES = {
         fields=_glm4,
         partial=True,
     ),
+    "gemma3n": Architecture(
+        "gemma3n",
+        {
+            **_QWEN3,
+            **_BEFORE_AND_BEHIND,
+            **_PER_LAYER_INNER,
+            "altup_correct_coef": "altup.correction_coefs",
+            "altup_correct_scale.weight": "altup.correct_output_scale",
+            "altup_predict_coef": "altup.prediction_coefs",
+            "altup_router": "altup.modality_router",
+            "altup_router_norm": "altup.router_norm",
+            "laurel_l": "laurel.linear_left",
+            "laurel_r": "laurel.linear_right",
+            "laurel_post_norm": "laurel.post_laurel_norm",
+        },
+        {
+            **{name: each.replace("model.", "model.language_model.") for name, each in _PER_LAYER_OUTER.items()},
+            "altup_proj.weight": "model.language_model.altup_projections",
+            "altup_unembd_proj.weight": "model.language_model.altup_unembed_projections",
+        },
+        _gemma3n,
+        layers="model.language_model.layers",
+        nested=True,
+    ),
     "gemma4": Architecture(
         "gemma4_text",
         {
             **_QWEN3,
             **_BEFORE_AND_BEHIND,
+            **_PER_LAYER_INNER,
             "layer_output_scale.weight": "layer_scalar",
-            "inp_gate": "per_layer_input_gate",
-            "proj": "per_layer_projection",
-            "post_norm": "post_per_layer_input_norm",
             "ffn_gate_inp": "router.proj",
             "ffn_gate_inp.scale": "router.scale",
             "ffn_down_exps.scale": "router.per_expert_scale",
@@ -454,12 +597,7 @@ _ARCHITECTURES = {
             "ffn_gate_up_exps.weight": "experts.switch_glu.gate_up_proj.weight",
             **_named_experts("experts.switch_glu"),
         },
-        {
-            **_OUTER,
-            "per_layer_token_embd": "model.embed_tokens_per_layer",
-            "per_layer_model_proj": "model.per_layer_model_projection",
-            "per_layer_proj_norm": "model.per_layer_projection_norm",
-        },
+        _PER_LAYER_OUTER,
         _gemma4,
         partial=True,
         experts=True,
@@ -473,6 +611,18 @@ _ARCHITECTURES = {
         "qwen3_5_moe", _DELTA, fields=_deltas, partial=True, experts=True, prefix="language_model."
     ),
     "deepseek2": Architecture("glm4_moe_lite", _LATENT, fields=_deepseek, experts=True),
+    "glm-dsa": Architecture(
+        "glm_moe_dsa",
+        {
+            **_LATENT,
+            "indexer.attn_q_b": "self_attn.indexer.wq_b",
+            "indexer.attn_k": "self_attn.indexer.wk",
+            "indexer.k_norm": "self_attn.indexer.k_norm",
+            "indexer.proj": "self_attn.indexer.weights_proj",
+        },
+        fields=_glm_dsa,
+        experts=True,
+    ),
     "glm4moe": Architecture(
         "glm4_moe",
         {**_QWEN3, **_ROUTED, "post_attention_norm": "post_attention_layernorm"},
@@ -536,7 +686,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         shared["intermediate_size"] = values.integer("feed_forward_length", fields.get("moe_intermediate_size"))
     config = shared | fields
     _require_shapes(file, config)
-    return config
+    return {**config, "text_config": config} if architecture.nested else config
 
 
 def arrays_of(file: GgufFile, config: Mapping[str, Any], tensor: GgufTensor) -> dict[str, Laid]:
@@ -548,7 +698,7 @@ def arrays_of(file: GgufFile, config: Mapping[str, Any], tensor: GgufTensor) -> 
     layer = _LAYER.fullmatch(name)
     if layer and config["num_hidden_layers"] <= int(layer[1]) < _Values(file, _name(file)).integer("block_count"):
         return {}
-    place = f"{architecture.prefix}model.layers.{layer[1]}." if layer else architecture.prefix
+    place = f"{architecture.prefix}{architecture.layers}.{layer[1]}." if layer else architecture.prefix
     full, known = (layer[2], architecture.inner) if layer else (name, architecture.outer)
     stem, dot, kind = full.rpartition(".")
     if full not in known and (stem not in known or kind not in ("weight", "bias")):
@@ -561,8 +711,8 @@ def arrays_of(file: GgufFile, config: Mapping[str, Any], tensor: GgufTensor) -> 
         return {}
     if full == "attn_v_b.weight" and config["model_type"] == "deepseek_v2":
         return {f"{place}self_attn.kv_b_proj.weight": _joined(file, config, tensor)}
-    if full in _HALVES:
-        return {f"{place}{each}": laid for each, laid in _HALVES[full](found, config, tensor).items()}
+    if full in _SEVERAL:
+        return {f"{place}{each}": laid for each, laid in _SEVERAL[full](found, config, tensor).items()}
     return {f"{place}{found}": _laid(architecture, config, full, tensor)}
 
 
@@ -577,6 +727,9 @@ def _laid(architecture: Architecture, config: Mapping[str, Any], full: str, tens
     if kind == "ssm_a":
         heads = _value_heads(architecture, config, kind, len(tensor.rows))
         return Laid(tensor.shape, heads, value=lambda decay: np.log(-decay))
+    if kind == "exp_probs_b":
+        # It is added to shares, of which the greatest are chosen.
+        return Laid(tensor.shape, exact=True)
     if kind in _VALUE_HEADS:
         return Laid(tensor.shape, _value_heads(architecture, config, kind, len(tensor.rows)))
     if kind == "ffn_gate_inp_shexp":
@@ -628,11 +781,20 @@ def _beta_and_alpha(_: str, config: Mapping[str, Any], tensor: GgufTensor) -> di
     return {f"linear_attn.{name}.weight": Laid(shape, rows[:, half].reshape(-1)) for half, name in enumerate(names)}
 
 
-_HALVES: Mapping[str, Callable[[str, Mapping[str, Any], GgufTensor], dict[str, Laid]]] = {
+def _apart(found: str, _: Mapping[str, Any], tensor: GgufTensor) -> dict[str, Laid]:
+    """Matrices one behind the other."""
+    count, rows, columns = tensor.shape
+    places = np.arange(count * rows).reshape(count, rows)
+    return {f"{found}.{place}.weight": Laid((rows, columns), each) for place, each in enumerate(places)}
+
+
+_SEVERAL: Mapping[str, Callable[[str, Mapping[str, Any], GgufTensor], dict[str, Laid]]] = {
     "ffn_gate_up_exps.weight": _gate_and_up,
     "ssm_ba.weight": _beta_and_alpha,
+    "altup_proj.weight": _apart,
+    "altup_unembd_proj.weight": _apart,
 }
-"""Tensors that hold two arrays of mlx-lm."""
+"""Tensors that hold several arrays of mlx-lm."""
 
 
 def _joined(file: GgufFile, config: Mapping[str, Any], values: GgufTensor) -> Laid:

@@ -46,6 +46,8 @@ class Laid(NamedTuple):
     """mlx-lm's numbers from the file's; None: the same."""
     whole: bool = False
     """`value` needs all rows at once."""
+    exact: bool = False
+    """The numbers keep 32 bits."""
 
 
 class GgufFile(NamedTuple):

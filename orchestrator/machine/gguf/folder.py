@@ -95,9 +95,9 @@ _COMPOSED = ("qwen2", "qwen35", "deepseek-r1-qwen")
 _BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "llama4", "tekken")
 _KINDS = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe"), "qwen2"),
-    **dict.fromkeys(("glm4", "glm4moe"), "glm4"),
+    **dict.fromkeys(("glm4", "glm4moe", "glm-dsa"), "glm4"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
-    **{"gpt-oss": "gpt-4o", "lfm2": "lfm2", "qwen3next": "qwen2"},
+    **{"gpt-oss": "gpt-4o", "lfm2": "lfm2", "lfm2moe": "lfm2", "qwen3next": "qwen2"},
 }
 """The kind of an architecture's tokenizer in a file that does not state it. Others have several kinds."""
 
@@ -263,7 +263,7 @@ def write_safetensors(file: Path, parts: Sequence[Part], on_bytes: Callable[[int
     assert written == total, f"{written} bytes instead of {total}"
 
 
-_FORMAT = 4
+_FORMAT = 5
 """Raised if the same file becomes another folder, so that folders of older versions are not used."""
 _MIB = 1 << 20
 _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}

@@ -74,6 +74,7 @@ def parts(tensor: GgufTensor, name: str, format: Format, laid: Laid) -> list[Par
     Raises InputError for a quantisation that can't be read.
     """
     columns = int(np.prod(tensor.shape)) // len(tensor.rows)
+    format = "F32" if laid.exact else format
     rows = len(tensor.rows) if laid.rows is None else len(laid.rows)
     step = rows if laid.whole else max(1, _CHUNK // columns)
 

@@ -115,7 +115,9 @@ def test_a_sequence_that_is_taken_up_goes_on_exactly(name: str):
 
     shape = CacheShape.of(sequence)
     assert found == Resumed(620 if shape.states else 512)
-    other = evaluated(name, tokens[: found.tokens])
+    # The forwards that computed what was kept: others, of other widths, differ in the last bits.
+    other = evaluated(name, tokens)
+    other.truncate(found.tokens)
     assert sequence.committed == other.committed
     for one, two in [
         (sequence.prefill([5, 6, 7]), other.prefill([5, 6, 7])),
@@ -126,7 +128,8 @@ def test_a_sequence_that_is_taken_up_goes_on_exactly(name: str):
         assert mx.array_equal(one, two)
     # What follows is undone, and another turn goes on from here.
     sequence.truncate(found.tokens)
-    fresh = evaluated(name, tokens[: sequence.committed])
+    fresh = evaluated(name, tokens)
+    fresh.truncate(found.tokens)
     assert mx.array_equal(sequence.evaluate([9], [-1]), fresh.evaluate([9], [-1]))
 
 

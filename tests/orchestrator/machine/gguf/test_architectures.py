@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import gguf
@@ -202,6 +203,28 @@ def split_keys(arrays: dict[str, Any], a: Any) -> dict[str, Any]:
     return found
 
 
+def choosing(arrays: dict[str, Any], _: Any) -> dict[str, Any]:
+    """The bias of each choice of experts, and convolutions without their one channel a group."""
+    named = {name: f"blk.{name.split('.')[2]}.exp_probs_b.bias" for name in arrays if "expert_bias" in name}
+    return {named.get(name, name): array for name, array in arrays.items()}
+
+
+def gemma3n(arrays: dict[str, Any], a: Any) -> dict[str, Any]:
+    """The projections of the other streams one behind the other."""
+    found: dict[str, Any] = {}
+    for full, array in arrays.items():
+        name = full.replace("language_model.", "")
+        stem = next((stem for stem in ("altup_projections", "altup_unembed_projections") if stem in name), None)
+        if stem is not None:
+            short = {"altup_projections": "altup_proj", "altup_unembed_projections": "altup_unembd_proj"}[stem]
+            found.setdefault(f"{short}.weight", []).append(array)
+        elif name.endswith("correct_output_scale"):
+            found[f"blk.{name.split('.')[2]}.altup_correct_scale.weight"] = array
+        else:
+            found[name] = array
+    return {name: np.stack(array) if isinstance(array, list) else array for name, array in found.items()}
+
+
 def gemma4(arrays: dict[str, Any], a: Any) -> dict[str, Any]:
     """Gate and up of the experts in one; in front, how much of a head of full attention is rotated."""
     found: dict[str, Any] = {}
@@ -218,19 +241,32 @@ def gemma4(arrays: dict[str, Any], a: Any) -> dict[str, Any]:
     return {**found, "rope_freqs.weight": np.array(factors, np.float32)}
 
 
-GEMMA4 = {
+PER_LAYER = {
     **GEMMA,
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
+GEMMA3N = {
+    **PER_LAYER,
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
+}
+GEMMA4 = {
+    **PER_LAYER,
     "router.proj": "ffn_gate_inp",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "experts.switch_glu.down_proj": "ffn_down_exps",
-    "model.embed_tokens_per_layer": "per_layer_token_embd",
-    "model.per_layer_model_projection": "per_layer_model_proj",
-    "model.per_layer_projection_norm": "per_layer_proj_norm",
 }
 
 
@@ -257,6 +293,30 @@ def windows(a: Any) -> dict[str, Any]:
     }
 
 
+def altup(a: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": a.head_dim,
+        "attention.sliding_window": a.sliding_window,
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in a.layer_types],
+        "attention.shared_kv_layers": a.num_kv_shared_layers,
+        "activation_sparsity_scale": [
+            NormalDist().inv_cdf(each) if each else -np.inf for each in a.activation_sparsity_pattern
+        ],
+        "altup.active_idx": a.altup_active_idx,
+        "altup.num_inputs": a.altup_num_inputs,
+        "embedding_length_per_layer_input": a.hidden_size_per_layer_input,
+    }
+
+
+LFM2 = {
+    "operator_norm": "attn_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.out_proj": "attn_output",
+    "ffn_norm": "ffn_norm",
+    **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
+    "model.embedding_norm": "token_embd_norm",
+}
 GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
 CASES = {
     "qwen3moe": Case(
@@ -301,17 +361,26 @@ CASES = {
     ),
     "lfm2": Case(
         "lfm2",
-        {
-            "operator_norm": "attn_norm",
-            "self_attn.q_layernorm": "attn_q_norm",
-            "self_attn.k_layernorm": "attn_k_norm",
-            "self_attn.out_proj": "attn_output",
-            "ffn_norm": "ffn_norm",
-            **{f"feed_forward.w{n}": name for n, name in ((1, "ffn_gate"), (2, "ffn_down"), (3, "ffn_up"))},
-            **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
-            "model.embedding_norm": "token_embd_norm",
-        },
+        {**LFM2, **{f"feed_forward.w{n}": name for n, name in ((1, "ffn_gate"), (2, "ffn_down"), (3, "ffn_up"))}},
         lambda a: {"attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": a.conv_L_cache},
+    ),
+    "lfm2moe": Case(
+        "lfm2_moe",
+        {
+            **LFM2,
+            **{f"feed_forward.{each}_proj": f"ffn_{each}" for each in ("gate", "down", "up")},
+            "feed_forward.gate": "ffn_gate_inp",
+            **experts("feed_forward.switch_mlp"),
+        },
+        lambda a: {
+            **sparse(a, "num_experts", "moe_intermediate_size"),
+            "attention.head_count_kv": [0, 2, 0, 2],
+            "shortconv.l_cache": a.conv_L_cache,
+            "leading_dense_block_count": a.num_dense_layers,
+            "expert_gating_func": 2,
+        },
+        {"num_dense_layers": 1, "norm_topk_prob": True, "use_expert_bias": True},
+        laid=choosing,
     ),
     "glm4": Case(
         "glm4",
@@ -379,6 +448,29 @@ CASES = {
             "rope_scaling": {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 512},
         },
     ),
+    "glm-dsa": Case(
+        "glm_moe_dsa",
+        {
+            **LATENT,
+            "self_attn.indexer.wq_b": "indexer.attn_q_b",
+            "self_attn.indexer.wk": "indexer.attn_k",
+            "self_attn.indexer.k_norm": "indexer.k_norm",
+            "self_attn.indexer.weights_proj": "indexer.proj",
+        },
+        lambda a: latent(
+            a,
+            **{
+                "expert_weights_norm": True,
+                "nextn_predict_layers": 1,
+                "attention.indexer.head_count": a.index_n_heads,
+                "attention.indexer.key_length": a.index_head_dim,
+                "attention.indexer.top_k": a.index_topk,
+                "attention.indexer.types": [True] * a.num_hidden_layers,
+            },
+        ),
+        {"norm_topk_prob": True},
+        laid=biased,
+    ),
     "glm4moe": Case(
         "glm4_moe",
         {"post_attention_layernorm": "post_attention_norm", **ROUTED},
@@ -386,6 +478,7 @@ CASES = {
         {"norm_topk_prob": True, "use_qk_norm": True, "routed_scaling_factor": 2.5},
         laid=biased,
     ),
+    "gemma3n": Case("gemma3n", GEMMA3N, altup, {"altup_num_inputs": 3}, laid=gemma3n),
     "gemma4": Case(
         "gemma4_text", GEMMA4, windows, {"attention_k_eq_v": True, "vocab_size_per_layer_input": 272}, laid=gemma4
     ),
@@ -418,6 +511,8 @@ def written(
     model: Any = tiny(case.model, **{"vocab_size": len(vocabulary()), **case.changes})
     outer, name = model.args, name.partition(",")[0]
     arguments = model.language_model.args if case.model.startswith("qwen3_5") else outer
+    if case.model == "gemma3n":
+        arguments = model.model.language_model.config
     writer = gguf.GGUFWriter(path, name, split_max_tensors=parts)
     entries = {
         "block_count": arguments.num_hidden_layers + case.metadata(arguments).get("nextn_predict_layers", 0),
@@ -434,7 +529,7 @@ def written(
     for key, value in {**named, **tokenizer_metadata(), **(metadata or {})}.items():
         add_entry(writer, key, value)
     for full, array in case.laid(weights(model), arguments).items():
-        short = full if full.startswith(("blk.", "rope_freqs")) else gguf_name(full, case.names)
+        short = full if full.startswith(("blk.", "rope_freqs", "altup")) else gguf_name(full, case.names)
         if case.norm_offset and "norm" in short:
             array = array + np.float32(case.norm_offset)
         if "shortconv.conv" in short:
@@ -509,6 +604,42 @@ def test_packed_heads_that_are_no_whole_groups_are_refused(tmp_path: Path):
     written(tmp_path / "model.gguf", "qwen35moe", {"ssm_out": "Q8_0"})
 
     with pytest.raises(InputError, match="no multiple of 32"):
+        converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+
+def test_a_bias_that_chooses_experts_keeps_its_bits(tmp_path: Path):
+    """Beside weights in 16 bits."""
+    model = written(tmp_path / "model.gguf", "lfm2moe", {"ffn_down": "F16"})
+
+    ours = converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+    stored: Any = mx.load(str(tmp_path / "folder" / "model.safetensors"))
+    kept = sorted(name for name, array in stored.items() if array.dtype == mx.float32)
+    assert kept == [f"model.layers.{layer}.feed_forward.expert_bias" for layer in (1, 2, 3)]
+    biases = [layer.feed_forward.expert_bias for layer in model.layers[1:]]
+    assert all(mx.array_equal(stored[name], bias) for name, bias in zip(kept, biases, strict=True))
+    assert greedy(ours) == greedy(model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"glm-dsa.attention.indexer.types": [True, False, True, True]},
+        {"glm-dsa.attention.indexer.types": None, "glm-dsa.context_length": 1 << 20},
+    ],
+)
+def test_layers_that_take_over_the_choice_of_another_are_refused(tmp_path: Path, changes: Mapping[str, Any]):
+    written(tmp_path / "model.gguf", "glm-dsa", metadata=changes)
+
+    with pytest.raises(InputError, match=r"GLM-5.2.*choose GLM-5 or 5.1"):
+        converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+
+@pytest.mark.parametrize(("name", "key"), [("lfm2moe", "expert_gating_func"), ("gemma3n", "activation_sparsity_scale")])
+def test_what_a_model_can_not_be_computed_without_is_asked_for(tmp_path: Path, name: str, key: str):
+    written(tmp_path / "model.gguf", name, metadata={f"{name}.{key}": None})
+
+    with pytest.raises(InputError, match=rf"{name}.{key} is missing"):
         converted(tmp_path / "model.gguf", tmp_path / "folder")
 
 
