@@ -13,7 +13,7 @@ _INDEXED = 3
 _COMPARED = 8
 """Places, the latest ones, where a run is compared and its followers are counted."""
 _SCORED = 256
-"""Tokens at the end of a long piece of text that are compared with the guesses for them: earlier ones no longer count."""
+"""Tokens at the end of a long piece of text that are compared with the guesses for them. Earlier ones hardly count."""
 _REMEMBERED = 0.98
 """Weight of a trial at each later one of its length. About the last fifty count, so a long prompt that repeats itself
 does not decide what is believed of the answer."""

@@ -167,7 +167,8 @@ def test_a_device_that_failed_its_examination_is_not_tried_beside_any_target():
     folder = converted_in_cache()
     record(EngineVerdict(place=place_of(folder), choice="mlx", reason="it crashed"))
 
-    assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT, "The draft runs in MLX (it crashed): see launch-pipeline doctor.")
+    note = "The draft runs in MLX (it crashed): see launch-pipeline doctor."
+    assert chosen(str(DEMO_TARGET), AUTO) == DraftChoice("mlx", DEMO_DRAFT, note)
 
 
 def test_what_a_killed_conversion_left_is_removed_before_the_next_one(home: Path, monkeypatch: pytest.MonkeyPatch):
