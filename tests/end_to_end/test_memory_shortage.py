@@ -25,10 +25,10 @@ if "{{module}}" in sys.orig_argv:
     from protocol.inference.tree_sequence import TreeSequence
 
     def failing(method):
-        def call(self, tokens, *others):
+        def call(self, tokens, *others, **named):
             if self.committed + len(tokens) > {LIMIT}:
                 raise RuntimeError("[malloc] Unable to allocate 1073741824 bytes.")
-            return method(self, tokens, *others)
+            return method(self, tokens, *others, **named)
         return call
 
     TreeSequence.prefill = failing(TreeSequence.prefill)
@@ -42,13 +42,13 @@ if "{module}" in sys.orig_argv:
 
     calls, evaluate = itertools.count(1), TreeSequence.evaluate
 
-    def giving_up(self, tokens, *others):
+    def giving_up(self, tokens, *others, **named):
         if next(calls) % 7 == 0:
             raise RuntimeError(
                 "[METAL] Command buffer execution failed: Impacting Interactivity "
                 "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)."
             )
-        return evaluate(self, tokens, *others)
+        return evaluate(self, tokens, *others, **named)
 
     TreeSequence.evaluate = giving_up
 """

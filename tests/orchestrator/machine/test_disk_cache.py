@@ -26,7 +26,7 @@ def keep(root: Path, *names: str, limit: int = 1 << 40) -> list[Path]:
     kept = CacheFiles(root, MODEL, "some/model", limit)
     files = [kept.folder / name for name in names]
     for age, file in enumerate(files):
-        kept.write(file, CONTENT)
+        kept.write(file, [CONTENT])
         if file.exists():
             used = time.time() - 100 + age
             os.utime(file, (used, used))
