@@ -54,7 +54,11 @@ class CacheFiles:
             self._make()
             write_private(file, *pieces)
         self._written += 1
-        self._bytes = _size(self._root) if self._written % _COUNTED == 0 else self._bytes + sum(memoryview(piece).nbytes for piece in pieces)
+        self._bytes = (
+            _size(self._root)
+            if self._written % _COUNTED == 0
+            else self._bytes + sum(memoryview(piece).nbytes for piece in pieces)
+        )
         if self._bytes > self._limit:
             self._remove_oldest()
 
