@@ -25,6 +25,8 @@ _LEAST_OF_A_ROW = 1 << 12
 """The same for such forwards, whose bits must not depend on how many tokens they have: scores of one token."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
+_SUMMED = 64
+"""Scores whose sum is one term of a row's sum."""
 _STOCK = mx.fast.scaled_dot_product_attention
 
 
@@ -55,11 +57,32 @@ def attention(
     """softmax(scale q k^T + mask) v, (B, H, L, size), as `mx.fast.scaled_dot_product_attention` of (B, H, L, width)
     queries, (B, H', T, width) keys and (B, H', T, size) values. A query's result does not depend on the other ones."""
     batch, heads, length, _ = q.shape
-    groups, total = k.shape[1], k.shape[2]
+    total = k.shape[2]
     one = batch * heads * total
     few = one < _LEAST_OF_A_ROW if length <= _ROWS else one * length < _LEAST
+    stock = _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
     if sinks is not None or stream or q.dtype != mx.float32 or few:
-        return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
+        return stock
+    if mask is not None and length <= _ROWS and one < 2 * _LEAST_OF_A_ROW:
+        # A query that sees few keys goes MLX's way here too, since alone it would.
+        many = batch * heads * _seen(mask, length, total) >= _LEAST_OF_A_ROW
+        return mx.where(many[..., None], _vectors(q, k, v, scale, mask), stock)
+    return _vectors(q, k, v, scale, mask)
+
+
+def _seen(mask: mx.array | str | None, length: int, total: int) -> mx.array:
+    """(..., L): the keys that each query sees."""
+    if isinstance(mask, str):
+        return mx.arange(total - length, total) + 1
+    if mask is None or mask.dtype != mx.bool_:
+        return mx.full((length,), total)
+    return mask.sum(axis=-1)
+
+
+def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
+    """`attention` with numpy's exponentials."""
+    batch, heads, length, _ = q.shape
+    groups, total = k.shape[1], k.shape[2]
     if length <= _ROWS < heads // groups * length:
         k, v = (mx.repeat(each, heads // groups, axis=1) for each in (k, v))
         groups = heads
@@ -94,4 +117,13 @@ def _normalise(scores: Scores, shift: Scores | None) -> None:
         scores += shift
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=1, keepdims=True)
+    scores /= _sums(scores) if len(scores) <= _ROWS else scores.sum(axis=1, keepdims=True)
+
+
+def _sums(scores: Scores) -> Scores:
+    """(rows, 1): of each row, in an order that zeros behind it don't change. A row has fewer scores where it is alone
+    than where others follow it, and numpy's own order depends on their number."""
+    rows, total = scores.shape
+    whole = np.zeros((rows, -(-total // _SUMMED), _SUMMED), np.float32)
+    whole.reshape(rows, -1)[:, :total] = scores
+    return np.cumsum(whole.sum(axis=2), axis=1)[:, -1:]

@@ -55,6 +55,19 @@ def test_a_query_does_not_depend_on_those_beside_it(total: int):
         assert np.array_equal(fewer, whole[:, :, :length])
 
 
+@pytest.mark.parametrize("total", [100, 344, 348, 352, 700, 1500])
+def test_a_query_does_not_depend_on_the_keys_that_it_does_not_see(total: int):
+    """On both sides of where numpy takes over, and across it: heads of one value each, so that products are exact."""
+    queries, keys = numbers(2, _HEADS, 12, 1), numbers(2, _GROUPS, total, 1)
+    values = mx.zeros((2, _GROUPS, total, 1))
+    values[:, :, :3] = numbers(2, _GROUPS, 3, 1)
+    whole = np.array(attention(queries, keys, values, scale=0.3, mask="causal"))
+    for row in range(12):
+        seen = total - 11 + row
+        alone = attention(queries[:, :, row : row + 1], keys[:, :, :seen], values[:, :, :seen], scale=0.3)
+        assert np.array_equal(np.array(alone), whole[:, :, row : row + 1]), row
+
+
 def test_sinks_and_half_precision_stay_mlx_own():
     given = inputs()
     sinks = numbers(_HEADS)
