@@ -9,6 +9,9 @@ SHARED_MEMORY = Path("/dev") / "shm"
 SEGMENTS_VARIABLE = "LAUNCH_PIPELINE_SEGMENTS"
 """Another folder for the list of shared memory; `drill` and the tests set it."""
 
+SESSIONS_VARIABLE = "LAUNCH_PIPELINE_SESSIONS"
+"""Another folder for the sessions of pipelines; the tests set it. Its path must be short: it becomes a socket's."""
+
 SERVERS_VARIABLE = "LAUNCH_PIPELINE_SERVERS"
 """Another folder for the list of HTTP servers; `launch` sets it for its own, and the tests do."""
 
@@ -25,6 +28,13 @@ def keys_folder() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "launch-pipeline" / "keys"
     return _by_convention("XDG_CONFIG_HOME", ".config") / "keys"
+
+
+def sessions_folder() -> Path:
+    """The folder of this user's sessions. Short, because socket paths are limited to about 100 bytes. It need not
+    exist yet."""
+    given = os.environ.get(SESSIONS_VARIABLE)
+    return Path(given) if given else Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - used privately
 
 
 def segments_folder() -> Path:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import mlx.core as mx
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import settings
 from orchestrator import Pipeline, Result, SamplingParams
 from orchestrator.machine.drafts import draft_choice
 from protocol.kv.segments import unlink_segment
-from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE
+from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
 from tests.support.models.float32_demo import default_target_in_float32
 
 # The settings of whoever runs the tests are none of theirs.
@@ -63,9 +64,11 @@ def exact_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def servers_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """`launch` of whoever runs the tests finds no server of theirs."""
-    with pytest.MonkeyPatch.context() as patch:
+def programs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands of whoever runs the tests find no server and no pipeline of theirs, nor do those of another test that
+    runs at the same time."""
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(prefix="lp-", dir="/tmp") as sessions:
+        patch.setenv(SESSIONS_VARIABLE, sessions)
         patch.setenv(SERVERS_VARIABLE, str(tmp_path_factory.mktemp("servers") / "running"))
         yield
 

@@ -12,6 +12,7 @@ import msgspec
 
 from protocol.errors import Blame, InputError, PipelineError, blame_of, blaming
 from protocol.kv import segments
+from protocol.paths import sessions_folder
 from protocol.security.private_files import private_folder, read_private, write_private
 
 _FAILURE = "failure"
@@ -42,7 +43,7 @@ class Session:
         while True:
             # Another session that ends removes an empty home, also between these two steps.
             with suppress(FileNotFoundError):
-                home = private_folder(_not_a_link(sessions_home()))
+                home = private_folder(_not_a_link(sessions_folder()))
                 return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home)))
 
     @property
@@ -101,7 +102,7 @@ class Session:
         segments.sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
-            sessions_home().rmdir()
+            sessions_folder().rmdir()
 
 
 @contextmanager
@@ -112,11 +113,6 @@ def temporary_folder() -> Iterator[Path]:
         yield session.folder
     finally:
         session.remove()
-
-
-def sessions_home() -> Path:
-    """The folder of all sessions of this user. Short, because socket paths are limited to about 100 bytes."""
-    return Path("/tmp") / f"launch-pipeline-{os.getuid()}"  # noqa: S108 - private: checked by Session.create
 
 
 def running_sessions() -> list[Path]:
@@ -155,7 +151,7 @@ def sweep() -> list[Path]:
 
 
 def _sessions() -> list[Path]:
-    home = sessions_home()
+    home = sessions_folder()
     own = home.is_dir() and not home.is_symlink() and home.stat().st_uid == os.getuid()
     return sorted(home.glob(f"{_PREFIX}*")) if own else []
 

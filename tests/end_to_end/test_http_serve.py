@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -215,13 +216,22 @@ def test_who_watches_sees_each_round_of_a_text_as_it_comes(serving: Serving):
 def test_a_draft_that_dies_is_told_by_health_and_texts_go_on(serving: Serving, reference: Reference):
     expected = reference(PROMPT, params(1.0))
 
-    os.kill(members(serving.command.mark)["draft_worker"], signal.SIGKILL)
-    until(lambda: serving.health() == "degraded", SECONDS)
+    def degraded_by_another_death() -> bool:
+        # The first restarts take a quarter of a second, which two looks at a busy machine may miss; later ones wait.
+        if (draft := members(serving.command.mark).get("draft_worker")) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(draft, signal.SIGKILL)
+        return serving.health() == "degraded"
+
+    until(degraded_by_another_death, SECONDS)
 
     answer = serving.post(COMPLETIONS, prompt=PROMPT, temperature=1.0, seed=5, max_tokens=24)
     assert answer["choices"][0]["text"] == expected.text
     until(lambda: serving.health() == "ok", SECONDS)
-    assert "launch_pipeline_worker_restarts 1.0" in serving.client.get("/metrics").text
+    (restarts,) = re.findall(
+        r"^launch_pipeline_worker_restarts (\d+)", serving.client.get("/metrics").text, re.MULTILINE
+    )
+    assert int(restarts) >= 1
 
 
 def test_an_orchestrator_that_is_killed_is_followed_by_another(serving: Serving, reference: Reference):

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from orchestrator import SamplingParams
-from orchestrator.runtime.session import sessions_home, sweep
+from orchestrator.runtime.session import sweep
+from protocol.paths import sessions_folder
 from tests.conftest import Reference
 from tests.end_to_end.test_http_serve import KEY, PROMPT, Serving, serving
 from tests.orchestrator.cli.test_cli import Command, run, sentence
@@ -79,7 +80,7 @@ def test_the_server_ends_even_if_launch_is_killed():
     # As the next start of a pipeline does.
     sweep()
     command.end()
-    assert not list(sessions_home().glob(f"lp-{command.process.pid}-*"))
+    assert not list(sessions_folder().glob(f"lp-{command.process.pid}-*"))
 
 
 def _answers(url: str) -> bool:

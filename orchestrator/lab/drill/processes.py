@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from orchestrator.runtime.session import sessions_home
 from protocol.kv.segments import stale_segments
-from protocol.paths import SEGMENTS_VARIABLE
+from protocol.paths import SEGMENTS_VARIABLE, sessions_folder
 
 T = TypeVar("T")
 
@@ -68,7 +67,7 @@ def state(pid: int) -> str:
 
 def remains(mark: str) -> list[str]:
     """Processes, folders and shared memory that a pipeline left behind."""
-    folders = [str(folder) for folder in sessions_home().glob("lp-*") if mark in str(folder)]
+    folders = [str(folder) for folder in sessions_folder().glob("lp-*") if mark in str(folder)]
     return [*members(mark), *folders, *stale_segments()]
 
 

@@ -25,13 +25,13 @@ from orchestrator.machine.hardware import MlxDevice
 from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.network import own_host
 from orchestrator.machine.placement import usual_cores
-from orchestrator.runtime.session import sessions_home, stale_sessions
+from orchestrator.runtime.session import stale_sessions
 from protocol.contracts.coreml.neural_engine import EngineVerdict, all_recorded
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import PipelineError
 from protocol.kv.segments import free_shared_memory, stale_segments
 from protocol.messages.base import Role
-from protocol.paths import segments_folder
+from protocol.paths import segments_folder, sessions_folder
 
 _SW_VERS = "/usr/bin/sw_vers"
 
@@ -206,7 +206,7 @@ def shared_memory(free: int | None) -> Check:
 
 def temporary_folder() -> Check:
     """Sockets live under a short path, and shared memory is listed in a folder of its own."""
-    for folder in (sessions_home().parent, _nearest(segments_folder()), Path(tempfile.gettempdir())):
+    for folder in (sessions_folder().parent, _nearest(segments_folder()), Path(tempfile.gettempdir())):
         try:
             with tempfile.TemporaryFile(dir=folder):
                 free = shutil.disk_usage(folder).free

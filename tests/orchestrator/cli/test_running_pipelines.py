@@ -17,7 +17,7 @@ MODELS = PipelineSettings(target=str(DEMO_TARGET), draft=str(DEMO_DRAFT))
 @pytest.fixture
 def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for all sessions, with no other test's."""
-    monkeypatch.setattr("orchestrator.runtime.session.sessions_home", lambda: tmp_path / "s")
+    monkeypatch.setattr("orchestrator.runtime.session.sessions_folder", lambda: tmp_path / "s")
     return tmp_path / "s"
 
 

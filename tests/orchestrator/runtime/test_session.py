@@ -13,7 +13,7 @@ from protocol.errors import InputError
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(session, "sessions_home", lambda: tmp_path / "home")
+    monkeypatch.setattr(session, "sessions_folder", lambda: tmp_path / "home")
     return tmp_path / "home"
 
 
