@@ -19,7 +19,7 @@ from tests.support.default_pair import default_pair
 from tests.support.paths import ROOT
 
 PROMPT, PLACES = 32, 120
-WIDTHS = (2, 5, 8, 12)
+WIDTHS = (5, 8, 12)
 
 
 @pytest.mark.slow

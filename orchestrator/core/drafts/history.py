@@ -67,17 +67,22 @@ class DraftHistory:
 
 
 def costs_behind(hello: Hello, context: int) -> list[MeasuredCost]:
-    """What a target measured, with what so many tokens of context add: of a width for which that was not measured, as
-    much as of the next wider one, or of the widest."""
-    widths = [width for width, _ in hello.context_costs]
-    if not widths or not context:
+    """What a target measured, with what so many tokens of context add: of a width for which that was not measured, by
+    a line between those on both sides, since the target measures on both sides of the steps; beyond the widest, as much
+    as there."""
+    added = hello.context_costs
+    if not added or not context:
         return list(hello.costs)
+    widths = [width for width, _ in added]
 
-    def added(width: int) -> float:
-        index = min(bisect_left(widths, width), len(widths) - 1)
-        return hello.context_costs[index][1] * context / 1000
+    def a_thousand(width: int) -> float:
+        index = bisect_left(widths, width)
+        if index in (0, len(widths)):
+            return added[min(index, len(widths) - 1)][1]
+        (narrow, less), (wide, more) = added[index - 1 : index + 1]
+        return less + (more - less) * (width - narrow) / (wide - narrow)
 
-    return [(width, seconds + added(width)) for width, seconds in hello.costs]
+    return [(width, seconds + a_thousand(width) * context / 1000) for width, seconds in hello.costs]
 
 
 class DraftHistories:

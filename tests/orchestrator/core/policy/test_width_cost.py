@@ -152,11 +152,11 @@ def test_requests_begin_with_what_their_context_adds_by_width(prompt: int, typic
     assert [cost(width) for width in WIDTHS] == pytest.approx([LONG.forward(width, typical) for width in WIDTHS])
 
 
-def test_of_a_width_whose_context_was_not_measured_the_next_wider_one_or_the_widest_tells():
+def test_between_widths_whose_contexts_were_measured_lies_a_line_and_beyond_the_widest_none():
     told = replace(modelled_hello("target", pace=TARGET), context_costs=((1, 0.001), (8, 0.004), (9, 0.01)))
 
     added = [behind - alone for (_, behind), (_, alone) in zip(costs_behind(told, 2000), told.costs, strict=True)]
-    assert added == pytest.approx([0.002, *[0.008] * 7, *[0.02] * 9])
+    assert added == pytest.approx([0.002 + 0.006 * step / 7 for step in range(8)] + [0.02] * 9)
     assert costs_behind(replace(told, context_costs=()), 2000) == list(told.costs)
 
 
