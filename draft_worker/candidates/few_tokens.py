@@ -6,26 +6,28 @@ on the processor, wherever the model runs.
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from draft_worker.candidates.lookup_mixture import mixed
-from draft_worker.candidates.ranking import propose
+from draft_worker.candidates.lookup_mixture import mix
+from draft_worker.candidates.ranking import MIN_CANDIDATES, propose
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
 from protocol.speculation.candidates import Candidates, Support
 
-Tokens = npt.NDArray[np.int64]
+Tokens: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float32]
 _UNLIKELY = -1e9
 """The logit of a token that is a candidate by prompt lookup alone."""
 
 
 def propose_among(
     tokens: Tokens,
-    logits: npt.NDArray[np.float32],
+    logits: Floats,
     positions: Sequence[int],
     sampling: Sampling,
     batch: Batch,
@@ -39,21 +41,44 @@ def propose_among(
     """
     logits = np.where(tokens < shared, logits, -np.inf).astype(np.float32)
     tokens = np.where(tokens < shared, tokens, 0)
-    with mx.stream(mx.Device(mx.cpu)):
-        scored = mx.array(logits)
-        if any(batch.followers):
-            tokens, scored = _beside(tokens, logits, batch, shared)
-            scored = mixed(scored, _columns(tokens, np.asarray(scored), batch, shared), sampling.temperature)
-        noise = _FewNoise(tokens, np.asarray(positions), vocabulary)
-        found = propose(scored, range(len(tokens)), sampling, batch, noise)
-    return [_named(each, row) for each, row in zip(found, tokens, strict=True)]
+    if any(batch.followers):
+        tokens, logits = _beside(tokens, logits, batch, shared)
+        mix(logits, _columns(tokens, logits, batch, shared), sampling.temperature)
+    if sampling.verification == "rejection" and not sampling.greedy:
+        noise = _FewNoise(tokens, positions, vocabulary)
+        with mx.stream(mx.Device(mx.cpu)):
+            drawn = propose(mx.array(logits), range(len(tokens)), sampling, batch, noise)
+        return [_named(each, row) for each, row in zip(drawn, tokens, strict=True)]
+    if not sampling.greedy:
+        at = np.asarray(positions)[:, None]
+        noise = gumbel(noise_bits(sampling.seed, at, tokens, vocabulary, NoiseStream.SAMPLE))
+        logits = logits / np.float32(sampling.temperature) + noise
+    found = _ranked(tokens, logits, max(batch.limit, MIN_CANDIDATES))
+    if sampling.verification == "rejection":
+        return [each._replace(support=Support(each.tokens[:1], (1.0,))) for each in found]
+    return found
+
+
+def _ranked(tokens: Tokens, scores: Floats, limit: int) -> list[Candidates]:
+    """By falling score; of equals, lower tokens first. Those of -inf are none."""
+    order = np.lexsort((tokens, -scores), axis=-1)
+    best = np.take_along_axis(scores, order, axis=-1)
+    peak = np.where(np.isfinite(best[:, :1]), best[:, :1], 0.0)
+    weights = np.exp(best - peak)
+    chances = np.minimum(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30), 1.0)
+    counts = np.minimum((chances > 0).sum(axis=-1), limit).tolist()
+    named = np.take_along_axis(tokens, order, axis=-1).tolist()
+    return [
+        Candidates(row[:count], shares[:count])
+        for row, shares, count in zip(named, chances.tolist(), counts, strict=True)
+    ]
 
 
 class _FewNoise:
     """`NoiseRows` whose rows are those of the nodes, not of positions: each node has its own tokens."""
 
-    def __init__(self, tokens: Tokens, positions: npt.NDArray[np.integer], vocabulary: int) -> None:
-        self._tokens, self._positions, self._vocabulary = tokens, positions[:, None], vocabulary
+    def __init__(self, tokens: Tokens, positions: Sequence[int], vocabulary: int) -> None:
+        self._tokens, self._positions, self._vocabulary = tokens, np.asarray(positions)[:, None], vocabulary
         self._rows: mx.array | None = None
 
     def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array:
@@ -62,27 +87,25 @@ class _FewNoise:
         return self._rows[position]
 
 
-def _beside(tokens: Tokens, logits: npt.NDArray[np.float32], batch: Batch, shared: int) -> tuple[Tokens, mx.array]:
+def _beside(tokens: Tokens, logits: Floats, batch: Batch, shared: int) -> tuple[Tokens, Floats]:
     """Further columns for the followers that a row lacks; columns that a row does not need are never chosen."""
+    known = [set(row) for row in tokens.tolist()]
     lacking = [
         [token for token, _ in followers if token < shared and token not in row]
-        for followers, row in zip(batch.followers, tokens, strict=True)
+        for followers, row in zip(batch.followers, known, strict=True)
     ]
     if not any(lacking):
-        return tokens, mx.array(logits)
+        return tokens, logits
     more = np.array(list(zip_longest(*lacking, fillvalue=-1)), np.int64).T
     beside = np.where(more < 0, -np.inf, _UNLIKELY).astype(np.float32)
-    wider = np.concatenate([tokens, np.maximum(more, 0)], axis=1)
-    return wider, mx.array(np.concatenate([logits, beside], axis=1))
+    return np.concatenate([tokens, np.maximum(more, 0)], axis=1), np.concatenate([logits, beside], axis=1)
 
 
-def _columns(
-    tokens: Tokens, logits: npt.NDArray[np.float32], batch: Batch, shared: int
-) -> list[list[tuple[int, float]]]:
+def _columns(tokens: Tokens, logits: Floats, batch: Batch, shared: int) -> list[list[tuple[int, float]]]:
     """The followers of each row, as its columns."""
     found = []
-    for followers, row, scores in zip(batch.followers, tokens, logits, strict=True):
-        known = {int(token): place for place, token in enumerate(row) if scores[place] > -np.inf}
+    for followers, row, scores in zip(batch.followers, tokens.tolist(), logits.tolist(), strict=True):
+        known = {token: place for place, token in enumerate(row) if scores[place] > -np.inf} if followers else {}
         found.append([(known[token], chance) for token, chance in followers if token < shared and token in known])
     return found
 

@@ -62,7 +62,7 @@ class ConditionedNetwork(nn.Module):
         hidden = self._hidden
         if hidden is None:
             hidden = mx.zeros((*tokens.shape, self._width))
-        layer = cache[0] if isinstance(cache, list) else cache
+        layer = cache[0] if isinstance(cache, list) and len(cache) == 1 else cache
         return bounded(self.drafter(tokens, hidden, cache=layer))
 
     def make_cache(self) -> list[Any]:

@@ -112,11 +112,11 @@ class KeysValues(NamedTuple):
 class BlockPart(NamedTuple):
     """Inputs of a call that belong to one sequence, beside one another, and what they see."""
 
-    count: int
+    inputs: int
     context: Sequence[KeysValues]
     """Of every layer."""
     visible: Sequence[mx.array | None]
-    """For each layer, whether an input sees each column, (B or 1, 1, count, S + count) bools, the context's columns
+    """For each layer, whether an input sees each column, (B or 1, 1, inputs, S + inputs) bools, the context's columns
     first, as from `visibility`; None: an input sees all."""
 
 
@@ -195,13 +195,13 @@ class BlockDrafter(nn.Module):
 class _LayerPart(NamedTuple):
     """A `BlockPart` of one layer."""
 
-    count: int
+    inputs: int
     context: KeysValues
     visible: mx.array | None
 
     @classmethod
     def of(cls, part: BlockPart, layer: int) -> "_LayerPart":
-        return cls(part.count, part.context[layer], part.visible[layer])
+        return cls(part.inputs, part.context[layer], part.visible[layer])
 
 
 def _same_block(blocks: mx.array | None, taps: int) -> list[mx.array | None]:
@@ -307,12 +307,12 @@ class BlockAttention(nn.Module):
         own = self.keys_values(hidden, positions)
         attended, first = [], 0
         for count, context, visible in parts:
-            inputs = slice(first, first + count)
-            keys = mx.concatenate([context.keys, own.keys[:, :, inputs]], axis=2)
-            values = mx.concatenate([context.values, own.values[:, :, inputs]], axis=2)
+            part = slice(first, first + count)
+            keys = mx.concatenate([context.keys, own.keys[:, :, part]], axis=2)
+            values = mx.concatenate([context.values, own.values[:, :, part]], axis=2)
             attended.append(
                 mx.fast.scaled_dot_product_attention(
-                    queries[:, :, inputs], keys, values, scale=self._head_width**-0.5, mask=visible
+                    queries[:, :, part], keys, values, scale=self._head_width**-0.5, mask=visible
                 )
             )
             first += count

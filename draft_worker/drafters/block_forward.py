@@ -34,7 +34,7 @@ class Choices(NamedTuple):
     """(rows, K) of the logits, the best first."""
     logits: npt.NDArray[np.float32]
     """(rows, K), before any correction."""
-    latents: mx.array
+    latents: npt.NDArray[np.float32]
     """(rows, rank): projections of the rows' states."""
 
 
@@ -170,11 +170,15 @@ class MlxBlockRunner:
             return [BlockRows(*pair) for pair in pairs]
         columns, best = top(logits, min(choices, logits.shape[-1]))
         latents = self.selector.hidden_projection(states)
-        found = [mx.unflatten(values, 0, each) for values in (columns, best.astype(mx.float32), latents)]
-        split = [list(values) for values in found[2:]]
-        mx.eval(pairs, found, split)
-        ids, values = np.asarray(found[0]).astype(np.int64), np.asarray(found[1])
-        return [BlockRows(*pair, Choices(*choice)) for pair, *choice in zip(pairs, ids, values, split[0], strict=True)]
+        found = [mx.unflatten(values, 0, each) for values in (columns, best, latents)]
+        mx.eval(pairs, found)
+        ids, values, projected = np.asarray(found[0]).astype(np.int64), _floats(found[1]), _floats(found[2])
+        split = zip(pairs, ids, values, projected, strict=True)
+        return [BlockRows(*pair, Choices(*choice)) for pair, *choice in split]
+
+
+def _floats(values: mx.array) -> npt.NDArray[np.float32]:
+    return np.array(values.astype(mx.float32))
 
 
 def read_together(network: BlockDrafter, contexts: Sequence["BlockContext"]) -> None:

@@ -1,6 +1,7 @@
-"""EAGLE-3's network (arXiv 2503.01840): one decoder layer over the next token's embedding and the target's features.
+"""EAGLE-3's network (arXiv 2503.01840): decoder layers over the next token's embedding and the target's features.
 
-Parameters have the published names. Knows no files, no trees and no sampling.
+Mostly one layer. The further ones, which speculators' files can have, are plain. Parameters have the published names,
+but that `layers` begins with the second. Knows no files, no trees and no sampling.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ class Eagle3Form(msgspec.Struct, frozen=True, kw_only=True):
     heads: int
     kv_heads: int
     head_dim: int
+    layers: int = 1
     vocabulary: int
     """Tokens of the target."""
     head_size: int
@@ -79,6 +81,7 @@ class Eagle3(nn.Module):
             self.fc_norm = [nn.RMSNorm(form.target_width, eps=eps) for _ in form.outputs]
         self.fc = nn.Linear(joined, width, bias="fc" in form.biases)
         self.midlayer = Eagle3Layer(form)
+        self.layers = [Eagle3PlainLayer(form, f"layers.{number}") for number in range(form.layers - 1)]
         self.norm = nn.RMSNorm(width, eps=eps)
         if form.own_head:
             self.lm_head = nn.Linear(width, form.head_size, bias=False)
@@ -101,14 +104,17 @@ class Eagle3(nn.Module):
         """What the next row may read in place of `hidden`: (B, L, hidden), from (B, L) tokens and the (B, L, hidden)
         fused feature of the token before each.
 
-        `cache`: any object with `offset` and `update_and_fetch`, for keys and values of earlier rows. Without a mask,
-        rows are causal, or see what the cache's `make_mask` says.
+        `cache`: for keys and values of earlier rows, any object with `offset` and `update_and_fetch`, or a list of one a
+        layer. Without a mask, rows are causal, or see what the cache's `make_mask` says.
         """
+        caches = cache if isinstance(cache, list) else [cache] * self.form.layers
         if mask is None:
-            mask = create_attention_mask(hidden, cache)
+            mask = create_attention_mask(hidden, caches[0])
         embed = self.embed_tokens if self.form.own_embedding else self._embed
         assert embed is not None, "the target's embedding was not given"
-        hidden = self.midlayer(embed(tokens), hidden, mask, cache)
+        hidden = self.midlayer(embed(tokens), hidden, mask, caches[0])
+        for layer, each in zip(self.layers, caches[1:], strict=True):
+            hidden = layer(hidden, mask, each)
         return self.norm(hidden) if self.form.norm_output else hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -118,7 +124,7 @@ class Eagle3(nn.Module):
         return head(hidden if self.form.norm_output else self.norm(hidden))
 
     def make_cache(self) -> list[KVCache]:
-        return [KVCache()]
+        return [KVCache() for _ in range(self.form.layers)]
 
 
 class Eagle3Layer(nn.Module):
@@ -127,8 +133,8 @@ class Eagle3Layer(nn.Module):
     def __init__(self, form: Eagle3Form) -> None:
         super().__init__()
         width, eps = form.hidden_size, form.rms_norm_eps
-        self.self_attn = Eagle3Attention(form)
-        self.mlp = Eagle3Mlp(form)
+        self.self_attn = Eagle3Attention(form, "midlayer", 2 * width)
+        self.mlp = Eagle3Mlp(form, "midlayer")
         self.input_layernorm = nn.RMSNorm(width, eps=eps)
         self.hidden_norm = nn.RMSNorm(width, eps=eps)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
@@ -142,16 +148,34 @@ class Eagle3Layer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
+class Eagle3PlainLayer(nn.Module):
+    """A decoder layer as Llama's or Qwen's."""
+
+    def __init__(self, form: Eagle3Form, name: str) -> None:
+        super().__init__()
+        width, eps = form.hidden_size, form.rms_norm_eps
+        self.self_attn = Eagle3Attention(form, name, width)
+        self.mlp = Eagle3Mlp(form, name)
+        self.input_layernorm = nn.RMSNorm(width, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+
+    def __call__(self, hidden: mx.array, mask: Mask, cache: Any) -> mx.array:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), mask, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
 class Eagle3Attention(nn.Module):
-    def __init__(self, form: Eagle3Form) -> None:
+    """Of rows of `width` numbers."""
+
+    def __init__(self, form: Eagle3Form, layer: str, width: int) -> None:
         super().__init__()
         self._heads, self._kv_heads, size = form.heads, form.kv_heads, form.head_dim
         self._scale = size**-0.5
-        joined, keys = 2 * form.hidden_size, form.kv_heads * size
-        self.q_proj = nn.Linear(joined, form.heads * size, bias=_biased(form, "self_attn.q_proj"))
-        self.k_proj = nn.Linear(joined, keys, bias=_biased(form, "self_attn.k_proj"))
-        self.v_proj = nn.Linear(joined, keys, bias=_biased(form, "self_attn.v_proj"))
-        self.o_proj = nn.Linear(form.heads * size, form.hidden_size, bias=_biased(form, "self_attn.o_proj"))
+        keys = form.kv_heads * size
+        self.q_proj = nn.Linear(width, form.heads * size, bias=f"{layer}.self_attn.q_proj" in form.biases)
+        self.k_proj = nn.Linear(width, keys, bias=f"{layer}.self_attn.k_proj" in form.biases)
+        self.v_proj = nn.Linear(width, keys, bias=f"{layer}.self_attn.v_proj" in form.biases)
+        self.o_proj = nn.Linear(form.heads * size, form.hidden_size, bias=f"{layer}.self_attn.o_proj" in form.biases)
         if form.norm_heads:
             self.q_norm = nn.RMSNorm(size, eps=form.rms_norm_eps)
             self.k_norm = nn.RMSNorm(size, eps=form.rms_norm_eps)
@@ -176,16 +200,12 @@ class Eagle3Attention(nn.Module):
 
 
 class Eagle3Mlp(nn.Module):
-    def __init__(self, form: Eagle3Form) -> None:
+    def __init__(self, form: Eagle3Form, layer: str) -> None:
         super().__init__()
         width, inner = form.hidden_size, form.intermediate_size
-        self.gate_proj = nn.Linear(width, inner, bias=_biased(form, "mlp.gate_proj"))
-        self.up_proj = nn.Linear(width, inner, bias=_biased(form, "mlp.up_proj"))
-        self.down_proj = nn.Linear(inner, width, bias=_biased(form, "mlp.down_proj"))
+        self.gate_proj = nn.Linear(width, inner, bias=f"{layer}.mlp.gate_proj" in form.biases)
+        self.up_proj = nn.Linear(width, inner, bias=f"{layer}.mlp.up_proj" in form.biases)
+        self.down_proj = nn.Linear(inner, width, bias=f"{layer}.mlp.down_proj" in form.biases)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
-
-
-def _biased(form: Eagle3Form, layer: str) -> bool:
-    return f"midlayer.{layer}" in form.biases

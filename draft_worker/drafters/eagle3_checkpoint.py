@@ -3,6 +3,7 @@
 A target's outputs have different numbers in each family, and different keys (`_stated_outputs`). Knows no engine.
 """
 
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +39,7 @@ class _Layer(msgspec.Struct):
     vocab_size: Size
     num_key_value_heads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     head_dim: Annotated[int, Meta(ge=2, le=1024)] | None = None
-    num_hidden_layers: int = 1
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=64)] = 1
     rms_norm_eps: Annotated[float, Meta(gt=0, lt=1)] = 1e-6
     rope_theta: Annotated[float, Meta(gt=0)] = 10000.0
     rope_scaling: dict[str, Any] | None = None
@@ -95,6 +96,7 @@ def read_eagle3(folder: Path, target_layers: int | None = None) -> Eagle3:
 def write_eagle3(folder: Path, network: Eagle3, element: mx.Dtype = mx.float16) -> None:
     """Write SafeAILab's form, weights in `element`."""
     form = network.form
+    assert form.layers == 1, "SafeAILab's form has one layer"
     tensors = {name: values.astype(element) for name, values in parameters(network)}
     if network.head_tokens is not None:
         chosen = np.zeros(form.vocabulary, dtype=bool)
@@ -134,10 +136,16 @@ def _config(form: Eagle3Form) -> dict[str, Any]:
 
 
 def _renamed(tensors: Tensors) -> Tensors:
-    """By SafeAILab's names."""
+    """By the network's names: SafeAILab's of the first layer, and the others counted from 0."""
     kept = {name: values for name, values in tensors.items() if not name.startswith(_UNUSED)}
-    prefix = "layers.0."
-    return {f"midlayer.{name[len(prefix) :]}" if name.startswith(prefix) else name: kept[name] for name in kept}
+    return {_LAYER_NAME.sub(_layer_name, name): kept[name] for name in kept}
+
+
+_LAYER_NAME = re.compile(r"layers\.(\d+)(?=\.)")
+
+
+def _layer_name(found: re.Match[str]) -> str:
+    return f"layers.{int(found[1]) - 1}" if int(found[1]) else "midlayer"
 
 
 def _outputs(found: DrafterFolder, config: Mapping[str, Any], layers: int | None) -> tuple[int, ...]:
@@ -174,8 +182,6 @@ def _stated_outputs(found: DrafterFolder, config: Mapping[str, Any]) -> list[int
 def _form(
     found: DrafterFolder, layer: _Layer, drafter: _Drafter, outputs: tuple[int, ...], tensors: Tensors
 ) -> Eagle3Form:
-    if layer.num_hidden_layers != 1:
-        raise found.wrong(f"it has {layer.num_hidden_layers} decoder layers, and only drafters of one are known")
     if layer.model_type not in _LAYERS or layer.hidden_act != "silu":
         raise found.wrong(f"its decoder layer is of an unknown kind ({layer.model_type}, {layer.hidden_act})")
     if drafter.norm_before_fc and drafter.fc_norm:
@@ -191,6 +197,7 @@ def _form(
         heads=layer.num_attention_heads,
         kv_heads=layer.num_key_value_heads or layer.num_attention_heads,
         head_dim=layer.head_dim or max(2, layer.hidden_size // layer.num_attention_heads),
+        layers=layer.num_hidden_layers,
         vocabulary=layer.vocab_size,
         head_size=layer.vocab_size if head is None or head.ndim == 0 else len(head),
         target_width=drafter.target_hidden_size or layer.hidden_size,

@@ -196,7 +196,7 @@ class BlockSequence(EngineSequence):
         """Behind each of these nodes of `place`, whose anchors have rows."""
         positions = [node.position + 1 + batch.skipped for node in nodes]
         selector = self._engine.runner.selector
-        if selector is None or not nodes:
+        if selector is None:
             return self._columns.propose(self._logits(nodes), positions, self._sampling, batch)
         columns, logits, scores = self._chosen(selector, nodes)
         if batch.processors is not None:
@@ -278,11 +278,11 @@ class BlockSequence(EngineSequence):
         logits = np.stack([each.logits[offset] for each, offset in found])
         head = self._engine.runner.head_tokens
         tokens = columns if head is None else head[columns]
+        latents = np.stack([each.latents[offset] for each, offset in found])
         # So little is computed that the way to another device would be the longest part.
         with mx.stream(mx.Device(mx.cpu)):
-            latents = mx.stack([each.latents[offset] for each, offset in found])
             own = mx.array([node.token for node in nodes])
-            corrections = selector.corrections(own, latents, mx.array(tokens)).astype(mx.float32)
+            corrections = selector.corrections(own, mx.array(latents), mx.array(tokens)).astype(mx.float32)
             scores = logits + np.nan_to_num(np.asarray(corrections))
         return columns, logits, scores
 

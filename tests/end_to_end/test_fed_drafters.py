@@ -28,6 +28,7 @@ from tests.support.scripted_simulation import FixedPrompts, rounds
 
 PROMPT = (5, 9, 2, 33, 5, 9, 2, 33, 5, 9)
 LENGTH = 40
+KINDS = ("z-lab", "z-lab, causal", "vanilla", "DFlash2")
 TARGET_PACE = DevicePace(steps=((1, 0.020), (8, 0.024)), prefill_rate=1000.0)
 DRAFT_PACE = DevicePace(steps=((1, 0.004), (8, 0.005)), prefill_rate=1000.0)
 
@@ -62,7 +63,7 @@ def drafts(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> d
     """Drafters of each kind that know the target's own text."""
     root, text = tmp_path_factory.mktemp("drafts"), continued(target.network, PROMPT, len(PROMPT) + LENGTH)
     engines: dict[str, FedEngine] = {}
-    for kind in ("z-lab", "vanilla"):
+    for kind in KINDS:
         network = block_network(block_form(kind))
         fit_block(network, target.network, text)
         write_block(root / kind, network, ends_of(target.network), {})
@@ -98,7 +99,7 @@ def tokens(simulation: Simulation) -> list[list[int]]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("kind", ["z-lab", "vanilla"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_plain_decoding(
     kind: str, temperature: float, target: LanguageModel, drafts: dict[str, FedEngine]
 ):

@@ -10,8 +10,9 @@ import numpy as np
 
 
 class Row(NamedTuple):
-    key: Any
-    value: Any
+    keys: list[Any]
+    """Of each layer."""
+    values: list[Any]
     output: Any
 
 
@@ -32,27 +33,37 @@ class Reference:
 
     def row(self, token: int, hidden: Any, path: Sequence[Row], position: int) -> Row:
         """`hidden`: the fused feature, or the output of the row before. `path`: the rows before this one."""
-        layer = "midlayer."
-        normed = self._normed(hidden, layer + "hidden_norm")
-        embedded = self._normed(self._tensors["embed_tokens.weight"][token], layer + "input_layernorm")
-        joined = np.concatenate([embedded, normed])
+        embedded = self._normed(self._tensors["embed_tokens.weight"][token], "midlayer.input_layernorm")
+        normed = self._normed(hidden, "midlayer.hidden_norm")
+        residual = normed if self._config.get("norm_before_residual") else hidden
+        keys, values, read = [], [], np.concatenate([embedded, normed])
+        for number in range(self._config["num_hidden_layers"]):
+            layer = f"layers.{number}." if number else "midlayer."
+            if number:
+                residual, read = hidden, self._normed(hidden, layer + "input_layernorm")
+            query, key, value = self._projected(read, layer, position)
+            keys.append(key)
+            values.append(value)
+            seen = [[*(each[number] for each in column), last] for column, last in self._columns(path, key, value)]
+            attended = self._attended(query, np.stack(seen[0]), np.stack(seen[1]))
+            hidden = residual + self._linear(attended.reshape(-1), layer + "self_attn.o_proj")
+            inner = self._normed(hidden, layer + "post_attention_layernorm")
+            gate, up = self._linear(inner, layer + "mlp.gate_proj"), self._linear(inner, layer + "mlp.up_proj")
+            hidden = hidden + self._linear(gate / (1 + np.exp(-gate)) * up, layer + "mlp.down_proj")
+        return Row(keys, values, self._normed(hidden, "norm") if self._config.get("norm_output") else hidden)
+
+    def _columns(self, path: Sequence[Row], key: Any, value: Any) -> list[tuple[list[Any], Any]]:
+        return [([row.keys for row in path], key), ([row.values for row in path], value)]
+
+    def _projected(self, read: Any, layer: str, position: int) -> tuple[Any, Any, Any]:
         query, key, value = (
-            self._linear(joined, f"{layer}self_attn.{name}_proj").reshape(-1, self._config["head_dim"])
-            for name in "qkv"
+            self._linear(read, f"{layer}self_attn.{name}_proj").reshape(-1, self._config["head_dim"]) for name in "qkv"
         )
         if layer + "self_attn.q_norm.weight" in self._tensors:
             query, key = (
                 self._normed(x, f"{layer}self_attn.{name}_norm") for x, name in zip((query, key), "qk", strict=True)
             )
-        query, key = self._rotated(query, position), self._rotated(key, position)
-        keys, values = [*(each.key for each in path), key], [*(each.value for each in path), value]
-        attended = self._attended(query, np.stack(keys), np.stack(values))
-        residual = normed if self._config.get("norm_before_residual") else hidden
-        hidden = residual + self._linear(attended.reshape(-1), layer + "self_attn.o_proj")
-        inner = self._normed(hidden, layer + "post_attention_layernorm")
-        gate, up = self._linear(inner, layer + "mlp.gate_proj"), self._linear(inner, layer + "mlp.up_proj")
-        output = hidden + self._linear(gate / (1 + np.exp(-gate)) * up, layer + "mlp.down_proj")
-        return Row(key, value, self._normed(output, "norm") if self._config.get("norm_output") else output)
+        return self._rotated(query, position), self._rotated(key, position), value
 
     def logits(self, row: Row) -> Any:
         hidden = row.output if self._config.get("norm_output") else self._normed(row.output, "norm")

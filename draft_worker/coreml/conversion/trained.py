@@ -246,6 +246,8 @@ def convert_drafter(
 def _eagle3(source: Path, target: Path, features: TargetFeatures) -> _Source:
     network = read_eagle3(source, target_shape(target).layers)
     form = network.form
+    if form.layers > 1:
+        raise InputError(f"The drafter in {source} has {form.layers} layers: use it as it is, without Core ML.")
     ends = None
     if not (form.own_embedding and form.own_head):
         ends = drafter_ends(source, None, target, form.hidden_size, form.vocabulary)

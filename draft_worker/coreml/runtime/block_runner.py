@@ -14,7 +14,7 @@ from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
 from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
-from draft_worker.drafters.block import BlockForm, MarkovHead, markov_head
+from draft_worker.drafters.block import BlockForm, ChoiceSelector, MarkovHead, markov_head
 from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockInputs, BlockRows, FedRows
 
 
@@ -62,8 +62,8 @@ class PackageContext:
 class PackageBlockRunner:
     """A `BlockRunner`. As many blocks of a sequence as fit into the widest function share a call."""
 
-    joint = False
-    selector = None
+    joint: bool = False
+    selector: ChoiceSelector | None = None
 
     def __init__(self, converted: Converted, runtime: Runtime) -> None:
         package, tables = converted.package, converted.tables

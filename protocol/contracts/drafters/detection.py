@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from protocol.contracts.drafters.block import SPECULATORS, block, block_kind, is_block, options
+from protocol.contracts.drafters.block import SPECULATORS, UNUSED, block, block_kind, is_block, options
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint, config_in
 from protocol.contracts.drafters.description import NAMES, Drafter, DrafterKind
 from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
@@ -22,6 +22,7 @@ from protocol.json_values import is_list
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _DEFAULT_COUNT = 3
+_MAX_LAYERS = 64
 
 
 def eagle3(found: DrafterCheckpoint) -> Drafter:
@@ -48,11 +49,12 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
     head = found.has("lm_head.weight")
     drafted = _drafted(found, vocabulary, width, head)
     layers = text.number_or("num_hidden_layers", 1) or 1
-    if layers > 1:
-        raise InputError(
-            f"{found.folder} holds an EAGLE-3 drafter of {layers} layers, and only those of one layer can be run: "
-            "choose another draft."
-        )
+    if layers > _MAX_LAYERS:
+        raise found.wrong(f"its config.json states {layers:,} layers, of {_MAX_LAYERS} at most")
+    for number in range(1, layers):
+        name = f"layers.{number}.self_attn.q_proj.weight"
+        if _matrix(found, name)[1] != width:
+            raise found.wrong(f"its tensor {name} does not read {width:,} numbers, which the layer before it gives")
     return Drafter(
         kind="eagle3",
         format="speculators" if nested else "DeepSpec" if "target_layer_ids" in found.config else "SafeAILab",
@@ -62,8 +64,9 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
         target_layers=found.number_or("num_target_layers", None),
         target_vocabulary=vocabulary,
         drafted=drafted,
-        parameters=found.parameters(),
-        read=found.parameters(("embed_tokens", "fc.")),
+        layers=layers,
+        parameters=found.parameters(UNUSED),
+        read=found.parameters((*UNUSED, "embed_tokens", "fc.")),
         own_head=head,
     )
 

@@ -52,6 +52,14 @@ def test_both_families_give_the_reference_s_logits_and_our_numbers_of_outputs(tm
     assert tuple(network.head_tokens) == folders.HEAD_TOKENS
 
 
+@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_output"])
+def test_several_layers(tmp_path: Path, flag: str):
+    network = _assert_like_reference(folders.several_layers(tmp_path, **{flag: True}))
+
+    assert network.form.layers == 3
+    assert len(network.make_cache()) == 3
+
+
 def test_deep_spec_s_five_outputs_and_normed_heads(tmp_path: Path):
     network = _assert_like_reference(folders.deep_spec(tmp_path), outputs=5)
 
@@ -108,7 +116,7 @@ def test_default_outputs_are_those_of_the_paper(tmp_path: Path):
 
 
 _FLAWS: dict[str, tuple[dict[str, Any], str]] = {
-    "two layers": ({"num_hidden_layers": 2}, "decoder layers"),
+    "two layers": ({"num_hidden_layers": 2}, "lacks the tensor layers.0.self_attn"),
     "no outputs": ({"eagle_config": None}, "names no layers"),
     "outputs that fall": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 1, 0]}}, "must ascend"),
     "outputs behind the target": ({"num_target_layers": 3}, "must ascend from 0 to below 3"),

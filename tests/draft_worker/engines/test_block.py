@@ -287,6 +287,50 @@ def test_any_history_gives_the_candidates_of_a_fresh_sequence_with_the_same_know
         mirror.check()
 
 
+@pytest.mark.parametrize("kind", ["z-lab with windows", "rnn", "DFlash2", "DFlash2, scaled"])
+def test_sequences_that_share_a_forward_get_what_each_gets_alone(kind: str, pairs: dict[str, Pair]):
+    engine = pairs[kind].engine
+    batches = [Batch([], [5, 9, 7], [-1, 0, -1], 4), Batch([TEXT[20]], [2], [-1], 4), Batch([], [1], [-1], 4)]
+    begun = [(TEXT[:12], range(12), COUPLED), (TEXT[:20], range(2, 9), SAMPLINGS["warm"]), (TEXT[:3], [], COUPLED)]
+
+    def evaluated(together: bool) -> list[list[Candidates]]:
+        sequences = [opened(engine, *each) for each in begun]
+        if together:
+            return engine.evaluate_together(list(zip(sequences, batches, strict=True)))
+        return [sequence.evaluate(batch) for sequence, batch in zip(sequences, batches, strict=True)]
+
+    assert engine.joins([])
+    joint, alone = evaluated(together=True), evaluated(together=False)
+    for found, expected in zip(joint, alone, strict=True):
+        assert all(same(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_sequences_share_one_forward(pairs: dict[str, Pair]):
+    engine = pairs["DFlash2"].engine
+    sequences = [opened(engine, TEXT[:count], range(count)) for count in (12, 7)]
+    with mock.patch.object(engine.runner, "forward", wraps=engine.runner.forward) as forward:
+        engine.evaluate_together([(sequence, Batch([], [5, 6], [-1, -1], 4)) for sequence in sequences])
+
+    assert [len(blocks) for _, blocks in forward.call_args.args[0]] == [2, 2]
+    assert forward.call_count == 1
+
+
+def test_guesses_by_prompt_lookup_are_mixed_with_those_of_a_selector(pairs: dict[str, Pair]):
+    """A guess outside of the selector's choices counts as lookup says."""
+    engine = pairs["DFlash2"].engine
+    plain = opened(engine, TEXT[:12], range(12)).evaluate(Batch([], [5], [-1], 9))[0]
+    outside = next(token for token in range(VOCABULARY) if token not in plain.tokens)
+    followers = [[(outside, 0.5), (plain.tokens[2], 0.2)]]
+
+    found = opened(engine, TEXT[:12], range(12)).evaluate(Batch([], [5], [-1], 20, followers=followers))[0]
+
+    chances = dict(zip(found.tokens, found.probabilities, strict=True))
+    expected = {token: 0.3 * chance for token, chance in zip(plain.tokens, plain.probabilities, strict=True)}
+    expected[outside] = 0.5
+    expected[plain.tokens[2]] += 0.2
+    assert chances == pytest.approx(expected, abs=1e-4)
+
+
 def test_a_copy_leaves_the_first_sequence_as_it_is(pairs: dict[str, Pair]):
     sequence = opened(pairs["vanilla"].engine, TEXT[:12], range(12))
     other = sequence.reopen(8, COUPLED, VOCABULARY, exclusive=False)

@@ -83,7 +83,7 @@ def test_blocks_are_read_as_their_engine_reads_them(kind: TrainedKind, target: T
         context.feed(0, features[_BEGIN:place])
         context.read(place)
         known = row.tokens[place : place + stale + 1].tolist()
-        rows = runner.forward(context, [Block(known, place + stale - _BEGIN)])[0]
+        ((rows,),) = runner.forward([(context, [Block(known, place + stale - _BEGIN)])])
         expected = np.array(rows.logits)[:, : 2 * HEAD : 2]
         found = recorder.calls[0][block * network.form.rows :][: network.form.rows]
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)

@@ -79,6 +79,54 @@ def safe_ai_lab(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return write(folder, layer_config() | config | changes, tensors(seed=seed) | vocabulary_map())
 
 
+def plain_layer(number: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a further decoder layer."""
+    shapes = {
+        **{f"self_attn.{name}.weight": (rows, WIDTH) for name, rows in _ATTENTION.items()},
+        "self_attn.o_proj.weight": (WIDTH, HEADS * SIZE),
+        "mlp.gate_proj.weight": (INNER, WIDTH),
+        "mlp.up_proj.weight": (INNER, WIDTH),
+        "mlp.down_proj.weight": (WIDTH, INNER),
+        "input_layernorm.weight": (WIDTH,),
+        "post_attention_layernorm.weight": (WIDTH,),
+    }
+    return {f"layers.{number}.{name}": shape for name, shape in shapes.items()}
+
+
+def several_layers(folder: Path, layers: int = 3, **changes: Any) -> Path:
+    """As speculators writes them."""
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": len(HEAD_TOKENS),
+        "transformer_layer_config": layer_config(num_hidden_layers=layers),
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 4],
+    }
+    added: dict[str, tuple[int, ...]] = {}
+    for number in range(1, layers):
+        added |= plain_layer(number)
+    if changes.get("speculators_model_type") == "peagle":
+        added["mask_hidden"] = (1, 1, 3 * TARGET_WIDTH)
+    named = {name.replace("midlayer.", "layers.0."): values for name, values in tensors(added).items()}
+    return write(folder, config | changes, named | vocabulary_map())
+
+
+MASK_TOKEN, DEPTHS = 38, 4
+
+
+def peagle(folder: Path) -> Path:
+    """P-EAGLE as speculators writes it."""
+    proposal = {"proposal_type": "greedy", "speculative_tokens": DEPTHS}
+    return several_layers(
+        folder,
+        2,
+        architectures=["PEagleSpeculator"],
+        speculators_model_type="peagle",
+        mask_token_id=MASK_TOKEN,
+        speculators_config={"algorithm": "peagle", "proposal_methods": [proposal]},
+    )
+
+
 def speculators(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """The same weights under the other names, with the same outputs in the other numbers."""
     config = {

@@ -55,6 +55,10 @@ def fit_block(network: BlockDrafter, target: Any, text: Sequence[int]) -> None:
         logits = target.lm_head(states)
         if form.markov is not None:
             logits = logits + network.markov_head.correction(network.markov_head.latents(before, states))
+        if form.choices:
+            selector = network.candidate_selector
+            latents = selector.predecessor_codebook[before] * selector.hidden_projection(states)
+            logits = logits + latents @ selector.successor_codebook.T
         return nn.losses.cross_entropy(logits, right).mean()
 
     optimizer = optimizers.Adam(learning_rate=5e-3)

@@ -129,7 +129,7 @@ def pack_as_speculators(folder: Path, target: Path, head: NDArray[np.int32] | No
             if name in tensors:
                 tensors[name] = tensors[name][mx.array(head)]
         tensors["d2t"] = mx.array(head - np.arange(len(head)), dtype=mx.int64)
-        tensors["t2d"] = mx.array(np.isin(np.arange(config["vocab_size"]), head))
+        tensors["t2d"] = mx.array(np.isin(np.arange(config["vocab_size"]), head).tolist())
     mx.eval(tensors)
     written = kept | {
         "architectures": ["DFlash2DraftModel" if kind == "dflash2" else "DSparkSpeculator"],
