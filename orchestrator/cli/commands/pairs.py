@@ -16,7 +16,8 @@ from rich.text import Text
 
 from orchestrator.cli.report import print_whole
 from orchestrator.machine.downloads.default_target import default_pair_state
-from orchestrator.machine.hardware import computes_on_processor, memory_bytes, neural_engine
+from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, neural_engine
+from orchestrator.machine.memory.budget import usable
 from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.models.checkpoints import complete, gguf_files
 from orchestrator.machine.pairs.expectations import fits, forecast, kept_tokens, memory, tokenizers
@@ -119,19 +120,20 @@ def pairs_command(as_json: bool) -> None:
     """
     file = calibration_file()
     profile = load_profile(str(file)) if file.is_file() else None
-    on_processor, available = computes_on_processor(), memory_bytes()
-    rows = {name: _facts(pair, profile, on_processor, available) for name, pair in pairs().items()}
+    on_processor, physical = computes_on_processor(), memory_bytes()
+    room = usable(physical, gpu_working_set())
+    rows = {name: _facts(pair, profile, on_processor, room) for name, pair in pairs().items()}
     advice = _advice(profile)
     if as_json:
         found = [{"name": name, **facts} for name, facts in rows.items()]
         local = [model._asdict() for model in local_models()]
         default = default_pair_state()._asdict()
         click.echo(
-            json.dumps({"memory": available, "advice": advice, "default": default, "pairs": found, "found": local})
+            json.dumps({"memory": physical, "advice": advice, "default": default, "pairs": found, "found": local})
         )
         return
     fitting = {name: facts for name, facts in rows.items() if facts["fits"]}
-    table, same = _table(fitting or rows, available)
+    table, same = _table(fitting or rows, physical)
     print_whole(table)
     console = Console()
     for words in (same, _too_big(rows) if fitting else ""):
@@ -190,9 +192,9 @@ def _too_big(rows: dict[str, dict[str, Any]]) -> str:
     return f"Too big for this machine: {', '.join(sizes)}." if sizes else ""
 
 
-def _table(rows: dict[str, dict[str, Any]], available: int) -> tuple[Table, str]:
+def _table(rows: dict[str, dict[str, Any]], physical: int) -> tuple[Table, str]:
     """The table, and what would be the same in every row."""
-    titles = ("name", "target", "draft", f"memory (of {available / _GIB:.0f} GiB)", "tokenizers", "tokens/s (plain)")
+    titles = ("name", "target", "draft", f"memory (of {physical / _GIB:.0f} GiB)", "tokenizers", "tokens/s (plain)")
     cells: list[tuple[str, ...]] = []
     for name, facts in rows.items():
         size = f"{facts['bytes'] / _GIB:.1f} GiB, {'fits' if facts['fits'] else '[red]too big[/]'}"

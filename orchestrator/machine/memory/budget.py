@@ -33,8 +33,8 @@ def usable(physical: int, working_set: int = 0) -> int:
 
 
 def fits(models: float, available: int) -> bool:
-    """Whether models of so many bytes fit beside what else a pipeline needs. `available`: the machine's memory."""
-    return models + OVERHEAD <= usable(available)
+    """Whether models of so many bytes fit beside what else a pipeline needs. `available`: bytes that it may use."""
+    return models + OVERHEAD <= available
 
 
 class ModelNeed(NamedTuple):

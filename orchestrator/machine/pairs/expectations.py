@@ -75,13 +75,13 @@ def memory(pair: Pair, on_processor: bool, core_ml: bool = False) -> float:
 
 
 def fits(pair: Pair, on_processor: bool, available: int, core_ml: bool = False) -> bool:
-    """`available`: the machine's memory in bytes."""
+    """`available`: bytes that a pipeline may use."""
     return budget.fits(_weights(pair, on_processor, core_ml), available)
 
 
 def kept_tokens(pair: Pair, on_processor: bool, available: int) -> int | None:
-    """Tokens of conversations that the pair keeps in a machine with so much memory, about; None if the sizes of the
-    target's KV are not known, or the pair does not fit. A trained drafter has little KV, which does not count."""
+    """Tokens of conversations that the pair keeps in `available` bytes, about; None if the sizes of the target's KV
+    are not known, or the pair does not fit. A trained drafter has little KV, which does not count."""
     forms = {role: _kv_form(model) for role, model in (("target", pair.target), ("draft", pair.draft))}
     drafts = pair.draft.kind is None
     if forms["target"] is None or (drafts and forms["draft"] is None) or not fits(pair, on_processor, available):
@@ -95,7 +95,7 @@ def kept_tokens(pair: Pair, on_processor: bool, available: int) -> int | None:
         on_processor=on_processor,
     )
     unasked = budget.MemorySettings(context=budget.UNASKED_CONTEXT, requests=1)
-    return kv_plan(needs, unasked, budget.usable(available), concurrent=Options().concurrent).tokens or None
+    return kv_plan(needs, unasked, available, concurrent=Options().concurrent).tokens or None
 
 
 def _kv_form(model: Model) -> KvSizes | None:

@@ -107,7 +107,7 @@ class RecurrentCache(RememberedStates):
         self._forward = None
         if forward.parents is None:
             self._end += forward.length
-            self._rows, self._tip = {}, None
+            self._release()
             return
         self._forward = self._planned(forward.parents, forward.begin)
 
@@ -164,7 +164,8 @@ class RecurrentCache(RememberedStates):
             unrolled = kind.over_tree({**arguments, **joined}, forward.ancestry)
             outputs = mx.split(unrolled.outputs, [forward.skipped], axis=kind.axis)[1]
             state = mx.zeros((0,))
-        others = {name: argument for name, argument in arguments.items() if name not in inputs}
+        # Not the state before: a call outlives its forward.
+        others = {name: argument for name, argument in arguments.items() if name not in (*inputs, kind.state)}
         call = _Call(recurrence, {**others, **inputs}, kind.axis)
         call.state, call.unrolled = state, unrolled
         forward.calls.append(call)
@@ -209,8 +210,13 @@ class RecurrentCache(RememberedStates):
     def commit(self, slots: Sequence[int], surviving: Collection[int]) -> None:
         path = [self._rows[slot] for slot in slots]
         self._rows = {slot: row for slot, row in self._rows.items() if slot in surviving}
-        if not path:
-            return
+        if path:
+            self._enter(path)
+        if not self._rows:
+            self._release()
+
+    def _enter(self, path: Sequence[_Row]) -> None:
+        """Bring the rows of a path into the states."""
         forward = path[-1].forward
         if forward.ended and [row.number for row in path if row.forward is forward] == list(range(forward.length)):
             for index, entry in forward.entries.items():
@@ -253,7 +259,11 @@ class RecurrentCache(RememberedStates):
 
     def cut(self, tokens: int) -> None:
         super().cut(tokens)
-        self._rows, self._tip = {}, None
+        self._release()
+
+    def _release(self) -> None:
+        """The forwards' rows, with the states that they were given and made."""
+        self._rows, self._tip, self._forward = {}, None, None
 
     def move(self, begin: int, slots: mx.array) -> None:
         moved = {slot: begin + index for index, slot in enumerate(np.array(slots).tolist())}
@@ -272,7 +282,7 @@ class RecurrentCache(RememberedStates):
     def copy(self, slots: int) -> Self:
         other = super().copy(slots)
         other._stock = _ReadArrays(other, len(self.entries))
-        other._rows, other._tip, other._forward = {}, None, None
+        other._release()
         return other
 
 

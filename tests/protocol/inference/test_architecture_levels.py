@@ -176,7 +176,7 @@ _CHUNKED_IN_GATE = {"gemma3_text", "qwen3_next", "granitemoehybrid", "lfm2", "ll
     ],
 )
 def test_prefill_in_chunks_leaves_the_same_logits_behind(name: str, length: int, chunk: int):
-    """As one chunk of up to 512 does. Learned positions end at 512."""
+    """As one chunk of up to 512 does. Learned positions end at 1,024."""
     text = tokens(length, 11)
     small, large = (_prefilled(name, text, size) for size in (chunk, 512))
     possible = mx.isfinite(large)

@@ -1,5 +1,6 @@
 """After any writes, drops, copies, exports and adoptions, a layer cache gives the results of a new one."""
 
+import gc
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -170,6 +171,34 @@ def test_memory_is_that_of_the_arrays():
 
     assert empty.memory == 0
     assert sequence.memory == sum(array.nbytes for cache in sequence.caches for array in cache.arrays) > 0
+
+
+def test_a_sequence_holds_no_more_than_it_counts():
+    """The states that its last forward was given and made are not held beside those behind it."""
+    made = LanguageModel(tiny(KINDS["delta rule"], linear_key_head_dim=64, linear_value_head_dim=64))
+    _ended(made)
+    before = _held()
+    sequences = [_ended(made) for _ in range(4)]
+
+    assert 0 < _held() - before < 1.1 * sum(sequence.memory for sequence in sequences)
+
+
+def _ended(made: LanguageModel) -> TreeSequence:
+    """Behind a prompt and four forwards, of which some rows were kept."""
+    sequence = made.sequence()
+    sequence.prefill([3, 4, 5] * 6)
+    for rows, taken in ((3, 2), (3, 1), (3, 3), (1, 1)):
+        first = sequence.next_row
+        mx.eval(sequence.evaluate(range(4, 4 + rows), [-1, first, first + 1][:rows]))
+        sequence.keep(range(first, first + taken), ())
+    mx.eval([array for cache in sequence.caches for array in cache.arrays])
+    return sequence
+
+
+def _held() -> int:
+    """Bytes of all arrays."""
+    gc.collect()
+    return mx.get_active_memory()
 
 
 class _Unregistered(KVCache):
