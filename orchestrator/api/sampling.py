@@ -87,7 +87,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             raise out_of_range(error) from error
         if submit.sampling.grammar is not None:
             # Imports more than most clients need.
-            from protocol.sampling.grammar import require_enforceable
+            from orchestrator.machine.grammar_check import require_enforceable
 
             require_enforceable(submit.sampling.grammar)
         return submit

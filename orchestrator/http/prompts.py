@@ -21,6 +21,7 @@ from orchestrator.http.chat_request import ChatRequest, GenerationRequest, sampl
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported
 from orchestrator.http.generation import CUT_JSON, Renderer
 from orchestrator.http.history import Note, template_messages
+from orchestrator.machine.grammar_check import require_enforceable
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS
 from orchestrator.text.answer.parts import AnswerParser
@@ -31,7 +32,6 @@ from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState, ThoughtText
 from protocol.messages.grammar import Grammar
-from protocol.sampling.grammar import require_enforceable
 
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""
@@ -347,9 +347,11 @@ class Preparation:
 def _require_enforceable(question: GenerationRequest, grammar: Grammar | None) -> None:
     try:
         require_enforceable(grammar)
-    except PipelineError as error:
+    except InputError as error:
         param = "tools" if isinstance(question, ChatRequest) and question.offered else "response_format"
         raise ApiError(400, str(error), code="invalid_value", param=param) from error
+    except PipelineError as error:
+        raise of_pipeline(error) from error
 
 
 def _require_fitting(tokens: Sequence[int], state: PipelineState) -> None:

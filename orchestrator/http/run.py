@@ -27,6 +27,7 @@ from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings, loopback
+from orchestrator.machine.line_limit import LineLimit
 from orchestrator.machine.models.levels import level_note
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.template_sources import abandon_renderings
@@ -39,7 +40,6 @@ from protocol.transport.ports import require_unused
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_SECONDS = 60.0
 
 
 class LogLimit(logging.Filter):
@@ -47,23 +47,17 @@ class LogLimit(logging.Filter):
 
     def __init__(self, most: int = 10, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._most = most
+        self._limit = LineLimit(most)
         self._clock = clock
-        self._began = float("-inf")
-        self._seen = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.ERROR:
             return True
-        now = self._clock()
-        if now - self._began >= _SECONDS:
-            left_out = self._seen - self._most
-            if left_out > 0:
-                record.msg = f"{record.getMessage()} ({left_out} such lines were left out before.)"
-                record.args = ()
-            self._began, self._seen = now, 0
-        self._seen += 1
-        return self._seen <= self._most
+        left_out = self._limit.take(self._clock())
+        if left_out:
+            record.msg = f"{record.getMessage()} ({left_out} such lines were left out before.)"
+            record.args = ()
+        return left_out is not None
 
 
 _GRACE_SECONDS = 2

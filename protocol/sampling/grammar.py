@@ -15,7 +15,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from protocol.common_prefix import common_prefix
-from protocol.errors import InputError
 from protocol.json_values import is_object
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Part, Several, Text, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, closed, parsed
@@ -203,13 +202,6 @@ class GrammarState:
 
 def _reason(matcher: "LLMatcher") -> str:
     return matcher.get_error().removesuffix("<non-verbose/>").strip()[:1000]
-
-
-def require_enforceable(grammar: Grammar | None) -> None:
-    """Raise InputError if the grammar can't be enforced."""
-    reason = None if grammar is None else flaw(grammar)
-    if reason is not None:
-        raise InputError(reason)
 
 
 def _limits() -> "LLParserLimits":

@@ -5,7 +5,7 @@ The object is made from the events, so that both forms have the same content.
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.answer_content import AnswerContent, LogprobTranscript, chat_call, usage
@@ -40,7 +40,7 @@ class TextItem:
         return {"id": self._id, **kind, "status": self._status, "content": content}
 
     def begin(self) -> Iterator[OutputItem]:
-        yield _item("added", self._place, self.item)
+        yield item_event("added", self._place, self.item)
         yield self._of_part("content_part.added", part=self._part("", []))
 
     def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> OutputItem:
@@ -53,7 +53,7 @@ class TextItem:
         self._status = status
         yield self._of_text("done", text=self.text, logprobs=[*self._logprobs])
         yield self._of_part("content_part.done", part=self._part(self.text, self._logprobs))
-        yield _item("done", self._place, self.item)
+        yield item_event("done", self._place, self.item)
 
     def interrupt(self) -> None:
         """End the item after an error, without events."""
@@ -102,21 +102,23 @@ class CallItem:
 
     def events(self) -> Iterator[OutputItem]:
         content = self.item[self._field]
-        yield _item("added", self._place, {**self.item, "status": "in_progress", self._field: ""})
+        yield item_event("added", self._place, {**self.item, "status": "in_progress", self._field: ""})
         yield self._of_content("delta", delta=content)
         yield self._of_content("done", **self._named, **{self._field: content})
-        yield _item("done", self._place, self.item)
+        yield item_event("done", self._place, self.item)
 
     def _of_content(self, what: str, **more: Any) -> OutputItem:
         place = {"item_id": self.item["id"], "output_index": self._place}
         return {"type": f"response.{self._events}.{what}", **place, **more}
 
 
-def _item(what: str, place: int, item: Mapping[str, Any]) -> OutputItem:
+def item_event(what: str, place: int, item: Mapping[str, Any]) -> OutputItem:
     return {"type": f"response.output_item.{what}", "output_index": place, "item": item}
 
 
-_STATUS = {"stop": "completed", "length": "incomplete"}
+class MadeItem(Protocol):
+    @property
+    def item(self) -> OutputItem: ...
 
 
 class ResponseAnswer:
@@ -145,7 +147,7 @@ class ResponseAnswer:
         self._call_item = call_item
         self._open: TextItem | None = None
         """The last item, while text may be added to it."""
-        self._items: list[TextItem | CallItem] = []
+        self._items: list[MadeItem] = []
         self._sent = sent
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -198,7 +200,7 @@ class ResponseAnswer:
             yield from self._of_part(part, logprobs)
             logprobs = [] if isinstance(part, Spoken) else logprobs
         if isinstance(event, ChoiceEnd):
-            yield from self._close(_STATUS[event.result.finish_reason])
+            yield from self._close(self._status(event.result))
 
     def _of_part(self, part: Part, logprobs: Sequence[dict[str, Any]]) -> Iterator[OutputItem]:
         """`logprobs`: of a text."""
@@ -235,12 +237,15 @@ class ResponseAnswer:
         return [] if ready is None else ready["content"]
 
     def _finished(self, result: Result) -> dict[str, Any]:
-        status = _STATUS[result.finish_reason]
+        status = self._status(result)
         incomplete = None if status == "completed" else {"reason": "max_output_tokens"}
         response = self._object(status, incomplete_details=incomplete, usage=_usage(self._counted(result)))
         response |= warned(self._head.get("warnings", ()), self.if_cut, [result])
         self._store(response)
         return response
+
+    def _status(self, result: Result) -> str:
+        return "completed" if result.finish_reason == "stop" else "incomplete"
 
     def _counted(self, result: Result) -> dict[str, Any]:
         thoughts = [item.text for item in self._items if isinstance(item, TextItem) and item.reasoning]

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.errors import ApiError, unsupported
 from orchestrator.http.history import Note, shown
 from orchestrator.http.request_fields import left_out_tools
 from orchestrator.http.responses.answer import CallItem
-from orchestrator.http.responses.compaction import summary
+from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
@@ -289,6 +289,13 @@ class Response(UncheckedSamplingFields, kw_only=True):
     def kept(self) -> bool:
         """Whether the answer may be referred to later."""
         return self.store is not False
+
+    def demanding_summary(self, items: Items) -> "Response":
+        """The request for a summary of `items`, in words: neither a call nor the form of an answer may be demanded."""
+        limit = self.max_output_tokens or COMPACTION_TOKENS
+        return structs.replace(
+            self, input=[*items, demand()], max_output_tokens=limit, tool_choice=None, text=None, top_logprobs=None
+        )
 
     def chat(self, before: Sequence[Mapping[str, Any]], notes: Sequence[Note] = ()) -> ChatRequest:
         """`before`: items of the conversation so far. Raises ApiError, in the words of this API."""

@@ -6,9 +6,10 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,12 +23,23 @@ from orchestrator.http.prompts import RenderedChat
 from orchestrator.http.request_bodies import read_body
 from orchestrator.http.request_fields import read_fields
 from orchestrator.http.responses.answer import ResponseAnswer
-from orchestrator.http.responses.compaction import COMPACTION_TOKENS, compaction, demand
+from orchestrator.http.responses.compaction import SummaryAnswer, by_users, compaction, demands
 from orchestrator.http.responses.request import Items, OfferedTools
 from orchestrator.http.responses.request import Response as Question
 
 _PATH = "/v1/responses"
 _STORE_BYTES = 64 << 20
+
+
+class _Asked(NamedTuple):
+    question: Question
+    before: Items
+    """Items that it continues."""
+    chat: ChatRequest
+    """What it stands for."""
+    tools: OfferedTools
+    summary: bool
+    """The last item asks for a summary of the others."""
 
 
 class ResponsesRoutes:
@@ -47,7 +59,7 @@ class ResponsesRoutes:
 
     async def create(self, request: Request) -> Response:
         # In a thread however short: what it continues may be long.
-        question, before, chat, tools = await read_body(request, self._read, aside=True)
+        question, before, chat, tools, summary = await read_body(request, self._read, aside=True)
         head = self._head(question, chat)
         # A stream that waited for its model has begun this response.
         head["id"] = getattr(request.state, "response_id", head["id"])
@@ -55,19 +67,22 @@ class ResponsesRoutes:
 
         def store(answer: dict[str, Any]) -> None:
             if question.kept:
-                items = [*before, *map(stored_item, question.items), *answer["output"]]
-                self._store.add(answer["id"], answer, items)
+                items = [*before, *map(stored_item, question.items)]
+                kept = by_users(items[:-1]) if summary else items
+                self._store.add(answer["id"], answer, [*kept, *answer["output"]])
 
-        return await self._server.converse(request, chat, self._answers(head, chat, tools, store, sent))
+        make = SummaryAnswer if summary else ResponseAnswer
+        return await self._server.converse(request, chat, self._answers(make, head, chat, tools, store, sent))
 
     async def compact(self, request: Request) -> Response:
-        question, before, chat, tools = await read_body(request, self._read_for_summary, aside=True)
-        answers = self._answers(self._head(question, chat), chat, tools, lambda _: None)
+        question, before, chat, tools, _ = await read_body(request, self._read_for_summary, aside=True)
+        answers = self._answers(SummaryAnswer, self._head(question, chat), chat, tools, lambda _: None)
         response = await self._server.converse(request, chat, answers)
         return JSONResponse(compaction(msgspec.json.decode(response.body), [*before, *question.items[:-1]]))
 
     def _answers(
         self,
+        make: type[ResponseAnswer],
         head: Mapping[str, Any],
         chat: ChatRequest,
         tools: OfferedTools,
@@ -83,32 +98,29 @@ class ResponsesRoutes:
             )
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
             told = {**head, "warnings": prompt.warnings} if prompt.warnings else head
-            return ResponseAnswer(told, content, transcript, store, codec.count, tools.call_item, sent)
+            return make(told, content, transcript, store, codec.count, tools.call_item, sent)
 
         return answer
 
     async def count(self, request: Request) -> Response:
-        _, _, chat, _ = await read_body(request, self._read, aside=True)
+        _, _, chat, _, _ = await read_body(request, self._read, aside=True)
         self._server.model_name(chat.model)
         tokens = await self._server.chat_tokens(request, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
-    def _read(self, content: bytes) -> tuple[Question, Items, ChatRequest, OfferedTools]:
-        """The request, the items that it continues, the chat that it stands for, and its tools."""
-        return self._of(*read_fields(content, Question))
-
-    def _read_for_summary(self, content: bytes) -> tuple[Question, Items, ChatRequest, OfferedTools]:
-        """As `_read`, with the demand for a summary as the last item."""
+    def _read(self, content: bytes) -> _Asked:
         question, notes = read_fields(content, Question)
-        question.input = [*question.items, demand()]
-        question.max_output_tokens = question.max_output_tokens or COMPACTION_TOKENS
-        question.stream = None
-        return self._of(question, notes)
+        summary = demands(question.items)
+        return self._asked(question.demanding_summary(question.items[:-1]) if summary else question, notes, summary)
 
-    def _of(self, question: Question, notes: list[Note]) -> tuple[Question, Items, ChatRequest, OfferedTools]:
+    def _read_for_summary(self, content: bytes) -> _Asked:
+        question, notes = read_fields(content, Question)
+        return self._asked(structs.replace(question.demanding_summary(question.items), stream=None), notes, True)
+
+    def _asked(self, question: Question, notes: list[Note], summary: bool) -> _Asked:
         id = question.previous_response_id
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
-        return question, before, question.chat(before, notes), question.offered
+        return _Asked(question, before, question.chat(before, notes), question.offered, summary)
 
     def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""

@@ -5,6 +5,7 @@ for the owner. Yields events of the state machine.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ import zmq
 from msgspec import structs
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
+from orchestrator.machine.line_limit import LineLimit
 from orchestrator.machine.network import reachable_host
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -50,6 +52,8 @@ from protocol.transport.codec import MAX_WORKER_FRAME, Stamp
 from protocol.transport.hub import Arrival, Hub
 
 _NO_STAMP = Stamp(0, 0)
+_LINES = 20
+"""In the log, of one machine, in a minute: it can join and leave thousands of times."""
 log = structlog.get_logger()
 
 WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
@@ -83,6 +87,8 @@ class RemoteWorkers:
         self._features = FeatureShipping(self._hub, epoch)
         self._refused_prefills: list[Arrived] = []
         """Faults of Prefills that were not sent, which the next `give_up_due` yields."""
+        self._lines = defaultdict[str, LineLimit](lambda: LineLimit(_LINES))
+        """Of each machine."""
         self.stale = 0
         """Messages of admitted machines with a stamp that is not theirs, or of a kind that they may not send."""
 
@@ -215,7 +221,7 @@ class RemoteWorkers:
                 elif mismatch is not None:
                     self.dismiss(worker.incarnation, mismatch)
                 elif not introduced:
-                    log.info("worker up", role=hello.role, machine=worker.name, model=hello.model, device=hello.device)
+                    self._log(log.info, "worker up", worker, model=hello.model, device=hello.device)
                     # What another machine's target records is in its own memory, which nobody here can read.
                     yield WorkerUp(worker.incarnation, structs.replace(hello, taps=None), remote=True)
                     self._probe(worker)
@@ -255,8 +261,14 @@ class RemoteWorkers:
         self._features.drop(worker)
         if worker.role == "prefill":
             self.intake.clear()
-        log.warning("worker gone", role=worker.role, machine=worker.name, reason=reason)
+        self._log(log.warning, "worker gone", worker, reason=reason)
         return WorkerDown(worker.role, worker.incarnation)
+
+    def _log(self, write: Callable[..., Any], text: str, worker: RemoteWorker, **more: str) -> None:
+        left_out = self._lines[worker.name].take(time.monotonic())
+        if left_out is not None:
+            more |= {"left_out": f"{left_out} lines before"} if left_out else {}
+            write(text, role=worker.role, machine=worker.name, **more)
 
     def _send(self, worker: RemoteWorker, message: ToWorker) -> None:
         full = self._hub.queue_full

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.serving.attachment import raise_refusal
@@ -202,6 +203,20 @@ def test_one_guest_can_not_take_back_anothers_worker(server: Server):
     server.turn_until(lambda: Fault in kinds(server.events))
 
     assert WorkerDown not in kinds(server.events)
+
+
+def test_a_machine_that_comes_and_goes_fills_no_log(server: Server):
+    """What another one does is logged meanwhile."""
+    with capture_logs() as lines:
+        control = server.link(GUEST)
+        for life in range(300):
+            control.send(Attach("draft", life))
+            control.send(Leave(life))
+        server.turn_until(lambda: kinds(server.events).count(WorkerDown) == 300)
+        server.worker(OTHER, server.welcome(OTHER)).send(HELLO)
+        server.turn_until(lambda: WorkerUp in kinds(server.events))
+
+    assert [line["machine"] for line in lines] == 20 * ["guest"] + ["other"]
 
 
 def test_texts_that_would_play_with_a_terminal_never_get_in(server: Server):
