@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.candidates.columns import Columns
+from draft_worker.candidates.context_columns import ContextColumns, widened
 from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.conditioned.runner import ConditionedRunner, Wave
 from draft_worker.conditioned.sequence import ConditionedRows, Outputs
@@ -58,12 +59,19 @@ class ConditionedEngine(ColumnsEngine):
         """A sequence that has the KV of `rows`."""
         return ConditionedSequence(self, rows, sampling, self.columns(vocabulary))
 
+    @property
+    def widens(self) -> bool:
+        """Whether tokens of a context that the head lacks can be guessed."""
+        return self._runner.short_head is not None and self._runner.short_head.widens
+
     def joins(self, parts: Sequence[tuple["ConditionedSequence", int]]) -> bool:
         widest = self._runner.widest
         return self.joint and (widest is None or sum(rows for _, rows in parts) <= widest)
 
     def evaluate_together(self, parts: Sequence[tuple["ConditionedSequence", Batch]]) -> list[list[Candidates]]:
         sequences = [sequence for sequence, _ in parts]
+        for sequence, batch in parts:
+            sequence.columns.see([*batch.committed, *batch.tokens])
         runs = [sequence.rows.forwards(batch) for sequence, batch in parts]
         if self.joint:
             outputs = self.run(sequences, runs)
@@ -71,10 +79,12 @@ class ConditionedEngine(ColumnsEngine):
             outputs = [self.run([each], [run])[0] for each, run in zip(sequences, runs, strict=True)]
         blank = mx.zeros((self._runner.width,))
         stacked = mx.stack([blank if row is None else row for rows in outputs for row in rows])
+        more = widened(self._runner.short_head, [sequence.columns for sequence in sequences])
         logits = self._runner.logits(stacked)
         found, first = [], 0
         for rows, (sequence, batch) in zip(outputs, parts, strict=True):
-            found.append(sequence.candidates(logits[first : first + len(rows)], rows, batch))
+            own = sequence.columns.own(logits[first : first + len(rows)], more)
+            found.append(sequence.candidates(own, rows, batch))
             first += len(rows)
         return found
 
@@ -111,7 +121,7 @@ class ConditionedSequence(EngineSequence):
         """Tokens of each forward since the last `evaluate` or `read` began."""
         self._engine = engine
         self._sampling = sampling
-        self._columns = columns
+        self.columns = ContextColumns(columns, widens=engine.widens)
 
     @property
     def committed(self) -> int:
@@ -127,6 +137,7 @@ class ConditionedSequence(EngineSequence):
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Commits the tokens; their rows are computed when features are there."""
+        self.columns.see(tokens)
         self.rows.append(tokens)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
@@ -135,7 +146,7 @@ class ConditionedSequence(EngineSequence):
     def candidates(self, logits: mx.array, outputs: Outputs, batch: Batch) -> list[Candidates]:
         """From the (L, head) `logits` of a batch's nodes; none behind a node without an output."""
         positions = [depth + 1 + batch.skipped for depth in self.rows.depths(batch)]
-        found = self._columns.propose(logits, positions, self._sampling, batch)
+        found = self.columns.now.propose(logits, positions, self._sampling, batch)
         nothing = Candidates([], [])
         return [nothing if row is None else each for each, row in zip(found, outputs, strict=True)]
 
@@ -173,7 +184,9 @@ class ConditionedSequence(EngineSequence):
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "ConditionedSequence":
         rows = self.rows if exclusive else self._engine.copied(self.rows, length)
         rows.truncate(length)
-        return self._engine.around(rows, sampling, vocabulary)
+        opened = self._engine.around(rows, sampling, vocabulary)
+        opened.columns.see(self.columns.tokens)
+        return opened
 
 
 MOST_TOGETHER = 16

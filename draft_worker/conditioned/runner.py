@@ -9,6 +9,7 @@ import mlx.nn as nn
 import numpy as np
 
 from draft_worker.head_tokens import HeadTokens
+from draft_worker.short_head import ShortHead
 from protocol.errors import InputError
 from protocol.inference.forward_costs import costs_at_load
 from protocol.inference.joint_forward import ForwardPart
@@ -135,6 +136,11 @@ class ConditionedRunner(Protocol):
     """One forward can evaluate several sequences."""
 
     @property
+    def short_head(self) -> ShortHead | None:
+        """A head whose tokens those of a context can join."""
+        ...
+
+    @property
     def widest(self) -> int | None:
         """Most rows of such a forward; None: no bound."""
         ...
@@ -166,6 +172,7 @@ class LoadedDrafter(NamedTuple):
     vocabulary: int
     context: int
     architecture: str
+    short_head: ShortHead | None = None
 
 
 class MlxRunner:
@@ -178,6 +185,7 @@ class MlxRunner:
         self.context = drafter.context
         self.architecture = drafter.architecture
         self.head_tokens = drafter.network.head_tokens
+        self.short_head = drafter.short_head
         self.device = str(mx.default_device())
         config = {"model_type": drafter.architecture, "max_position_embeddings": drafter.context}
         self._network = ConditionedNetwork(drafter.network, drafter.width, config)

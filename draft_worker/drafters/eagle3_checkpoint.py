@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
+from draft_worker.head_tokens import read_head_tokens
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
 _NESTED = "transformer_layer_config"
@@ -80,9 +81,13 @@ def read_eagle3(folder: Path, target_layers: int | None = None) -> Eagle3:
     layer = found.decoded(config.get(_NESTED, config), _Layer)
     tensors = _renamed(found.tensors())
     head_tokens = found.head_tokens(tensors, layer.vocab_size)
+    borrowed = layer.vocab_size
+    if head_tokens is None and "lm_head.weight" not in tensors:
+        head_tokens = read_head_tokens(folder, layer.vocab_size)
+        borrowed = layer.vocab_size if head_tokens is None else len(head_tokens)
     outputs = _outputs(found, config, drafter.num_target_layers or target_layers)
     try:
-        form = _form(found, layer, drafter, outputs, tensors)
+        form = _form(found, layer, drafter, outputs, tensors, borrowed)
         network = Eagle3(form, head_tokens)
     except (ValueError, KeyError, TypeError, ArithmeticError, AssertionError) as error:
         raise found.wrong(f"its config.json states rotary positions that can't be computed ({error!r})") from error
@@ -180,8 +185,9 @@ def _stated_outputs(found: DrafterFolder, config: Mapping[str, Any]) -> list[int
 
 
 def _form(
-    found: DrafterFolder, layer: _Layer, drafter: _Drafter, outputs: tuple[int, ...], tensors: Tensors
+    found: DrafterFolder, layer: _Layer, drafter: _Drafter, outputs: tuple[int, ...], tensors: Tensors, borrowed: int
 ) -> Eagle3Form:
+    """`borrowed`: tokens of the target's head that it uses if it has none."""
     if layer.model_type not in _LAYERS or layer.hidden_act != "silu":
         raise found.wrong(f"its decoder layer is of an unknown kind ({layer.model_type}, {layer.hidden_act})")
     if drafter.norm_before_fc and drafter.fc_norm:
@@ -199,7 +205,7 @@ def _form(
         head_dim=layer.head_dim or max(2, layer.hidden_size // layer.num_attention_heads),
         layers=layer.num_hidden_layers,
         vocabulary=layer.vocab_size,
-        head_size=layer.vocab_size if head is None or head.ndim == 0 else len(head),
+        head_size=borrowed if head is None or head.ndim == 0 else len(head),
         target_width=drafter.target_hidden_size or layer.hidden_size,
         rms_norm_eps=layer.rms_norm_eps,
         rope_theta=theta,

@@ -9,7 +9,8 @@ from draft_worker.conditioned.engine import ConditionedEngine
 from draft_worker.conditioned.runner import LoadedDrafter, MlxRunner
 from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
-from draft_worker.drafters.token_ends import drafter_ends
+from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
+from draft_worker.short_head import ShortHead
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
@@ -46,8 +47,7 @@ def loaded(folder: Path, target: Path | None) -> LoadedDrafter:
             f"The draft in {folder} reads states of {form.target_width:,} numbers behind the layers {form.outputs}, "
             f"but {target} has {sizes.layers} layers of {sizes.width:,}: choose the draft's own target."
         )
-    if not (form.own_embedding and form.own_head):
-        _borrow(network, folder, target)
+    ends = None if form.own_embedding and form.own_head else _borrowed(network, folder, target)
     return LoadedDrafter(
         network,
         FeatureForm(form.outputs, form.target_width),
@@ -55,13 +55,17 @@ def loaded(folder: Path, target: Path | None) -> LoadedDrafter:
         form.vocabulary,
         form.context,
         "eagle3",
+        ends.head if ends is not None and isinstance(ends.head, ShortHead) else None,
     )
 
 
-def _borrow(network: Eagle3, folder: Path, target: Path | None) -> None:
-    form = network.form
-    ends = drafter_ends(folder, None, target, form.hidden_size, form.vocabulary, head=not form.own_head)
+def _borrowed(network: Eagle3, folder: Path, target: Path | None) -> TokenEnds:
+    """Embedding and head of the target, which the network uses from now on."""
+    form, tokens = network.form, None if network.form.own_head else network.head_tokens
+    width, vocabulary = form.hidden_size, form.vocabulary
+    ends = drafter_ends(folder, None, target, width, vocabulary, head=not form.own_head, head_tokens=tokens)
     network.borrow(ends.embed, ends.head)
+    return ends
 
 
 class TargetSizes(NamedTuple):

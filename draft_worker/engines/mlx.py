@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 import mlx.core as mx
 
 from draft_worker.candidates.columns import Columns
+from draft_worker.candidates.context_columns import ContextColumns, widened
 from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
@@ -25,8 +26,6 @@ from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
 ENGINE = EngineDeclaration(help="a model in mlx-lm's format", model="checkpoint")
-_MOST_CONTEXT_TOKENS = 256
-"""Of a sequence: the latest ones stay."""
 
 
 def load(setup: WorkerSetup) -> "MlxEngine":
@@ -81,14 +80,10 @@ class MlxEngine(ColumnsEngine):
 
     def evaluate_together(self, parts: Sequence[tuple["MlxSequence", Batch]]) -> list[list[Candidates]]:
         forward = [sequence.part(batch) for sequence, batch in parts]
-        more: dict[int, int] = {}
-        if self._short is not None and self._short.widens:
-            wanted = dict.fromkeys(token for sequence, _ in parts for token in sequence.context_tokens)
-            more = {token: place for place, token in enumerate(wanted)}
-            self._short.widen(list(more))
+        more = widened(self._short, [sequence.columns for sequence, _ in parts])
         logits = self._network.evaluate_together(forward)
         return [
-            sequence.candidates(_own(rows, more, sequence), batch)
+            sequence.candidates(sequence.columns.own(rows, more), batch)
             for rows, (sequence, batch) in zip(logits, parts, strict=True)
         ]
 
@@ -99,18 +94,6 @@ class MlxEngine(ColumnsEngine):
 
 
 _Engine = TypeVar("_Engine", bound=MlxEngine)
-
-
-def _own(logits: mx.array, more: dict[int, int], sequence: "MlxSequence") -> mx.array:
-    """The columns of `sequence`, from those of a head that was widened by the context tokens of several: `more`, each
-    with its place behind the head."""
-    head, own = logits.shape[-1] - len(more), sequence.context_tokens
-    if not more or (sequence.head_count == head and list(own) == list(more)):
-        return logits
-    known = logits[:, : sequence.head_count]
-    if not own:
-        return known
-    return mx.concatenate([known, logits[:, mx.array([head + more[token] for token in own])]], axis=-1)
 
 
 class MlxSequence(EngineSequence):
@@ -125,11 +108,7 @@ class MlxSequence(EngineSequence):
         self._rows = rows
         self.step_nodes = None if isinstance(rows, TreeSequence) else 1
         self._sampling = sampling
-        self.head_columns = self._columns = columns
-        self.context_tokens: Sequence[int] = ()
-        """Tokens that the sequence has read and the draft's head lacks: they can be guessed too."""
-        self.head_count = columns.count
-        """Columns of the head itself."""
+        self.columns = ContextColumns(columns, widens=engine.widens)
 
     @property
     def committed(self) -> int:
@@ -140,7 +119,7 @@ class MlxSequence(EngineSequence):
         return self._rows.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self._see(tokens)
+        self.columns.see(tokens)
         self._rows.prefill(tokens)
         self._rows.forget(self._rows.committed)
 
@@ -149,7 +128,7 @@ class MlxSequence(EngineSequence):
 
     def part(self, batch: Batch) -> ForwardPart:
         """This sequence's part of a joint forward."""
-        self._see([*batch.committed, *batch.tokens])
+        self.columns.see([*batch.committed, *batch.tokens])
         behind, begin = len(batch.committed), self._rows.next_row
         tip = begin + behind - 1 if behind else -1
         parents = [tip if parent == -1 else parent for parent in batch.parents]
@@ -163,7 +142,7 @@ class MlxSequence(EngineSequence):
         positions = [self._rows.position(row) + 1 + batch.skipped for row in nodes]
         if behind:
             self._rows.keep(range(nodes.start - behind, nodes.start), nodes)
-        return self._columns.propose(logits[behind:], positions, self._sampling, batch)
+        return self.columns.now.propose(logits[behind:], positions, self._sampling, batch)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         self._rows.keep(path, surviving)
@@ -189,13 +168,5 @@ class MlxSequence(EngineSequence):
         rows = self._rows if exclusive else self._rows.copy(length)
         rows.truncate(length)
         opened = self._engine.around(rows, sampling, vocabulary)
-        opened._see(self.context_tokens)
+        opened.columns.see(self.columns.tokens)
         return opened
-
-    def _see(self, tokens: Sequence[int]) -> None:
-        if not self._engine.widens:
-            return
-        lacking = self.head_columns.lacking(tokens)
-        if more := [token for token in lacking if token not in self.context_tokens]:
-            self.context_tokens = (*self.context_tokens, *more)[-_MOST_CONTEXT_TOKENS:]
-            self._columns = self.head_columns.beside(self.context_tokens)

@@ -38,4 +38,4 @@ class RandomEngine(MlxEngine):
 
     def _different(self, count: int, sequence: MlxSequence) -> list[int]:
         """`count` different tokens that both draft and target know."""
-        return self._source.choice(sequence.head_columns.shared, size=count, replace=False).tolist()
+        return self._source.choice(sequence.columns.head.shared, size=count, replace=False).tolist()

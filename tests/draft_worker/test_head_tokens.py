@@ -89,7 +89,7 @@ def test_sequences_in_one_forward_guess_tokens_of_their_own_context_alone(name: 
         (alone,) = engine.evaluate_together([(opened(engine, prompt), batch(sampling))])
         assert [each.tokens for each in found] == [each.tokens for each in alone]
         assert {token for each in found for token in each.tokens} <= {*TOKENS.tolist(), *prompt, *NODES}
-        assert set(sequence.context_tokens) == {*prompt, *NODES} - set(TOKENS.tolist())
+        assert set(sequence.columns.tokens) == {*prompt, *NODES} - set(TOKENS.tolist())
 
 
 @pytest.mark.parametrize("tied", [True, False])

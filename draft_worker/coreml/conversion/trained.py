@@ -250,7 +250,8 @@ def _eagle3(source: Path, target: Path, features: TargetFeatures) -> _Source:
         raise InputError(f"The drafter in {source} has {form.layers} layers: use it as it is, without Core ML.")
     ends = None
     if not (form.own_embedding and form.own_head):
-        ends = drafter_ends(source, None, target, form.hidden_size, form.vocabulary)
+        tokens = None if form.own_head else network.head_tokens
+        ends = drafter_ends(source, None, target, form.hidden_size, form.vocabulary, head_tokens=tokens)
         network.borrow(ends.embed, ends.head)
     model = convertible_eagle3(source, network, ends, features.largest)
     return _Source(model, eagle3_comparison(network, features))

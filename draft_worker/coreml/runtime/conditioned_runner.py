@@ -140,6 +140,7 @@ class PackageRunner:
         self.context = package.context
         self.architecture = package.shape.architecture
         self.head_tokens = tables.head_tokens
+        self.short_head = None
         self.device = runtime.device
         self.joint = True
         self.widest = package.widths[-1]

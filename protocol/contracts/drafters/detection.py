@@ -96,7 +96,7 @@ def _drafted(found: DrafterCheckpoint, vocabulary: int, width: int, head: bool) 
     if head:
         found.require("lm_head.weight", (drafted, width))
     if drafted == vocabulary:
-        return None
+        return None if head else found.head_tokens()
     if not head:
         raise found.wrong(f"it drafts {drafted:,} of {vocabulary:,} tokens and has no head of its own")
     found.require("d2t", (drafted,))

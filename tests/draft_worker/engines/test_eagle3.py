@@ -6,12 +6,17 @@ from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+from draft_worker.conditioned.engine import ConditionedEngine
 from draft_worker.drafters import token_ends
 from draft_worker.drafters.token_ends import TokenEnds, target_ends
+from draft_worker.engine import Batch
 from draft_worker.engines.eagle3 import load
+from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import draft_engine
+from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
@@ -69,6 +74,30 @@ def test_a_head_of_its_own_spares_reading_the_target_s(tmp_path: Path, monkeypat
         load(_setup(_drafter(tmp_path, weights=weights)))
 
     assert read == [True, False]
+
+
+def test_tokens_of_the_context_join_a_short_head_of_the_target_s(tmp_path: Path):
+    prompt, head = [3, 11, 50, 2, 3], np.arange(0, VOCABULARY, 9, dtype=np.int32)
+    guessable = {*head.tolist(), *prompt}
+    whole, short = (_drafter(tmp_path / name, architectures=["LlamaForCausalLMEagle3"]) for name in ("whole", "short"))
+    np.save(short / HEAD_TOKENS, head)
+
+    expected = _ranking(load(_setup(whole)), prompt, VOCABULARY)
+    found = _ranking(load(_setup(short)), prompt, len(guessable))
+
+    assert found == [token for token in expected if token in guessable]
+    drafter = read_drafter(short)
+    assert drafter is not None
+    assert drafter.drafted == len(head)
+
+
+def _ranking(engine: ConditionedEngine, prompt: list[int], count: int) -> list[int]:
+    """The most probable tokens behind the prompt, the first one first."""
+    sequence = engine.open(Sampling(temperature=0.0), VOCABULARY)
+    sequence.prefill(prompt[:-1])
+    sequence.feed(0, np.random.default_rng(2).normal(size=(len(prompt) - 1, 2 * WIDTH)).astype(np.float32))
+    (found,) = sequence.evaluate(Batch((), prompt[-1:], [-1], count))
+    return list(found.tokens)
 
 
 def test_another_target_gets_a_sentence(tmp_path: Path):
