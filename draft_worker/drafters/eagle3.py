@@ -104,8 +104,8 @@ class Eagle3(nn.Module):
         """What the next row may read in place of `hidden`: (B, L, hidden), from (B, L) tokens and the (B, L, hidden)
         fused feature of the token before each.
 
-        `cache`: for keys and values of earlier rows, any object with `offset` and `update_and_fetch`, or a list with one
-        a layer. Without a mask, rows are causal, or see what the cache's `make_mask` says.
+        `cache`: for keys and values of earlier rows, any object with `offset` and `update_and_fetch`, or a list with
+        one for each layer. Without a mask, rows are causal, or see what the cache's `make_mask` says.
         """
         caches = cache if isinstance(cache, list) else [cache] * self.form.layers
         if mask is None:
