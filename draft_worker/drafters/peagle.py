@@ -78,7 +78,6 @@ class PeagleRunner:
             store = context.store
             assert isinstance(store, PeagleRows)
             context.read_all()
-            store.catch_up(context.tokens)
             found.append([self._rows(store, block) for block in blocks])
         mx.eval(found)
         return found
@@ -114,12 +113,9 @@ class PeagleRows:
     def add(self, fed: FedRows, tokens: Sequence[int]) -> None:
         self._held += [_Held(self._count + place, fed.first + place, row) for place, row in enumerate(fed.rows)]
         self._count += len(fed.rows)
-        self.catch_up(tokens)
-
-    def catch_up(self, tokens: Sequence[int]) -> None:
-        """Compute rows, perhaps lazily: a row joins a feature with the token behind it."""
+        # A row joins a feature with the token behind it. The last one is the block's, which begins with that token.
         last = self._read[-1] if self._read else -1
-        ready = [each for each in self._held if each.number > last and each.token + 1 < len(tokens)]
+        ready = [each for each in self._held if last < each.number < self._count - 1]
         if ready:
             hidden = self._fused([each.row for each in ready])
             self._network(mx.array([[tokens[each.token + 1] for each in ready]]), hidden, cache=self._caches)
@@ -150,8 +146,8 @@ class PeagleRows:
 
     def copy(self, count: int) -> "PeagleRows":
         other = PeagleRows(self._network)
-        if self._read:
-            for mine, theirs in zip(self._caches, other._caches, strict=True):
+        for mine, theirs in zip(self._caches, other._caches, strict=True):
+            if mine.keys is not None and mine.values is not None:
                 theirs.update_and_fetch(mine.keys[..., : mine.offset, :], mine.values[..., : mine.offset, :])
         other._read, other._held, other._count = list(self._read), list(self._held), self._count
         other.keep(count)
