@@ -1,6 +1,7 @@
 """The draft's logic: messages in, growth out. Pure over an engine; knows no sockets and no model."""
 
 import gc
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -10,7 +11,7 @@ import msgspec
 from draft_worker.engine import Batch, Engine, EngineSequence, introduction
 from draft_worker.feature_feed import Attach, FeatureFeed
 from draft_worker.feature_sources import attached_ring
-from draft_worker.sequence import DraftSequence, FeatureFedSequence
+from draft_worker.sequence import AcceptanceCheck, DraftSequence, FeatureFedSequence
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import SequenceId
@@ -21,6 +22,8 @@ from protocol.speculation.candidates import Candidates
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration
 from protocol.worker.pacing import PacedPart, Pacer
+
+log = logging.getLogger(__name__)
 
 _JOINT_NODES = 64
 """A growth step that has this many nodes takes in no further sequence, so that every step stays short."""
@@ -53,6 +56,7 @@ class DraftWorker:
         self._queue: deque[SequenceId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes how often a guess with a given probability comes true."""
+        self._check = AcceptanceCheck(log.warning)
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close(), pool)
         self._at_work: tuple[SequenceId, ...] = ()
         """Sequences whose KV the present call changes."""
@@ -227,7 +231,7 @@ class DraftWorker:
         if form is None:
             return DraftSequence(start, engine, self._rolling, calibration, held, processors)
         feed = FeatureFeed(form, self._rolling, self._clock, self._attach)
-        return FeatureFedSequence(start, engine, self._rolling, calibration, held, processors, feed)
+        return FeatureFedSequence(start, engine, self._rolling, calibration, held, processors, feed, self._check)
 
     def _continued(self, found: Found[EngineSequence], sampling: Sampling, vocabulary: int | None) -> EngineSequence:
         """An engine's sequence that continues with the KV in `found`."""

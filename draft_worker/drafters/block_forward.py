@@ -88,6 +88,7 @@ class BlockRunner(Protocol):
     context: int
     """It evaluates the positions below this number."""
     device: str
+    architecture: str
     joint: bool
     """One forward can evaluate blocks of several sequences."""
 
@@ -113,6 +114,7 @@ class MlxBlockRunner:
         self.selector: ChoiceSelector | None = network.candidate_selector if self.form.choices else None
         self.context = self.form.positions
         self.device = str(mx.default_device())
+        self.architecture: str = self.form.kind
         self._network = network
         self._ends = ends
 
@@ -208,8 +210,8 @@ _RIDERS = 32
 class ContextStore(Protocol):
     """The keys and values of every layer, of tokens in the order in which they were added."""
 
-    def add(self, fed: "FedRows") -> None:
-        """Add the tokens with these features, perhaps lazily."""
+    def add(self, fed: "FedRows", tokens: Sequence[int]) -> None:
+        """Add the tokens with these features, perhaps lazily. `tokens`: all that are committed."""
         ...
 
     def compute(self) -> None:
@@ -241,6 +243,8 @@ class BlockContext:
         self.store = store
         self.positions: list[int] = []
         """Indices of the tokens in the store, ascending."""
+        self.tokens: Sequence[int] = ()
+        """All committed tokens: the list of the sequence itself."""
         self._waiting: list[FedRows] = []
 
     @property
@@ -275,7 +279,7 @@ class BlockContext:
     def read_all(self) -> None:
         """The same for all waiting tokens, perhaps lazily."""
         for fed in self.taken():
-            self.store.add(fed)
+            self.store.add(fed, self.tokens)
 
     def taken(self) -> "list[FedRows]":
         """The waiting tokens, whose keys and values the caller adds to the store now."""
@@ -301,7 +305,7 @@ class BlockContext:
         return other
 
     def _append(self, fed: "FedRows") -> None:
-        self.store.add(fed)
+        self.store.add(fed, self.tokens)
         self.positions += range(fed.first, fed.end)
 
 
@@ -312,7 +316,7 @@ class BlockKv:
         self._network = network
         self._caches = [KVCache() for _ in network.layers]
 
-    def add(self, fed: "FedRows") -> None:
+    def add(self, fed: "FedRows", tokens: Sequence[int]) -> None:
         self.append(_keys_values(self._network, [fed]))
 
     def append(self, new: Sequence[KeysValues]) -> None:

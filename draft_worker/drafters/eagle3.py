@@ -59,6 +59,10 @@ class Eagle3Form(msgspec.Struct, frozen=True, kw_only=True):
     """One norm an output."""
     norm_output: bool = False
     """The next row reads the normed output (EAGLE-3.1)."""
+    mask_token: int | None = None
+    """The input of rows behind the known tokens, beside a learnt stand-in for a feature (P-EAGLE)."""
+    depths: int = 1
+    """Tokens that one forward guesses behind one another."""
 
 
 class Eagle3(nn.Module):
@@ -80,6 +84,8 @@ class Eagle3(nn.Module):
         if form.fc_norm:
             self.fc_norm = [nn.RMSNorm(form.target_width, eps=eps) for _ in form.outputs]
         self.fc = nn.Linear(joined, width, bias="fc" in form.biases)
+        if form.mask_token is not None:
+            self.mask_hidden = mx.zeros((1, 1, joined))
         self.midlayer = Eagle3Layer(form)
         self.layers = [Eagle3PlainLayer(form, f"layers.{number}") for number in range(form.layers - 1)]
         self.norm = nn.RMSNorm(width, eps=eps)
@@ -104,8 +110,8 @@ class Eagle3(nn.Module):
         """What the next row may read in place of `hidden`: (B, L, hidden), from (B, L) tokens and the (B, L, hidden)
         fused feature of the token before each.
 
-        `cache`: for keys and values of earlier rows, any object with `offset` and `update_and_fetch`, or a list with
-        one for each layer. Without a mask, rows are causal, or see what the cache's `make_mask` says.
+        `cache`: for keys and values of earlier rows, any object with `offset` and `update_and_fetch`, or a list of them
+        by layer. Without a mask, rows are causal, or see what the cache's `make_mask` says.
         """
         caches = cache if isinstance(cache, list) else [cache] * self.form.layers
         if mask is None:

@@ -17,6 +17,7 @@ from msgspec import Meta
 from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
 from draft_worker.head_tokens import read_head_tokens
+from protocol.contracts.drafters.eagle3 import drafted_depths
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
 _NESTED = "transformer_layer_config"
@@ -59,6 +60,7 @@ class _Drafter(msgspec.Struct):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    mask_token_id: Annotated[int, Meta(ge=0)] | None = None
     quantization: Quantization | None = None
 
 
@@ -88,6 +90,8 @@ def read_eagle3(folder: Path, target_layers: int | None = None) -> Eagle3:
     outputs = _outputs(found, config, drafter.num_target_layers or target_layers)
     try:
         form = _form(found, layer, drafter, outputs, tensors, borrowed)
+        if form.mask_token is not None:
+            form = msgspec.structs.replace(form, depths=drafted_depths(config))
         network = Eagle3(form, head_tokens)
     except (ValueError, KeyError, TypeError, ArithmeticError, AssertionError) as error:
         raise found.wrong(f"its config.json states rotary positions that can't be computed ({error!r})") from error
@@ -194,6 +198,8 @@ def _form(
         raise found.wrong("its config.json sets both norm_before_fc and fc_norm, which exclude each other")
     if layer.num_attention_heads % (layer.num_key_value_heads or layer.num_attention_heads):
         raise found.wrong(f"{layer.num_attention_heads} heads don't share {layer.num_key_value_heads} keys evenly")
+    if "mask_hidden" in tensors and (drafter.mask_token_id is None or drafter.mask_token_id >= layer.vocab_size):
+        raise found.wrong(f"it has the tensor mask_hidden, and its mask_token_id is {drafter.mask_token_id}")
     theta, scaling = _rope(layer)
     head = tensors.get("lm_head.weight")
     return Eagle3Form(
@@ -219,6 +225,7 @@ def _form(
         norm_before_fc=drafter.norm_before_fc,
         fc_norm=drafter.fc_norm,
         norm_output=drafter.norm_output,
+        mask_token=drafter.mask_token_id if "mask_hidden" in tensors else None,
     )
 
 

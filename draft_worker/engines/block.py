@@ -25,9 +25,11 @@ from draft_worker.drafters.block_forward import (
     BlockRunner,
     MlxBlockRunner,
 )
+from draft_worker.drafters.peagle import read_peagle
 from draft_worker.drafters.token_ends import drafter_ends
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.row_tree import RowTree, TokenRow
+from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-ENGINE = EngineDeclaration(help="a block drafter: DFlash, DSpark or DFlash2", model="drafter")
+ENGINE = EngineDeclaration(help="a block drafter: DFlash, DSpark, DFlash2 or P-EAGLE", model="drafter")
 _BLOCKS = 16
 """Most blocks of one forward, which bounds its memory."""
 
@@ -61,7 +63,7 @@ class BlockEngine(ColumnsEngine):
         form = runner.form
         self.name = name
         self.model = str(folder)
-        self.architecture = form.kind
+        self.architecture = runner.architecture
         self.set_up_columns(tokens, form.vocabulary, runner.head_tokens)
         self.context = runner.context
         self.device = runner.device
@@ -76,12 +78,15 @@ class BlockEngine(ColumnsEngine):
 
         Raises InputError if a folder is damaged, or the two don't fit.
         """
+        found, tokens = read_drafter(folder), folder if target is None else target
+        if found is not None and found.kind == "peagle":
+            return cls(folder, read_peagle(folder, target), tokens)
         drafter = read_block(folder)
         form = drafter.network.form
         head_tokens = drafter.head_tokens
         ends = drafter_ends(folder, drafter.ends, target, form.width, form.vocabulary, head_tokens=head_tokens)
         runner = MlxBlockRunner(drafter.network, ends, head_tokens)
-        return cls(folder, runner, folder if target is None else target)
+        return cls(folder, runner, tokens)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "BlockSequence":
         return self.around(self.runner.open(), [], sampling, vocabulary)
@@ -145,7 +150,7 @@ class BlockSequence(EngineSequence):
         self._engine = engine
         self._form = engine.runner.form
         self.context = context
-        self._tokens = tokens
+        self._tokens = context.tokens = tokens
         self._sampling = sampling
         self._columns = columns
         self._tree = RowTree[_BlockRow]()

@@ -6,7 +6,7 @@ import msgspec
 
 from protocol.contracts.coreml.conversion import Failed
 
-TrainedKind: TypeAlias = Literal["eagle3", "dspark", "dflash", "exit", "lm"]
+TrainedKind: TypeAlias = Literal["eagle3", "dspark", "dflash", "dflash2", "jetspec", "exit", "lm"]
 TRAINED_KINDS: tuple[str, ...] = get_args(TrainedKind)
 STALENESS = 9
 """Columns of a report: 0 to 8 tokens without features in front of the first guess."""

@@ -21,7 +21,7 @@ from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import node_id
 from protocol.worker.pacing import DevicePace, Pacer
 from tests.support.conditioned_draft import FORM, ConditionedEngine, ConditionedFake, FakeRing, features
-from tests.support.fake_draft import VOCABULARY
+from tests.support.fake_draft import VOCABULARY, oracle
 
 ONE, TWO = SequenceId(1), SequenceId(2)
 ROOT = NodeId(1000)
@@ -433,3 +433,32 @@ def test_features_are_fed_for_their_own_tokens_in_any_order_of_events(data: st.D
     assert bench.work(10) or not bench.worker.has_work
     last = len(target.tokens) - 2
     assert target.ring.available.start > last or max(bench.rows.positions.values()) == last
+
+
+# Whether the draft fits the target ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fits", "warnings"), [(False, 1), (True, 0)])
+def test_a_draft_that_is_never_right_with_fresh_features_is_reported_once(
+    fits: bool, warnings: int, caplog: pytest.LogCaptureFixture
+):
+    bench = drafting()
+    for _ in range(100):
+        path = bench.target.tokens
+        bench.target.commit(oracle(path, 1).tokens[0] if fits else unguessed(bench))
+        bench.target.prefill()
+        bench.work(20)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == warnings
+    assert all("first 64 guesses with fresh states of the target 0 were right" in each for each in said)
+
+
+def test_guesses_without_the_features_of_all_tokens_say_nothing(caplog: pytest.LogCaptureFixture):
+    bench = drafting()
+    for _ in range(100):
+        bench.target.commit(unguessed(bench))
+        bench.clock.now += 2 * HOLD_SECONDS
+        bench.work(20)
+
+    assert caplog.records == []

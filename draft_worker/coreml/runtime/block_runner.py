@@ -32,7 +32,7 @@ class PackageContext:
         """The input of a call."""
         return self._cache.kv
 
-    def add(self, fed: FedRows) -> None:
+    def add(self, fed: FedRows, tokens: Sequence[int]) -> None:
         for count, outputs in self._reader.read(fed.rows, range(fed.first, fed.end)):
             # A device may still make numbers of them that fp16 can't hold.
             new = np.nan_to_num(outputs["kv_new"][:, :, :count], nan=0.0, posinf=0.0, neginf=0.0)
@@ -68,6 +68,7 @@ class PackageBlockRunner:
     def __init__(self, converted: Converted, runtime: Runtime) -> None:
         package, tables = converted.package, converted.tables
         self.form = _form(package)
+        self.architecture: str = self.form.kind
         self.context = package.context
         self.device = runtime.device
         self.head_tokens = tables.head_tokens

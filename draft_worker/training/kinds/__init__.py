@@ -20,11 +20,17 @@ class Kind(NamedTuple):
     training: Callable[[TrainingSetting], Training]
 
 
+def _block(kind: block.BlockTrainedKind) -> Kind:
+    return Kind(lambda target, _: block.outputs(target.layers), partial(block.BlockTraining, kind=kind))
+
+
 KINDS: Mapping[TrainedKind, Kind] = MappingProxyType(
     {
         "eagle3": Kind(eagle3.outputs, eagle3.Eagle3Training),
-        "dspark": Kind(lambda target, _: block.outputs(target.layers), partial(block.BlockTraining, dspark=True)),
-        "dflash": Kind(lambda target, _: block.outputs(target.layers), partial(block.BlockTraining, dspark=False)),
+        "dspark": _block("dspark"),
+        "dflash": _block("dflash"),
+        "dflash2": _block("dflash2"),
+        "jetspec": _block("jetspec"),
         "exit": Kind(lambda target, chosen: layers.outputs(target.layers, chosen), layers.ExitTraining),
         "lm": Kind(lambda *_: (), layers.LanguageTraining),
     }

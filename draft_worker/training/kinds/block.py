@@ -1,12 +1,16 @@
-"""DFlash and DSpark in training: blocks behind random anchors, with a random number of known tokens in front.
+"""DFlash, DFlash2, DSpark and JetSpec in training: blocks behind random anchors, with some known tokens in front.
 
 DFlash: arXiv 2602.06036; DSpark: deepseek-ai/DeepSpec (deepspec/modeling/dspark). Both train anchors whose context ends
 in front of them. An asynchronous draft's context ends earlier, so here up to 8 tokens behind the context are known
 inputs of the block (a clean prefix).
+
+JetSpec (arXiv 2606.18394) is DFlash with attention that is causal in the block, and a loss of its own. DFlash2's
+selector learns to choose among the drafter's best tokens (vllm-project/speculators: models/dflash2).
 """
 
+from math import gcd
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +23,7 @@ from draft_worker.training.columns import counted
 from draft_worker.training.corpus.guessable import Guessable
 from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import NO_PLACE, Judge, TrainingSetting
-from draft_worker.training.losses import loss, wanted
+from draft_worker.training.losses import among, forward_divergence, loss, wanted
 from draft_worker.training.target import Target, fitting, trained
 from protocol.contracts.training import DEPTHS, STALENESS
 
@@ -29,6 +33,9 @@ DECAY = 4.0
 """gamma of the weights exp(-k / gamma) of a block's guesses (both papers)."""
 LAYERS = 2
 RANK = 64
+CHOICES, TAPS, TAP_GROUP = 16, 2, 16
+"""Of DFlash2, as published."""
+BlockTrainedKind: TypeAlias = Literal["dspark", "dflash", "dflash2", "jetspec"]
 
 
 def outputs(layers: int) -> tuple[int, ...]:
@@ -51,15 +58,30 @@ class Blocks(NamedTuple):
     """(blocks, guesses): inputs whose states guess."""
 
 
+class Guesses(NamedTuple):
+    """Rows of blocks, one after the other."""
+
+    logits: mx.array
+    """(n, tokens)."""
+    states: mx.array
+    """(n, width), behind the final norm."""
+    before: mx.array
+    """(n,): the text's token in front of the guessed one."""
+
+    def at(self, rows: mx.array) -> "Guesses":
+        return Guesses(*(values[rows] for values in self))
+
+
 class BlockTraining:
-    """DSpark with `markov`, DFlash without."""
+    """A drafter of one of these kinds."""
 
-    tables = ("markov",)
+    tables = ("markov", "codebook")
 
-    def __init__(self, setting: TrainingSetting, *, dspark: bool) -> None:
+    def __init__(self, setting: TrainingSetting, *, kind: BlockTrainedKind) -> None:
         target = setting.target
         self._target = target
-        self._form = form = _form(setting, dspark=dspark)
+        self._kind = kind
+        self._form = form = _form(setting, kind)
         self._columns = [setting.outputs.index(output) for output in form.outputs]
         self._guessable = Guessable(target, setting.head_tokens)
         self.network = BlockDrafter(form)
@@ -75,12 +97,17 @@ class BlockTraining:
         slots, inside = self._guessed(row, places - stale, stale)
         if not inside.any():
             return mx.array(0.0)
-        logits = self._logits(row, places - stale, stale, tokens, offsets)[mx.array(np.flatnonzero(inside))]
+        which = mx.array(np.flatnonzero(inside))
+        found = self._guesses(row, places - stale, stale, tokens, offsets)
         final = mx.array(row.states[slots[inside], -1])
         choices = wanted(final @ self._target.head(tokens).T + offsets, row.temperature)
         weights = np.exp(-np.arange(self._form.rows) / DECAY)
         weights = np.broadcast_to(weights, inside.shape)[inside]
-        return (loss(logits, choices) * mx.array(weights / weights.sum())).sum()
+        each = (forward_divergence if self._kind == "jetspec" else loss)(found.logits[which], choices)
+        if self._form.choices:
+            columns, chosen = among(found.logits[which], choices, min(self._form.choices, len(tokens)))
+            each = each + loss(self._selected(found.at(which), columns, tokens), chosen)
+        return (each * mx.array(weights / weights.sum())).sum()
 
     def hits(self, row: Row, places: np.ndarray, judge: Judge) -> np.ndarray:
         """A block has one staleness: every second place is examined with fresh features, the others in turn."""
@@ -95,7 +122,8 @@ class BlockTraining:
             usable = inside[:, 0]
             if not usable.any():
                 continue
-            logits = self._logits(row, places[part][usable], stale[part][usable], tokens, mx.array(0.0))
+            guesses = self._guesses(row, places[part][usable], stale[part][usable], tokens, mx.array(0.0))
+            logits = self._chosen(guesses, tokens) if self._form.choices else guesses.logits
             slots, inside = slots[usable], inside[usable]
             right = np.full(inside.shape, NO_PLACE, np.int8)
             right[inside] = judge(slots[inside], logits[mx.array(np.flatnonzero(inside))])
@@ -122,8 +150,23 @@ class BlockTraining:
         slots = np.where(inside, slots, 0)
         return slots, inside & row.wanted[slots] & (row.starts[slots] == row.starts[places][:, None])
 
-    def _logits(self, row: Row, places: np.ndarray, stale: np.ndarray, tokens: mx.array, offsets: mx.array) -> mx.array:
-        """(blocks * guesses, tokens): context before `places`, known tokens from there to the anchor `stale` behind."""
+    def _selected(self, guesses: "Guesses", columns: mx.array, tokens: mx.array) -> mx.array:
+        """(n, K) scores that the selector makes of the logits at these columns."""
+        selector = self.network.candidate_selector
+        corrections = selector.corrections(guesses.before, selector.hidden_projection(guesses.states), tokens[columns])
+        return mx.take_along_axis(guesses.logits, columns, axis=-1) + corrections
+
+    def _chosen(self, guesses: "Guesses", tokens: mx.array) -> mx.array:
+        """(n, tokens) logits of the tokens that the selector chooses among; -inf for the others."""
+        count = min(self._form.choices, len(tokens))
+        columns = mx.argpartition(-guesses.logits, count - 1, axis=-1)[:, :count]
+        nothing = mx.full(guesses.logits.shape, -mx.inf)
+        return mx.put_along_axis(nothing, columns, self._selected(guesses, columns, tokens), axis=-1)
+
+    def _guesses(
+        self, row: Row, places: np.ndarray, stale: np.ndarray, tokens: mx.array, offsets: mx.array
+    ) -> "Guesses":
+        """Of (blocks * guesses) rows: context before `places`, known tokens from there to the anchor `stale` behind."""
         blocks = _blocks(row, places, stale, self._form)
         network, slots = self.network, mx.arange(len(row.tokens))[None]
         context = network.encode(mx.array(row.states[:, self._columns].reshape(1, len(row.tokens), -1)))
@@ -139,12 +182,13 @@ class BlockTraining:
         states = network(embedded, positions, [part], mx.array(blocks.numbers)[None])[0]
         guessing = states[mx.array(blocks.rows.reshape(-1))]
         logits = guessing @ self._target.head(tokens).T + offsets
-        if self._form.markov is None:
-            return logits
-        before = blocks.positions[blocks.rows]
-        before = row.tokens[np.minimum(before, len(row.tokens) - 1)]
-        latents = network.markov_head.latents(mx.array(before), guessing.reshape(*before.shape, -1))
-        return logits + latents.reshape(-1, self._form.rank) @ network.markov_head.markov_w2.weight[tokens].T
+        # The row of a mask guesses the mask's own token, that of an anchor which guesses the one behind it.
+        before = blocks.positions[blocks.rows] - (0 if self._form.anchor_predicts else 1)
+        before = mx.array(row.tokens[np.minimum(before, len(row.tokens) - 1)])
+        if self._form.markov is not None:
+            latents = network.markov_head.latents(before, guessing.reshape(*before.shape, -1))
+            logits = logits + latents.reshape(-1, self._form.rank) @ network.markov_head.markov_w2.weight[tokens].T
+        return Guesses(logits, guessing, before.reshape(-1))
 
 
 def _written(row: Row, places: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -167,7 +211,8 @@ def _blocks(row: Row, places: np.ndarray, stale: np.ndarray, form: BlockForm) ->
     return Blocks(tokens, positions, numbers, before, starts, np.stack(rows))
 
 
-def _form(setting: TrainingSetting, *, dspark: bool) -> BlockForm:
+def _form(setting: TrainingSetting, kind: BlockTrainedKind) -> BlockForm:
+    dspark, dflash2 = kind == "dspark", kind == "dflash2"
     target, config = setting.target, setting.target.config
     heads = target.size("num_attention_heads")
     return BlockForm(
@@ -186,7 +231,11 @@ def _form(setting: TrainingSetting, *, dspark: bool) -> BlockForm:
         anchor_predicts=dspark,
         clean_prefix=STALENESS,
         markov="vanilla" if dspark else None,
-        rank=RANK if dspark else 0,
+        rank=RANK if dspark or dflash2 else 0,
+        choices=CHOICES if dflash2 else 0,
+        taps=TAPS if dflash2 else 0,
+        tap_group=gcd(TAP_GROUP, target.width),
+        causal="all" if kind == "jetspec" else "windows",
         norm_epsilon=target.norm_epsilon,
         rope_base=target.rope_base,
         rope_scaling=target.rope_scaling,
@@ -197,7 +246,7 @@ def _form(setting: TrainingSetting, *, dspark: bool) -> BlockForm:
 def _start(target: Target, form: BlockForm) -> dict[str, mx.array]:
     """Layers of the target, evenly spread from its first to its last; `fc` passes the mean of the outputs through.
 
-    A Markov head begins without an effect.
+    A Markov head, a selector and convolutions begin without an effect.
     """
     found = {"norm.weight": target.norm}
     chosen = np.linspace(0, target.layers - 1, form.layers).round().astype(int)
@@ -208,4 +257,10 @@ def _start(target: Target, form: BlockForm) -> dict[str, mx.array]:
     found["fc.weight"] = mx.concatenate([mx.eye(form.width) / count] * count, axis=1)
     if form.markov is not None:
         found["markov_head.markov_w2.weight"] = mx.zeros((form.vocabulary, form.rank))
+    if form.choices:
+        found["candidate_selector.successor_codebook"] = mx.zeros((form.vocabulary, form.rank))
+    for number in range(form.layers if form.taps else 0):
+        for place in ("attention_conv", "mlp_conv"):
+            shape = (2 * form.taps * form.width // form.tap_group, form.width)
+            found[f"layers.{number}.{place}.kernel_projection.weight"] = mx.zeros(shape)
     return found

@@ -9,11 +9,12 @@ import msgspec
 
 from protocol.contracts.drafters.target_shape import TargetShape
 
-DrafterKind: TypeAlias = Literal["eagle3", "mtp", "dspark", "dflash", "dflash2", "exit"]
+DrafterKind: TypeAlias = Literal["eagle3", "peagle", "mtp", "dspark", "dflash", "dflash2", "exit"]
 
 NAMES: Mapping[DrafterKind, str] = MappingProxyType(
     {
         "eagle3": "an EAGLE-3 drafter",
+        "peagle": "a P-EAGLE drafter",
         "mtp": "an MTP head",
         "dspark": "a DSpark drafter",
         "dflash": "a DFlash drafter",
@@ -24,6 +25,7 @@ NAMES: Mapping[DrafterKind, str] = MappingProxyType(
 ENGINES: Mapping[DrafterKind, str] = MappingProxyType(
     {
         "eagle3": "eagle3",
+        "peagle": "block",
         "mtp": "mtp",
         "dspark": "block",
         "dflash": "block",

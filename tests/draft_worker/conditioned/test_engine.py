@@ -31,9 +31,9 @@ def _engine(folder: Path) -> ConditionedEngine:
     return ConditionedEngine("eagle3", folder, MlxRunner(loaded(folder, None), folder), "tiny", folder)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folders.safe_ai_lab(tmp_path_factory.mktemp("eagle3"))
+@pytest.fixture(scope="module", params=[folders.safe_ai_lab, folders.several_layers])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return request.param(tmp_path_factory.mktemp("eagle3"))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,9 @@ def engine(folder: Path) -> ConditionedEngine:
 
 def _reference(folder: Path) -> Reference:
     stored: Any = mx.load(str(folder / "model.safetensors"))
-    return Reference(stored, json.loads((folder / "config.json").read_text()))
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {name.replace("layers.0.", "midlayer."): values for name, values in stored.items()}
+    return Reference(tensors, config | config.get("transformer_layer_config", {}))
 
 
 def _tokens(count: int, seed: int = 1) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
+from draft_worker.drafters.block import ChoiceSelector
 from draft_worker.drafters.block_checkpoint import read_block
 from draft_worker.drafters.block_forward import Block, MlxBlockRunner
 from draft_worker.drafters.eagle3 import Eagle3
@@ -66,10 +67,12 @@ def test_eagle3_unrolls_as_its_engine_does_without_features(target: Target, work
             state = network(mx.array(row.tokens[None, place + step + 1, None]), state, "causal", cache)
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dflash"])
+@pytest.mark.parametrize("kind", ["dspark", "dflash", "dflash2", "jetspec"])
 def test_blocks_are_read_as_their_engine_reads_them(kind: TrainedKind, target: Target, work: Path):
     training, row = trainee(kind, target, work)
     network: Any = training.network
+    if network.form.choices:
+        network.candidate_selector.successor_codebook = mx.random.normal((target.vocabulary, network.form.rank))
     ends = TokenEnds(target.embed, lambda states: states @ target.head().T, target.width, target.vocabulary)
     columns = [Shards(work).outputs.index(output) for output in network.form.outputs]
     features = row.states[:, columns].reshape(len(row.tokens), -1)
@@ -85,8 +88,24 @@ def test_blocks_are_read_as_their_engine_reads_them(kind: TrainedKind, target: T
         known = row.tokens[place : place + stale + 1].tolist()
         ((rows,),) = runner.forward([(context, [Block(known, place + stale - _BEGIN)])])
         expected = np.array(rows.logits)[:, : 2 * HEAD : 2]
+        if runner.selector is not None:
+            before = row.tokens[place + stale : place + stale + network.form.rows]
+            expected = selected(runner.selector, expected, rows.states, before, network.form.choices)
         found = recorder.calls[0][block * network.form.rows :][: network.form.rows]
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def selected(
+    selector: ChoiceSelector, logits: np.ndarray, states: mx.array, before: np.ndarray, choices: int
+) -> np.ndarray:
+    """(rows, head) logits of the tokens that the selector chooses among, by the tokens before the rows."""
+    found = np.full(logits.shape, -np.inf)
+    for row, token in enumerate(before.tolist()):
+        best = np.argsort(-logits[row])[:choices]
+        latent = selector.hidden_projection(states[row])
+        corrections = selector.corrections(mx.array(token), latent, mx.array(2 * best))
+        found[row, best] = logits[row, best] + np.array(corrections)
+    return found
 
 
 def test_positions_are_read_where_newer_files_state_them(tmp_path: Path):

@@ -207,6 +207,24 @@ def speculators_dflash2() -> Format:
     return _packed("dflash2", dflash2(), ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"))
 
 
+def speculators_layers() -> Format:
+    """EAGLE-3 of three layers."""
+    config, tensors = speculators()
+    config["transformer_layer_config"] = config["transformer_layer_config"] | {"num_hidden_layers": 3}
+    return config, tensors | layer("layers.1") | layer("layers.2")
+
+
+def speculators_peagle() -> Format:
+    config, tensors = speculators_layers()
+    own = {
+        "architectures": ["PEagleSpeculator"],
+        "speculators_model_type": "peagle",
+        "mask_token_id": VOCABULARY - 1,
+        "speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 6}]},
+    }
+    return config | own, tensors | {"mask_hidden": (1, 1, 3 * WIDTH)}
+
+
 def qwen_mtp() -> Format:
     config = _LAYER | {"model_type": "qwen3_next", "num_hidden_layers": LAYERS, "mtp_num_hidden_layers": 1}
     tensors = {
@@ -243,6 +261,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     each.__name__: each
     for each in (
         *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, specforge_dspark, deepspec_dflash),
+        *(speculators_layers, speculators_peagle),
         *(dflash2, speculators_dflash, speculators_dspark, speculators_dflash2),
         *(qwen_mtp, deepseek_mtp, trained_exit),
     )
