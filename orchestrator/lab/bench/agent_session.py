@@ -308,26 +308,28 @@ class _Watched:
 
 
 def _own_memory(pipeline: Pipeline) -> tuple[int, int]:
-    """Bytes that the target's and the orchestrator's processes have in memory, without shared memory where the system
-    tells it apart. Only the command lines of a pipeline's processes contain its session folder."""
+    """Bytes that the target's and the orchestrator's processes have in memory, without those of files and of shared
+    memory where the system tells them apart. Only the command lines of a pipeline's processes contain its session
+    folder."""
     session = str(Path(pipeline.address.removeprefix("ipc://")).parent)
     listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,rss=,command="], capture_output=True, text=True, check=True
     )
     lines = [line for line in listing.stdout.splitlines() if session in line]
     target, orchestrator = (
-        sum(_without_shared(*line.split()[:2]) for line in lines if f"-m {module} " in line)
+        sum(_alone(*line.split()[:2]) for line in lines if f"-m {module} " in line)
         for module in ("target_worker", "orchestrator")
     )
     return target, orchestrator
 
 
-def _without_shared(pid: str, resident: str) -> int:
-    """Bytes, from KiB; all of them where the system does not say which are shared."""
+def _alone(pid: str, resident: str) -> int:
+    """Bytes, from KiB; all of them where the system does not say which are the process's own. Pages of files go and
+    come back as the system pleases."""
     with suppress(OSError):
         for line in (Path("/proc") / pid / "status").read_text().splitlines():
-            if line.startswith("RssShmem:"):
-                return (int(resident) - int(line.split()[1])) << 10
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) << 10
     return int(resident) << 10
 
 
