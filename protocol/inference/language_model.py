@@ -96,6 +96,9 @@ class LanguageModel:
         self.network: Any = model
         self.prompt_logits = True
         """A prefill gives logits."""
+        self.chains = mx.default_device() != mx.Device(mx.cpu)
+        """A forward may begin before the tokens that it takes are read. On a processor that gains nothing: there MLX
+        returns from the begin of a forward when most of the one before it is computed."""
         kept = getattr(model, "args", None) or getattr(model, "config", None)
         config = vars(kept) if config is None else config
         self.architecture = str(config["model_type"])
@@ -282,10 +285,12 @@ class PositionedRope(nn.Module):
         self.inner = inner
 
     def __call__(self, x: mx.array, offset: int | mx.array | TreePositions = 0, **others: Any) -> mx.array:
-        tree = TreePositions.of(offset, x.shape[2])
+        # MLX looks for an attribute slowly, and most offsets of a chain are numbers: the device waits for both.
+        inner: Callable[..., mx.array] = self["inner"]
+        tree = None if isinstance(offset, int) else TreePositions.of(offset, x.shape[2])
         if tree is None:
-            return self.inner(x, offset=offset, **others)
-        rows = self.inner(mx.transpose(x, (2, 1, 0, 3)), offset=tree.positions, **others)
+            return inner(x, offset=offset, **others)
+        rows = inner(mx.transpose(x, (2, 1, 0, 3)), offset=tree.positions, **others)
         return mx.transpose(rows, (2, 1, 0, 3))
 
 
