@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -26,6 +26,7 @@ from protocol.inference.observed_modules import modules_of
 from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
+from protocol.inference.staged_dispatch import stage
 from protocol.inference.stored_model import load_network
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
@@ -120,6 +121,8 @@ class LanguageModel:
         self.joins = self._validate_joint()
         """One forward can evaluate several sequences."""
         self.tap = proved_tap(self.network)
+        if mx.default_device() != mx.Device(mx.cpu):
+            stage(self.network)
 
     @classmethod
     def load(cls, folder: Path, division: Division | None = None, kv_bits: KvBits = UNQUANTIZED) -> Self:
@@ -286,7 +289,7 @@ class PositionedRope(nn.Module):
 
     def __call__(self, x: mx.array, offset: int | mx.array | TreePositions = 0, **others: Any) -> mx.array:
         # MLX looks for an attribute slowly, and most offsets of a chain are numbers: the device waits for both.
-        inner: Callable[..., mx.array] = self["inner"]
+        inner = cast("Callable[..., mx.array]", self["inner"])
         tree = None if isinstance(offset, int) else TreePositions.of(offset, x.shape[2])
         if tree is None:
             return inner(x, offset=offset, **others)

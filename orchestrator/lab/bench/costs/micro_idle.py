@@ -22,6 +22,7 @@ from mlx_lm.models import qwen3
 from orchestrator.lab.bench.costs.micro import HostCost
 from protocol.inference.device import compute
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.staged_dispatch import stage
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Hello, Start, Verdict, Verify
@@ -53,15 +54,18 @@ def main() -> int:
 
 
 def measure(layers: int, rounds: int = _ROUNDS) -> list[HostCost]:
-    """The costs of mlx-lm's loop, and of the target's rounds: of single tokens, as on a processor and as on a GPU, and
-    of trees of five that hit."""
-    model = LanguageModel(_network(layers))
+    """The costs of mlx-lm's loop, and of the target's rounds: of single tokens and of trees of five that hit, as on a
+    processor and (chained, staged) as on a GPU."""
+    model, staged = LanguageModel(_network(layers)), LanguageModel(_network(layers))
+    if mx.default_device() == mx.Device(mx.cpu):
+        stage(staged.network)
     text = _text(model, 4 * rounds + 8)
     loops: dict[str, _Loop] = {
         _STOCK: _Stock(_network(layers)),
         "plain rounds": _Rounds(model, lambda _: ((), ()), chains=False),
         "plain rounds, chained": _Rounds(model, lambda _: ((), ()), chains=True),
         "rounds that hit": _Rounds(model, lambda place: _tree(text, place), chains=False),
+        "rounds that hit, staged": _Rounds(staged, lambda place: _tree(text, place), chains=False),
     }
     for _ in range(_TURNS):
         for loop in loops.values():
