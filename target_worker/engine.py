@@ -21,7 +21,7 @@ from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.token_tree import node_id
 from target_worker.kv.checkpoint import MIN_TOKENS, KvCheckpoint
 from target_worker.kv.target_kv import Adoption, TargetKv, adopt
-from target_worker.verification import Acceptance, ProposedTree, as_ids, coupled, likelihoods, rejection
+from target_worker.verification import Acceptance, ProposedTree, Walk, as_ids, coupled, likelihoods, rejection
 
 _ROWS_TOGETHER = 64
 _BRANCH = 16
@@ -110,7 +110,9 @@ class TargetEngine:
 
     def walks(self, logits: Sequence[mx.array], asked: "Sequence[Proposal]") -> list[Acceptance | GrammarError]:
         """An acceptance or a grammar error for each proposal of a forward."""
-        return [sequence.walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
+        # The device samples for all of them before the first result is waited for.
+        begun = [sequence.begin_walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
+        return [walk if isinstance(walk, GrammarError) else walk() for walk in begun]
 
     def chains(self, sequence: "TargetSequence") -> bool:
         """Whether a forward over the sequence's next root can begin before that token is read."""
@@ -300,9 +302,9 @@ class TargetSequence:
         first = self.cache.next_row
         return ForwardPart(self.cache, proposal.tokens, [-1, *(first + parent for parent in proposal.parents[1:])])
 
-    def walk(self, logits: mx.array, proposal: ProposedTree) -> Acceptance | GrammarError:
-        """The accepted part of the proposal. `logits`: (L, V), one row per entry. After an error the sequence is
-        unchanged."""
+    def begin_walk(self, logits: mx.array, proposal: ProposedTree) -> Walk | GrammarError:
+        """Begin to sample; then the accepted part of the proposal can be read. `logits`: (L, V), one row per entry.
+        After an error the sequence is unchanged."""
         rule = coupled if self.sampling.verification == "coupled" else rejection
         try:
             processed = logits if self._processors is None else self._processors.apply(logits, proposal.paths)
@@ -310,10 +312,16 @@ class TargetSequence:
             self.cache.truncate(self.cache.committed)
             return error
         walk = rule(processed, proposal, self.sampling, self._engine.noise)
-        if self.sampling.logprobs is None:
+        count = self.sampling.logprobs
+        if count is None:
             return walk
-        rows, tokens = (0, *walk.accepted), _chosen(proposal, walk)
-        return walk._replace(likelihoods=likelihoods(logits, rows, tokens, self.sampling.logprobs))
+
+        def with_likelihoods() -> Acceptance:
+            found = walk()
+            rows, tokens = (0, *found.accepted), _chosen(proposal, found)
+            return found._replace(likelihoods=likelihoods(logits, rows, tokens, count))
+
+        return with_likelihoods
 
     def root_alone(self) -> ProposedTree:
         """The tree of a round that has no other nodes."""

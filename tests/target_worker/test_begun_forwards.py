@@ -13,7 +13,9 @@ from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Forest, FromWorker, Prefilled, Start, Stop, Verdict, Verify
+from target_worker import engine
 from target_worker.engine import TargetEngine
+from target_worker.verification import Walk
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY, tree_model
@@ -265,3 +267,25 @@ def test_tokens_are_those_of_the_target_alone_whenever_trees_and_requests_come(n
 
         for request in several.requests:
             assert tuple(request.tokens[: len(reference)]) == reference[: len(request.tokens)]
+
+
+@pytest.mark.parametrize("name", ["greedy", "hot", "log-probabilities", "rejection"])
+def test_requests_that_share_a_forward_are_all_sampled_before_one_is_read(name: str, monkeypatch: pytest.MonkeyPatch):
+    order: list[str] = []
+    worker = _worker(chains=False)
+    requests = [Request(worker, _start(_SAMPLINGS[name], sequence=1 + each)) for each in range(3)]
+    for rule in ("coupled", "rejection"):
+        monkeypatch.setattr(engine, rule, _noted(getattr(engine, rule), order))
+    replies = list(worker.handle(Forest(tuple(request.verify() for request in requests))))
+
+    assert order == ["begin"] * 3 + ["read"] * 3
+    assert {reply.bonus for reply in replies if isinstance(reply, Verdict)} == {_reference(name)[len(_PROMPT)]}
+
+
+def _noted(rule: Callable[..., Walk], order: list[str]) -> Callable[..., Walk]:
+    def noted(*given: Any) -> Walk:
+        order.append("begin")
+        walk = rule(*given)
+        return lambda: order.append("read") or walk()
+
+    return noted
