@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import mlx.core as mx
 
 from protocol.inference.joint_forward import ForwardPart
+from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
 from protocol.kv.prefix_cache import Found
@@ -16,11 +17,11 @@ from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Start, Verdict, Verify
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
-from protocol.sampling.sampler import Noise
+from protocol.sampling.sampler import Noise, scores
 from protocol.speculation.token_tree import node_id
 from target_worker.kv.checkpoint import MIN_TOKENS, KvCheckpoint
 from target_worker.kv.target_kv import Adoption, TargetKv, adopt
-from target_worker.verification import Acceptance, ProposedTree, coupled, likelihoods, rejection
+from target_worker.verification import Acceptance, ProposedTree, Walk, as_ids, coupled, likelihoods, rejection
 
 _ROWS_TOGETHER = 64
 _BRANCH = 16
@@ -36,6 +37,7 @@ class TargetModel(Protocol):
     context: int
     level: Level
     prompt_logits: bool
+    chains: bool
 
     def sequence(self) -> TreeSequence: ...
 
@@ -108,7 +110,43 @@ class TargetEngine:
 
     def walks(self, logits: Sequence[mx.array], asked: "Sequence[Proposal]") -> list[Acceptance | GrammarError]:
         """An acceptance or a grammar error for each proposal of a forward."""
-        return [sequence.walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
+        # The device samples for all of them before the first result is waited for.
+        begun = [sequence.begin_walk(rows, proposal) for rows, (sequence, proposal) in zip(logits, asked, strict=True)]
+        return [walk if isinstance(walk, GrammarError) else walk() for walk in begun]
+
+    def chains(self, sequence: "TargetSequence") -> bool:
+        """Whether a forward over the sequence's next root can begin before that token is read."""
+        return self.model.chains and self.model.level == "tree" and sequence.chains
+
+    def begin_picks(self, logits: Sequence[mx.array], sequences: Sequence["TargetSequence"]) -> list[mx.array]:
+        """(1,) each: the tokens behind the roots of these sequences, of a forward over the roots alone."""
+        return self._begin_sampling(logits, [(sequence, sequence.position + 1) for sequence in sequences])
+
+    def begin_behind(
+        self, picks: Sequence[mx.array], sequences: Sequence["TargetSequence"]
+    ) -> tuple[list[mx.array], list[mx.array]]:
+        """Commit the roots of these sequences, and begin the forward over the tokens behind them before anybody reads
+        these `picks`: its logits and what is picked behind them."""
+        for sequence in sequences:
+            sequence.cache.keep([sequence.cache.next_row - 1], ())
+        parts = [ForwardPart(sequence.cache, pick, [PREFIX]) for sequence, pick in zip(sequences, picks, strict=True)]
+        logits = self.model.evaluate_together(parts)
+        return logits, self._begin_sampling(logits, [(sequence, sequence.position + 2) for sequence in sequences])
+
+    def read(self, picks: Sequence[mx.array]) -> list[Acceptance]:
+        """Of forwards over roots alone."""
+        return [Acceptance((), as_ids(pick)[0]) for pick in picks]
+
+    def _begin_sampling(
+        self, logits: Sequence[mx.array], places: "Sequence[tuple[TargetSequence, int]]"
+    ) -> list[mx.array]:
+        """The token at each position, by the one row of each of `logits`."""
+        picks = [
+            mx.argmax(scores(rows, [position], sequence.sampling, self.noise), axis=-1)
+            for rows, (sequence, position) in zip(logits, places, strict=True)
+        ]
+        mx.async_eval(*picks)
+        return picks
 
     def draw_ahead(self, sequence: "TargetSequence") -> None:
         """Begin to draw the noise of the sequence's next tokens."""
@@ -181,8 +219,6 @@ class TargetSequence:
         """Time spent on prefill and adoption."""
         self.told: list[Likelihood] = []
         """Likelihoods of the prompt's tokens from the second one on, if they are wanted and until they are sent."""
-        self.early: EarlyForward | None = None
-        """The forward of the next round, if it has begun before its Verify."""
         self.ended = False
         """Its request needs it no more."""
         self.branch = 0
@@ -192,6 +228,16 @@ class TargetSequence:
     def position(self) -> int:
         """Absolute position of the root."""
         return len(self.tokens) - 1
+
+    @property
+    def chains(self) -> bool:
+        """Its tokens are sampled from the logits of a forward alone, and nothing else is asked of them, now and behind
+        the present root: no processor, no log-probabilities, no features, no KV to be saved."""
+        records = self.cache.tap is not None and self.cache.tap.outputs
+        if self._processors is not None or self.sampling.logprobs is not None or records:
+            return False
+        saved = self.checkpoint is None or not self.checkpoint.due(self.cache.committed + 1)
+        return saved and self.sampling.verification == "coupled"
 
     @property
     def kv(self) -> TargetKv:
@@ -256,9 +302,9 @@ class TargetSequence:
         first = self.cache.next_row
         return ForwardPart(self.cache, proposal.tokens, [-1, *(first + parent for parent in proposal.parents[1:])])
 
-    def walk(self, logits: mx.array, proposal: ProposedTree) -> Acceptance | GrammarError:
-        """The accepted part of the proposal. `logits`: (L, V), one row per entry. After an error the sequence is
-        unchanged."""
+    def begin_walk(self, logits: mx.array, proposal: ProposedTree) -> Walk | GrammarError:
+        """Begin to sample; then the accepted part of the proposal can be read. `logits`: (L, V), one row per entry.
+        After an error the sequence is unchanged."""
         rule = coupled if self.sampling.verification == "coupled" else rejection
         try:
             processed = logits if self._processors is None else self._processors.apply(logits, proposal.paths)
@@ -266,36 +312,31 @@ class TargetSequence:
             self.cache.truncate(self.cache.committed)
             return error
         walk = rule(processed, proposal, self.sampling, self._engine.noise)
-        if self.sampling.logprobs is None:
+        count = self.sampling.logprobs
+        if count is None:
             return walk
-        rows, tokens = (0, *walk.accepted), _chosen(proposal, walk)
-        return walk._replace(likelihoods=likelihoods(logits, rows, tokens, self.sampling.logprobs))
 
-    def begin_early(self, began: float) -> None:
-        """Begin the next round's forward over the root alone, at `began`."""
+        def with_likelihoods() -> Acceptance:
+            found = walk()
+            rows, tokens = (0, *found.accepted), _chosen(proposal, found)
+            return found._replace(likelihoods=likelihoods(logits, rows, tokens, count))
+
+        return with_likelihoods
+
+    def root_alone(self) -> ProposedTree:
+        """The tree of a round that has no other nodes."""
         id = self.start.sequence
-        verify = Verify(id, self.round, self.root, self.position, (self.tokens[-1],), (-1,))
-        proposal = ProposedTree(verify)
-        self.early = EarlyForward(proposal, self._engine.begin_forward([(self, proposal)]), began)
+        return ProposedTree(Verify(id, self.round, self.root, self.position, (self.tokens[-1],), (-1,)))
 
-    def take_early(self, verify: Verify) -> "EarlyForward | None":
-        """The early forward, if it serves `verify`; one that does not is undone. None from now on."""
-        early, self.early = self.early, None
-        if early is None or verify.tokens == early.proposal.tokens:
-            return early
+    def undo(self) -> None:
+        """Undo a forward that has begun."""
         self.cache.truncate(self.cache.committed)
-        return None
 
-    def drop_early(self) -> None:
-        """Undo an early forward."""
-        if self.early is not None:
-            self.early = None
-            self.cache.truncate(self.cache.committed)
-
-    def advance(self, proposal: ProposedTree, walk: Acceptance, verdict: Verdict) -> None:
-        """Commit the accepted tokens. The bonus token is the new root."""
-        first = self.cache.next_row - len(proposal.tokens)
-        self.cache.keep([first, *(first + entry for entry in walk.accepted)], ())
+    def advance(self, proposal: ProposedTree, walk: Acceptance, verdict: Verdict, *, kept: bool = False) -> None:
+        """Commit the accepted tokens. The bonus token is the new root. `kept`: their rows are committed already."""
+        if not kept:
+            first = self.cache.next_row - len(proposal.tokens)
+            self.cache.keep([first, *(first + entry for entry in walk.accepted)], ())
         self._forget()
         tokens = _chosen(proposal, walk)
         self.tokens += tokens
@@ -314,15 +355,6 @@ class TargetSequence:
 
 
 Proposal: TypeAlias = tuple[TargetSequence, ProposedTree]
-
-
-class EarlyForward(NamedTuple):
-    """A forward over a root alone that began before its Verify arrived."""
-
-    proposal: ProposedTree
-    logits: list[mx.array]
-    began: float
-    """On the worker's clock."""
 
 
 def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:

@@ -20,7 +20,7 @@ from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.recorded_network import KnownText
 from protocol.inference.tap import Recorded
-from protocol.inference.tree_sequence import TreeSequence
+from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.kv.arena_header import ElementType
 from protocol.kv.prefix_cache import Found
 from protocol.messages.base import Level
@@ -161,7 +161,7 @@ class RecordedModel:
         self.vocabulary = texts.target.vocabulary
         self.context = texts.target.context
         self.level: Level = "tree"
-        self.prompt_logits = False
+        self.prompt_logits = self.chains = False
 
     def record(self, outputs: Outputs) -> None:
         """As of a `LanguageModel`. Nothing is recorded if one of them was not computed for the texts."""
@@ -178,7 +178,7 @@ class RecordedModel:
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         """(L, V) logits of each part, not yet computed."""
-        return [part.sequence.evaluate(part.tokens, part.parents) for part in parts]
+        return [part.evaluate() for part in parts]
 
 
 class RecordedSequence(TreeSequence):
@@ -207,7 +207,7 @@ class RecordedSequence(TreeSequence):
         super().prefill(tokens)
         self.recorded = self._features(range(begin, self.committed))
 
-    def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> mx.array:
+    def evaluate(self, tokens: Tokens, parents: Sequence[int], first: int | None = None) -> mx.array:
         assert first is None, "a target replaces no committed tokens"
         assert self._text is not None
         if self.committed + 1 >= len(self._text.tokens):

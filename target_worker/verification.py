@@ -8,9 +8,9 @@ via speculative decoding" (ICML 2023), appendix A.1: accept x with probability m
 norm(max(p - q, 0)). The tokens are distributed as p for every q. The seed determines the output.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -189,14 +189,19 @@ def _bounded(value: float) -> float:
     return min(0.0, max(LEAST_LOG_PROBABILITY, value))
 
 
-def coupled(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Acceptance:
-    """Accept a proposed token iff it is the sampled one. `logits`: (L, V) processed logits, one row per entry."""
+Walk: TypeAlias = Callable[[], Acceptance]
+"""Reads what the device samples meanwhile, and accepts."""
+
+
+def coupled(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Walk:
+    """Begin to sample. A proposed token is accepted iff it is the sampled one. `logits`: (L, V) processed logits, one
+    row per entry."""
     after = [position + 1 for position in proposal.positions]
     picks = mx.argmax(scores(logits, after, sampling, noise), axis=-1)
     mx.async_eval(picks)
     # The host indexes the tree while the device computes the logits.
     children = proposal.children
-    return follow(children, as_ids(picks))
+    return lambda: follow(children, as_ids(picks))
 
 
 def follow(children: Sequence[Mapping[int, int]], picks: Sequence[int]) -> Acceptance:
@@ -209,8 +214,9 @@ def follow(children: Sequence[Mapping[int, int]], picks: Sequence[int]) -> Accep
     return Acceptance(tuple(accepted), picks[entry])
 
 
-def rejection(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Acceptance:
-    """Accept a prefix of the proposed chain and add one token. `logits`: (L, V) processed logits, one row per entry.
+def rejection(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Walk:
+    """Begin to sample. A prefix of the proposed chain is accepted, and one token added. `logits`: (L, V) processed
+    logits, one row per entry.
 
     At temperature 0, p is one-hot, and both rules accept exactly the target's own tokens.
     """
@@ -221,9 +227,13 @@ def rejection(logits: mx.array, proposal: ProposedTree, sampling: Sampling, nois
     draft = draft_probabilities(proposal, logits.shape[-1])
     replacements = mx.argmax(_residual_scores(target, draft, proposal, sampling, noise), axis=-1)
     ratios = _ratios(target, draft, proposal, chain)
-    mx.eval(replacements, ratios)
-    kept = _accepted(np.array(ratios), [proposal.positions[entry] for entry in chain[1:]], sampling.seed)
-    return Acceptance(tuple(chain[1 : kept + 1]), as_ids(replacements)[chain[kept]])
+    mx.async_eval(replacements, ratios)
+
+    def walk() -> Acceptance:
+        kept = _accepted(np.array(ratios), [proposal.positions[entry] for entry in chain[1:]], sampling.seed)
+        return Acceptance(tuple(chain[1 : kept + 1]), as_ids(replacements)[chain[kept]])
+
+    return walk
 
 
 def draft_probabilities(proposal: ProposedTree, vocabulary: int) -> mx.array:

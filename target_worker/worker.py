@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -60,14 +60,28 @@ class _Forward(NamedTuple):
     proposals: list[Proposal]
     logits: list[mx.array]
     """Of each proposal, computed meanwhile."""
+    picks: list[mx.array]
+    """The token behind each root, if it is sampled already: then the roots are all that is evaluated."""
     began: float
+
+    def part(self, ids: Collection[SequenceId]) -> "_Forward | None":
+        """That of some sequences; None if it has none of them."""
+        places = [place for place, (sequence, _) in enumerate(self.proposals) if sequence.start.sequence in ids]
+        proposals, logits = [self.proposals[place] for place in places], [self.logits[place] for place in places]
+        picks = [self.picks[place] for place in places] if self.picks else []
+        return _Forward(proposals, logits, picks, self.began) if places else None
+
+    @property
+    def sequences(self) -> dict[SequenceId, TargetSequence]:
+        return {sequence.start.sequence: sequence for sequence, _ in self.proposals}
 
 
 class TargetWorker:
     """Serves any number of sequences.
 
-    A verification runs as soon as its message is read. Between verifications, committed KV is saved to shared memory a
-    slice at a time, and prompts are evaluated a chunk at a time, in turns.
+    A verification runs as soon as its message is read. A forward over roots alone that will be asked for begins before
+    its message: on a GPU even before these tokens are read, as in mlx-lm's own loop. Between verifications, committed
+    KV is saved to shared memory a slice at a time, and prompts are evaluated a chunk at a time, in turns.
     """
 
     def __init__(
@@ -95,8 +109,10 @@ class TargetWorker:
         """Sequences whose KV goes to the prefix cache, which may cut it, once it is saved to shared memory."""
         self._rings = rings
         self._saving = KvSaving(clock)
-        self._early: SequenceId | None = None
-        """The sequence whose next forward is to begin before its Verify."""
+        self._begun: _Forward | None = None
+        """A forward over roots alone that has begun before their Verify."""
+        self._due: tuple[SequenceId, ...] = ()
+        """Sequences whose next forward is to begin so."""
         self._prompts = Prompts(self._sequences, self._prefix_sharing, self._pacer, clock)
         self._disk = DiskWork(disk, engine.model.sequence, clock)
         self._at_work: tuple[SequenceId, ...] = ()
@@ -116,7 +132,7 @@ class TargetWorker:
         )
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
-        self._early = None
+        self._due = ()
         match message:
             case Start():
                 self._at_work = (message.sequence,)
@@ -134,20 +150,23 @@ class TargetWorker:
 
     @property
     def has_work(self) -> bool:
+        return bool(self._due) or self._other_work
+
+    @property
+    def _other_work(self) -> bool:
         return (
-            self._early is not None
-            or self._saving.next is not None
+            self._saving.next is not None
             or self._disk.has_work
             or any(sequence.prefilling for sequence in self._sequences.values())
         )
 
     def work(self) -> Iterator[FromWorker]:
-        """Begin an early forward, save one slice of a sequence, take up what was read from disk, or evaluate one chunk
-        of the next prompt, in turns with what goes to disk."""
-        if self._early is not None:
-            self._at_work = (self._early,)
-            self._sequences[self._early].begin_early(self._clock())
-            self._early = None
+        """Begin a forward before its Verify, save one slice of a sequence, take up what was read from disk, or evaluate
+        one chunk of the next prompt, in turns with what goes to disk."""
+        if self._due:
+            self._at_work, self._due = self._due, ()
+            roots = [(self._sequences[id], self._sequences[id].root_alone()) for id in self._at_work]
+            self._begun = self._forward(roots)
             return
         waiting = [id for id, each in self._sequences.items() if each.prefilling and not self._disk.reads(id)]
         saved = self._saving.next
@@ -307,34 +326,56 @@ class TargetWorker:
                 valid[verify.sequence] = verify
             else:
                 yield from answer
-        if not valid:
-            return
         self._at_work = tuple(valid)
-        proposals, logits, began = self._forward(valid)
-        walks = self._engine.walks(logits, proposals)
-        self._pacer.forward(began, [PacedPart(len(tree.tokens), served.position) for served, tree in proposals])
-        seconds = self._clock() - began
-        answers = []
-        for verify, (_, proposal), walk in zip(valid.values(), proposals, walks, strict=True):
+        begun = self._take_begun(valid)
+        if begun is not None:
+            yield from self._end_round(begun, valid)
+        held = {} if begun is None else begun.sequences
+        rest = [(self._sequences[id], ProposedTree(verify)) for id, verify in valid.items() if id not in held]
+        if rest:
+            yield from self._end_round(self._forward(rest), valid)
+
+    def _end_round(self, forward: _Forward, asked: Mapping[SequenceId, Verify]) -> Iterator[FromWorker]:
+        """Answer the trees of a forward, and commit what is accepted."""
+        sequences, picks, behind = list(forward.sequences.values()), forward.picks, None
+        if self._may_chain(forward, asked):
+            picks = picks or self._engine.begin_picks(forward.logits, sequences)
+            behind = self._engine.begin_behind(picks, sequences)
+        walks = self._engine.read(picks) if picks else self._engine.walks(forward.logits, forward.proposals)
+        parts = [PacedPart(len(tree.tokens), served.position) for served, tree in forward.proposals]
+        self._pacer.forward(forward.began, parts)
+        now = self._clock()
+        answers: list[Verdict | Fault] = []
+        for (sequence, proposal), walk in zip(forward.proposals, walks, strict=True):
+            verify = asked[sequence.start.sequence]
             if isinstance(walk, GrammarError):
                 answers.append(refused(verify, plain(str(walk))))
                 continue
-            path, paced = proposal.path(walk.accepted), self._pacer.take()
-            answers.append(Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, walk.likelihoods))
+            path, paced, seconds = proposal.path(walk.accepted), self._pacer.take(), now - forward.began
+            alone = len(proposal.tokens) < len(verify.tokens)
+            answers.append(
+                Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, walk.likelihoods, alone)
+            )
         yield from answers
         # The verdicts are sent, so the commits delay nothing.
-        for verify, (sequence, proposal), walk, answer in zip(valid.values(), proposals, walks, answers, strict=True):
+        going: list[SequenceId] = []
+        for (sequence, proposal), walk, answer in zip(forward.proposals, walks, answers, strict=True):
             if isinstance(walk, Acceptance) and isinstance(answer, Verdict):
-                del self._interrupted[verify.sequence]
+                del self._interrupted[answer.sequence]
                 root = sequence.position
-                sequence.advance(proposal, walk, answer)
+                sequence.advance(proposal, walk, answer, kept=behind is not None)
                 self._engine.draw_ahead(sequence)
                 if root // _FIT_TOKENS != sequence.position // _FIT_TOKENS:
                     self._prefix_sharing.fit()
                 yield from self._features(sequence, root, (0, *walk.accepted))
                 self._saving.add(sequence)
-                if self._may_begin_early(verify, answer):
-                    self._early = verify.sequence
+                if self._goes_on(sequence, asked[answer.sequence]) and walk.bonus not in sequence.start.eos_tokens:
+                    going.append(answer.sequence)
+        if behind is not None:
+            self._begun = _Forward([(each, each.root_alone()) for each in sequences], *behind, now)
+            self._undo(self._begun.sequences.keys() - set(going))
+        elif self._begun is None and not self._other_work:
+            self._due += tuple(going)
 
     def _features(
         self, sequence: TargetSequence, first: int, entries: Sequence[int] | None = None
@@ -342,28 +383,43 @@ class TargetWorker:
         """See `FeatureRings.written`."""
         return () if self._rings is None else self._rings.written(sequence, first, entries)
 
-    def _forward(self, valid: Mapping[SequenceId, Verify]) -> _Forward:
-        """The forward over these trees: one that has begun early, or a new one."""
-        if len(valid) == 1:
-            ((id, verify),) = valid.items()
-            sequence = self._sequences[id]
-            early = sequence.take_early(verify)
-            if early is not None:
-                return _Forward([(sequence, early.proposal)], early.logits, early.began)
-        for id in valid:
-            self._sequences[id].drop_early()
+    def _forward(self, proposals: list[Proposal]) -> _Forward:
+        """Begin a forward over these trees."""
         began = self._clock()
-        proposals = [(self._sequences[id], ProposedTree(verify)) for id, verify in valid.items()]
-        return _Forward(proposals, self._engine.begin_forward(proposals), began)
+        return _Forward(proposals, self._engine.begin_forward(proposals), [], began)
 
-    def _may_begin_early(self, verify: Verify, verdict: Verdict) -> bool:
-        """Whether the next round's forward may begin before its Verify. Other work of this worker goes first."""
-        sequence = self._sequences[verify.sequence]
+    def _take_begun(self, ids: Collection[SequenceId]) -> _Forward | None:
+        """These sequences' part of the forward that has begun; it is to be answered."""
+        if self._begun is None:
+            return None
+        begun = self._begun
+        self._begun = begun.part(begun.sequences.keys() - set(ids))
+        return begun.part(ids)
+
+    def _undo(self, ids: Collection[SequenceId]) -> None:
+        """Undo these sequences' part of the forward that has begun."""
+        taken = self._take_begun(ids)
+        for sequence, _ in () if taken is None else taken.proposals:
+            sequence.undo()
+
+    def _goes_on(self, sequence: TargetSequence, verify: Verify) -> bool:
+        """Whether the forward over the sequence's root may begin before its Verify, which follows this one."""
+        return verify.plain_next and sequence.position < self._engine.model.context
+
+    def _may_chain(self, forward: _Forward, asked: Mapping[SequenceId, Verify]) -> bool:
+        """Whether the next round's forward can begin before the tokens that this one gives are read. Other work goes
+        first."""
         return (
-            verify.plain_next
-            and not self.has_work
-            and verdict.bonus not in sequence.start.eos_tokens
-            and sequence.position < self._engine.model.context
+            forward.sequences.keys() == asked.keys()
+            and self._begun is None
+            and not self._other_work
+            and all(
+                len(proposal.tokens) == 1
+                and asked[sequence.start.sequence].plain_next
+                and sequence.position + 1 < self._engine.model.context
+                and self._engine.chains(sequence)
+                for sequence, proposal in forward.proposals
+            )
         )
 
     def _without_forward(self, verify: Verify) -> tuple[FromWorker, ...] | None:
@@ -417,7 +473,7 @@ class TargetWorker:
 
     def _free_with_cache(self, ids: Iterable[SequenceId]) -> bool:
         """Remove these sequences, whose KV is of no use, and that of ended ones; whether the prefix cache had any."""
-        self._early = None
+        self._due = ()
         for id in ids:
             sequence = self._remove(id)
             if sequence is not None:
@@ -434,9 +490,8 @@ class TargetWorker:
         """Remove a sequence. Its checkpoint stays."""
         self._saving.discard(id)
         self._disk.discard(id)
+        self._undo((id,))
         sequence = self._sequences.pop(id, None)
-        if sequence is not None:
-            sequence.drop_early()
         if self._rings is not None:
             self._rings.end(id)
         return sequence

@@ -301,8 +301,10 @@ class Machine:
         if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.is_answered_by(verdict):
             return self._drop()
         width = self.scheduler.verdict_arrived(sequence.id, now)
+        if verdict.root_alone:
+            sequence.verified_root_alone()
         chosen = sequence.chosen(verdict)
-        if width is not None and not self.drafts.disturbs(sequence):
+        if width is not None and not verdict.root_alone and not self.drafts.disturbs(sequence):
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.

@@ -147,13 +147,16 @@ class Scheduler:
             return Schedule([], [])
         trees: list[Verify] = []
         awaited: list[tuple[SequenceId, int]] = []
-        # A forward that begins before its Verify serves one sequence, and others would wait for it.
-        only_plain = len(sequences) == 1 and (not self._strategy.drafts or ready[0].level == "plain")
-        for sequence, decision in self._decisions(ready, now):
+        decisions = self._decisions(ready, now)
+        # A request that does not share this round would wait for a next one that begins before it is asked for.
+        goes_on = len(decisions) == len(self._running) and all(
+            isinstance(decision, VerifyNodes) and decision.goes_on for _, decision in decisions
+        )
+        for sequence, decision in decisions:
             match decision:
                 case VerifyNodes(nodes, draft_silent):
                     sequence.speculation.drafting = sequence.speculation.drafting and not draft_silent
-                    trees.append(sequence.verify(nodes, now, only_plain))
+                    trees.append(sequence.verify(nodes, now, goes_on))
                 case WaitUntil(until, steps):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)
                     if steps is not None:
@@ -175,7 +178,7 @@ class Scheduler:
         if self._only_new:
             return [(sequence, VerifyNodes([])) for sequence in new]
         if ready[0].level == "plain":
-            return [(sequence, VerifyNodes([])) for sequence in ready]
+            return [(sequence, VerifyNodes([], goes_on=True)) for sequence in ready]
         decisions = self._strategy.decide_together([sequence.view(now) for sequence in ready])
         return list(zip(ready, decisions, strict=True))
 

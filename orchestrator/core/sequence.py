@@ -59,6 +59,10 @@ class Sequence:
         """So did this one, whether or not they were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
+        self._plain_rounds = 0
+        """Rounds in succession whose trees had no nodes."""
+        self._begun = self._goes_on = False
+        """The target may have begun this round before its tree came; it may begin the next one so."""
         self._fatal_round = -1
         """The last round in which a target ended while it computed for this request."""
         self._reading_due = now
@@ -235,15 +239,20 @@ class Sequence:
             asked_at=speculation.asked_at,
             reading_until=speculation.reading_until,
             draft_tokens=self.request.draft_tokens,
+            plain_rounds=self._plain_rounds,
             level=self.level,
         )
 
-    def verify(self, nodes: list[Node], now: float, only_plain: bool = False) -> Verify:
-        """Put `nodes` under verification. `only_plain`: no round of this sequence will verify nodes."""
+    def verify(self, nodes: list[Node], now: float, goes_on: bool = False) -> Verify:
+        """Put `nodes` under verification. `goes_on`: the target may begin the next round's root before it is asked."""
         root = self.tree.root
         tokens, parents = flatten(root, nodes)
         self._verified_nodes = {node.id: node for node in nodes}
+        self._plain_rounds = 0 if nodes else self._plain_rounds + 1
         rejection = self.request.sampling.verification == "rejection"
+        # With a draft, rejection sampling depends on what is verified together.
+        goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
+        self._begun, self._goes_on = self._goes_on, goes_on
         self.outstanding = Verify(
             sequence=self.id,
             round=self.round,
@@ -252,7 +261,7 @@ class Sequence:
             tokens=tokens,
             parents=parents,
             distributions=self.speculation.distributions(nodes) if rejection else (),
-            plain_next=only_plain and self.remaining > 1,
+            plain_next=goes_on,
         )
         self._verified = self.speculation
         self._expected_tokens = 1.0 + sum(math.exp(node.log_path - root.log_path) for node in nodes)
@@ -268,7 +277,7 @@ class Sequence:
         Its path must run from the root through nodes that were sent, and it must hold the log-probabilities that the
         request asked for.
         """
-        if self.phase is not Phase.VERIFYING or verdict.round != self.round:
+        if self.phase is not Phase.VERIFYING or verdict.round != self.round or (verdict.root_alone and verdict.path):
             return False
         if len(verdict.likelihoods) != (0 if self.request.sampling.logprobs is None else len(verdict.path) + 1):
             return False
@@ -280,6 +289,14 @@ class Sequence:
                 return False
             parent = id
         return True
+
+    def verified_root_alone(self) -> None:
+        """The target had begun this round before its tree came."""
+        assert self.outstanding is not None
+        self.outstanding = replace(
+            self.outstanding, tokens=self.outstanding.tokens[:1], parents=(-1,), distributions=()
+        )
+        self._verified_nodes, self._expected_tokens = {}, 1.0
 
     def chosen(self, verdict: Verdict) -> list[int]:
         """The accepted tokens and the bonus token."""
@@ -306,7 +323,8 @@ class Sequence:
             self.estimates.freshness.observe(self.anew, tokens, seconds)
         seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
         self._alone = seconds, not self.speculation.prefilling
-        self.estimates.hop.observe(seconds)
+        if not (self._begun and self.speculation.wanted):
+            self.estimates.hop.observe(seconds)
 
     def plain_tokens_per_second(self) -> float | None:
         """Estimated for plain decoding. None where nothing can be guessed, and if most forwards had other requests."""

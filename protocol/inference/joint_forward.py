@@ -17,7 +17,7 @@ from protocol.inference.layer_caches.recurrent import RecurrentCache, initialise
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.processor_attention import vector_softmax
 from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reading, reads
-from protocol.inference.tree_sequence import TreeSequence
+from protocol.inference.tree_sequence import Tokens, TreeSequence, as_array
 
 _ATTENTION = "scaled_dot_product_attention"
 
@@ -26,7 +26,7 @@ class ForwardPart(NamedTuple):
     """One sequence's part of a forward: the arguments of its `TreeSequence.evaluate`."""
 
     sequence: TreeSequence | PathSequence
-    tokens: Sequence[int]
+    tokens: Tokens
     parents: Sequence[int]
     first: int | None = None
 
@@ -34,6 +34,7 @@ class ForwardPart(NamedTuple):
         """(L, V) logits of this part alone."""
         if isinstance(self.sequence, TreeSequence):
             return self.sequence.evaluate(self.tokens, self.parents, self.first)
+        assert not isinstance(self.tokens, mx.array), "below level tree, tokens may be evaluated again"
         return self.sequence.evaluate(self.tokens, self.parents)
 
 
@@ -61,9 +62,9 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
     positions = mx.concatenate([_positions(*each) for each in zip(forwards, lengths, strict=True)])
     layers = zip(*(sequence.caches for sequence in sequences), strict=True)
     caches = sequences[0].alike([_joint(layer, lengths, positions) for layer in layers])
-    tokens = mx.array([[token for part in parts for token in part.tokens]])
+    tokens = mx.concatenate([as_array(part.tokens) for part in parts])
     with reading(), vector_softmax():
-        logits = network(tokens, cache=caches).squeeze(0)
+        logits = network(tokens[None], cache=caches).squeeze(0)
     _divide_recorded(sequences, lengths)
     return _divided(logits, lengths, axis=0)
 

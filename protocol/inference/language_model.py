@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -27,6 +27,7 @@ from protocol.inference.observed_modules import modules_of
 from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
+from protocol.inference.staged_dispatch import stage
 from protocol.inference.stored_model import load_network
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
@@ -97,6 +98,9 @@ class LanguageModel:
         self.network: Any = model
         self.prompt_logits = True
         """A prefill gives logits."""
+        self.chains = mx.default_device() != mx.Device(mx.cpu)
+        """A forward may begin before the tokens that it takes are read. On a processor that gains nothing: there MLX
+        returns from the begin of a forward when most of the one before it is computed."""
         kept = getattr(model, "args", None) or getattr(model, "config", None)
         config = vars(kept) if config is None else config
         self.architecture = str(config["model_type"])
@@ -119,6 +123,8 @@ class LanguageModel:
         self.joins = self._validate_joint()
         """One forward can evaluate several sequences."""
         self.tap = proved_tap(self.network)
+        if mx.default_device() != mx.Device(mx.cpu):
+            stage(self.network)
 
     @classmethod
     def load(cls, folder: Path, division: Division | None = None, kv_bits: KvBits = UNQUANTIZED) -> Self:
@@ -284,10 +290,12 @@ class PositionedRope(nn.Module):
         self.inner = inner
 
     def __call__(self, x: mx.array, offset: int | mx.array | TreePositions = 0, **others: Any) -> mx.array:
-        tree = TreePositions.of(offset, x.shape[2])
+        # MLX looks for an attribute slowly, and most offsets of a chain are numbers: the device waits for both.
+        inner = cast("Callable[..., mx.array]", self["inner"])
+        tree = None if isinstance(offset, int) else TreePositions.of(offset, x.shape[2])
         if tree is None:
-            return self.inner(x, offset=offset, **others)
-        rows = self.inner(mx.transpose(x, (2, 1, 0, 3)), offset=tree.positions, **others)
+            return inner(x, offset=offset, **others)
+        rows = inner(mx.transpose(x, (2, 1, 0, 3)), offset=tree.positions, **others)
         return mx.transpose(rows, (2, 1, 0, 3))
 
 

@@ -6,7 +6,7 @@ parameters and `isinstance` stay.
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from mlx import nn
 
@@ -36,6 +36,15 @@ def observe(module: nn.Module, observer: Observer) -> Restore:
 def modules_of(network: Any) -> list[nn.Module]:
     """All modules of a network, itself included."""
     return network.modules()
+
+
+def state_of(result: Any) -> Any:
+    """The hidden state of a layer's result: some layers return more beside it."""
+    return result[0] if _is_tuple(result) else result
+
+
+def _is_tuple(result: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(result, tuple)
 
 
 @contextmanager

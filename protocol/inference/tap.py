@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.inference.device import compute
 from protocol.inference.element_types import ELEMENT_TYPES
-from protocol.inference.observed_modules import Restore, modules_of, observe, observing
+from protocol.inference.observed_modules import Restore, modules_of, observe, observing, state_of
 from protocol.kv.arena_header import ElementType
 from protocol.messages.features import FINAL, MAX_WIDTH, Taps
 
@@ -70,7 +70,7 @@ class LayerTap:
         return Recorded(self.outputs, rows.view(mx.uint16) if self.element is ElementType.BFLOAT16 else rows)
 
     def _keep(self, output: int, _: nn.Module, __: tuple[Any, ...], result: Any) -> Any:
-        self._found[output] = _state(result)
+        self._found[output] = state_of(result)
         return result
 
 
@@ -127,7 +127,7 @@ def _traced(network: Any, layers: Sequence[nn.Module]) -> tuple[list[_Call], mx.
     calls: list[_Call] = []
 
     def see(module: nn.Module, arguments: tuple[Any, ...], result: Any) -> Any:
-        calls.append(_Call(module, arguments, _state(result)))
+        calls.append(_Call(module, arguments, state_of(result)))
         return result
 
     inside = {id(module) for layer in layers for module in modules_of(layer)}
@@ -153,15 +153,6 @@ def _logits(network: Any, tokens: Sequence[int]) -> mx.array:
     # One forward after the other: ranks that share a model must run them in the same order.
     compute(logits)
     return logits
-
-
-def _state(result: Any) -> Any:
-    """The hidden state of a layer's result: some layers return more beside it."""
-    return result[0] if _is_tuple(result) else result
-
-
-def _is_tuple(result: object) -> TypeGuard[tuple[Any, ...]]:
-    return isinstance(result, tuple)
 
 
 def _result(module: Any, state: mx.array) -> Any:

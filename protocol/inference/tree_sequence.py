@@ -5,7 +5,7 @@ Knows no sampling, and no kind of layer cache.
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -25,6 +25,8 @@ from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.messages.base import Level
 
+Tokens: TypeAlias = Sequence[int] | mx.array
+"""Of a forward; as an array (L,) they need not be computed."""
 _DEAD_SLOTS = 64
 """So many dead slots are cheaper to remove than to attend past."""
 _MASK_COSTS = 8192
@@ -113,8 +115,9 @@ class TreeSequence:
         found = [cache.places for cache in limiting]
         return {place for place in set[int]().union(*found) if 0 < self.reach(place) == place <= self.committed}
 
-    def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> mx.array:
-        """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ...
+    def evaluate(self, tokens: Tokens, parents: Sequence[int], first: int | None = None) -> mx.array:
+        """(L, V) logits, not yet computed, of tokens that become rows next_row, next_row + 1, ... Only at level tree
+        the tokens may be an array.
 
         A parent is a row's number, of an earlier call or of this one, or -1 for the committed tokens. At level chain
         every row is the child of the one before it, at level plain there is one row.
@@ -333,10 +336,11 @@ class TreeSequence:
             cache.prepare(forward)
         return forward
 
-    def _logits(self, tokens: Sequence[int], forward: ForwardShape) -> mx.array:
+    def _logits(self, tokens: Tokens, forward: ForwardShape) -> mx.array:
         """(L, V), of a forward of this shape over `tokens`."""
         if self.level == "tree":
             return self._evaluated(tokens, forward)
+        assert not isinstance(tokens, mx.array), "below level tree, tokens may be evaluated again"
         missing = self._cut(forward.begin) if self._folding else []
         if missing and (self.level == "plain" or len(missing) > _MOST_TOGETHER):
             self._repeat(missing, forward.begin)
@@ -348,11 +352,11 @@ class TreeSequence:
         self.recorded = self.recorded and self.recorded.part(len(missing))
         return logits
 
-    def _evaluated(self, tokens: Sequence[int], forward: ForwardShape) -> mx.array:
+    def _evaluated(self, tokens: Tokens, forward: ForwardShape) -> mx.array:
         self._prepare(forward)
         given = self.alike([cache.given for cache in self.caches])
         with reading(), vector_softmax():
-            logits = self._network(mx.array([list(tokens)]), cache=given).squeeze(0)
+            logits = self._network(as_array(tokens)[None], cache=given).squeeze(0)
         for cache in self._folding:
             cache.finish()
         self.recorded = self.tap and self.tap.take()
@@ -393,6 +397,11 @@ class TreeSequence:
             moved = mx.array(slots)
             for cache in self.caches:
                 cache.move(begin, moved)
+
+
+def as_array(tokens: Tokens) -> mx.array:
+    """(L,)."""
+    return tokens if isinstance(tokens, mx.array) else mx.array(list(tokens))
 
 
 def to_numpy(rows: Sequence[mx.array]) -> LayerRows:

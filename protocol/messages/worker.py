@@ -202,6 +202,8 @@ class Verdict(Message, frozen=True):
     paced: Paced | None = None
     likelihoods: Likelihoods = ()
     """Of the path's tokens and of the bonus, if the sampling asks for log-probabilities."""
+    root_alone: bool = False
+    """The tree had nodes, and they were not evaluated: see `plain_next` of Verify."""
 
 
 class Fault(Message, frozen=True):
@@ -296,7 +298,8 @@ class Verify(Message, frozen=True):
     """Index of each entry's parent; -1 for the root alone."""
     distributions: Annotated[tuple[Distribution, ...], Meta(max_length=MAX_NODES)] = ()
     plain_next: bool = False
-    """The sequence's next round verifies the root alone: the target may begin that forward before its Verify."""
+    """The sequence's next round is expected to verify the root alone: the target may begin that forward before its
+    Verify, and answers with it whatever that tree is."""
 
 
 class Forest(Message, frozen=True):

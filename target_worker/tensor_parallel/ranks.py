@@ -36,7 +36,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.quantized_kv import Encodings
 from protocol.inference.tap import LayerTap
-from protocol.inference.tree_sequence import TreeSequence
+from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.messages.base import Level
 from protocol.messages.features import Outputs
 from protocol.own_modules import module_command
@@ -68,6 +68,8 @@ class LeadingModel(LanguageModel):
         self._send = lambda command: send_all(peers, command)
         # The other ranks do not compute the logits of a prefill, which may take collectives.
         self.prompt_logits = False
+        # They need the tokens of a forward before it begins.
+        self.chains = False
         self.numbers = itertools.count(1)
 
     def sequence(self) -> TreeSequence:
@@ -120,7 +122,7 @@ class LeadingSequence(TreeSequence):
         self._send(PrefillCommand(self.number, tuple(tokens)))
         super().prefill(tokens)
 
-    def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> mx.array:
+    def evaluate(self, tokens: Tokens, parents: Sequence[int], first: int | None = None) -> mx.array:
         assert first is None, "a target replaces no committed tokens"
         self._send(_evaluate(self, tokens, parents))
         logits = super().evaluate(tokens, parents)
@@ -167,8 +169,9 @@ def follow(model: LanguageModel, commands: Iterable[RankCommand]) -> None:
                 sequence.truncate(length)
 
 
-def _evaluate(sequence: TreeSequence | PathSequence, tokens: Sequence[int], parents: Sequence[int]) -> EvaluateCommand:
+def _evaluate(sequence: TreeSequence | PathSequence, tokens: Tokens, parents: Sequence[int]) -> EvaluateCommand:
     assert isinstance(sequence, LeadingSequence)
+    assert not isinstance(tokens, mx.array), "the other ranks need the tokens"
     return EvaluateCommand(sequence.number, tuple(tokens), tuple(parents))
 
 

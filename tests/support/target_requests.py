@@ -28,7 +28,7 @@ class Request:
     def __init__(self, worker: Any, start: Start) -> None:
         self.worker = worker
         self.sequence, self.round, self.root = start.sequence, start.round, start.root
-        self.prompt, self.tokens = start.tokens, list(start.tokens)
+        self.prompt, self.tokens, self.ends = start.tokens, list(start.tokens), start.eos_tokens
         self.offers: list[KvOffer] = []
         self.replies = self.ask(start)
 

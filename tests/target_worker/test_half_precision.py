@@ -106,6 +106,9 @@ def test_log_probabilities_and_rejection_are_those_of_the_same_logits_in_float32
 
     for seed in range(50):
         sampling = Sampling(temperature=0.8, seed=seed, verification="rejection")
-        assert rejection(logits, drawn, sampling, noise) == rejection(logits.astype(mx.float32), drawn, sampling, noise)
+        assert (
+            rejection(logits, drawn, sampling, noise)()
+            == rejection(logits.astype(mx.float32), drawn, sampling, noise)()
+        )
     told = likelihoods(logits, range(4), (8, 2, 60, 7), 5)
     assert told == likelihoods(logits.astype(mx.float32), range(4), (8, 2, 60, 7), 5)

@@ -30,6 +30,8 @@ _MOST_STEPS = 4
 """Growth steps that are looked ahead where the draft takes turns."""
 _MOST_UNASKED = 32
 """Rounds in turns after which the draft is asked for a step again, whatever the figures say: they may be old."""
+_PLAIN_ROUNDS = 8
+"""After so many rounds without a node the next one is expected to have none either."""
 _MAX_LEAST = 0.1
 """Whatever a token costs the target, the draft prepares nodes that are as probable as this."""
 
@@ -94,7 +96,8 @@ class Adaptive:
         until = self._wait_until(views, gains, expected, now.rate)
         if until is not None:
             return [WaitUntil(until, growth and growth.steps) for growth in expected]
-        return [VerifyNodes(each.nodes(count)) for each, count in zip(guesses, now.nodes, strict=True)]
+        goes_on = not any(now.nodes) and all(map(_stays_plain, views))
+        return [VerifyNodes(each.nodes(count), goes_on=goes_on) for each, count in zip(guesses, now.nodes, strict=True)]
 
     def _expected_growth(self, view: SequenceView, guesses: "NodeChoice") -> "_ExpectedGrowth | None":
         """The next growth, if one can be waited for."""
@@ -160,6 +163,12 @@ class Adaptive:
                 return until
             wait += estimates.next_response.get(estimates.step.get(0.0))
         return None
+
+
+def _stays_plain(view: SequenceView) -> bool:
+    """Whether the next round will hardly have a node. A wrong answer costs the nodes of one round."""
+    asks = view.in_turns and view.drafting and view.estimates.unasked + 1 >= _MOST_UNASKED
+    return view.plain_rounds >= _PLAIN_ROUNDS and not asks
 
 
 @dataclass(frozen=True, slots=True)

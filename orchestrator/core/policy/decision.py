@@ -18,6 +18,8 @@ class VerifyNodes:
     nodes: list[Node]
     draft_silent: bool = False
     """Growth of the draft is overdue."""
+    goes_on: bool = False
+    """Without nodes: the next round will hardly have any, so the target may begin it before it is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class SequenceView:
     """When a draft that drafts in turns was last asked for a step."""
     draft_tokens: int | None = None
     """The request's own K, for strategies that verify chains; None for the option's."""
+    plain_rounds: int = 0
+    """Rounds in succession whose trees had no nodes."""
     level: Level = "tree"
     """What the target verifies: any tree of guesses, or one path of them. Without guesses no strategy is asked."""
 

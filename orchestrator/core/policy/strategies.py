@@ -39,7 +39,7 @@ class Autoregressive(IndependentRequests):
         return None
 
     def decide(self, view: SequenceView) -> Decision:
-        return VerifyNodes([])
+        return VerifyNodes([], goes_on=True)
 
 
 class Sequential(IndependentRequests):

@@ -15,7 +15,7 @@ from orchestrator.lab.simulate.devices import Devices, Wires
 from orchestrator.lab.simulate.language import VOCABULARY, Language
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
-from protocol.inference.tree_sequence import TreeSequence
+from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.kv.prefix_cache import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
@@ -286,6 +286,7 @@ class _LanguageModel:
 
     vocabulary = VOCABULARY
     prompt_logits = True
+    chains = False
 
     def __init__(self, context: int, level: Level) -> None:
         self.context = context
@@ -389,7 +390,7 @@ class _CountedRows(TreeSequence):
     def remember(self, tokens: int) -> None:
         """There is nothing to go back to."""
 
-    def evaluate(self, tokens: Sequence[int], parents: Sequence[int], first: int | None = None) -> Any:
+    def evaluate(self, tokens: Tokens, parents: Sequence[int], first: int | None = None) -> Any:
         self._rows_begun += len(tokens)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:

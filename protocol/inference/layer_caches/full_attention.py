@@ -31,8 +31,8 @@ class RowEncoding(Protocol):
         """Store (1, heads, rows, size)."""
         ...
 
-    def fetched(self, stored: Stored) -> Any:
-        """What mlx-lm's attention takes."""
+    def fetched(self, stored: Stored, slots: slice) -> Any:
+        """What mlx-lm's attention takes of these slots."""
         ...
 
     def packed(self, stored: Stored) -> mx.array:
@@ -50,8 +50,8 @@ class PlainRows:
     def encoded(self, rows: mx.array) -> Stored:
         return (rows,)
 
-    def fetched(self, stored: Stored) -> mx.array:
-        return stored[0]
+    def fetched(self, stored: Stored, slots: slice) -> mx.array:
+        return stored[0][..., slots, :]
 
     def packed(self, stored: Stored) -> mx.array:
         return stored[0]
@@ -72,10 +72,10 @@ class QuantizedRows(NamedTuple):
     def encoded(self, rows: mx.array) -> Stored:
         return mx.quantize(rows, group_size=self.group_size, bits=self.bits)
 
-    def fetched(self, stored: Stored) -> Any:
+    def fetched(self, stored: Stored, slots: slice) -> Any:
+        packed, scales, biases = seen = _taken(stored, slots)
         if self.fused:
-            return stored
-        packed, scales, biases = stored
+            return seen
         return mx.dequantize(packed, scales, biases, group_size=self.group_size, bits=self.bits)
 
     def packed(self, stored: Stored) -> mx.array:
@@ -169,17 +169,17 @@ class FullAttentionCache(RowCache):
         return self.forward.mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        begin, end = self.forward.begin, self.forward.begin + keys.shape[2]
-        rows = begin - self._base, end - self._base
-        self._keys = _all_written(self._keys, self._encoding.encoded(keys), *rows)
-        self._values = _all_written(self._values, self._encoding.encoded(values), *rows)
-        self._end = end
+        begin = self.forward.begin
+        self._end = begin + keys.shape[2]
+        rows = slice(begin - self._base, self._end - self._base)
+        self._keys = _written(self._keys, self._encoding.encoded(keys), rows)
+        self._values = _written(self._values, self._encoding.encoded(values), rows)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """As the forward in progress has seen them: layers that share another one's KV ask for them."""
         seen = slice(self._first - self._base, self._end - self._base)
-        return self._encoding.fetched(_taken(self._keys, seen)), self._encoding.fetched(_taken(self._values, seen))
+        return self._encoding.fetched(self._keys, seen), self._encoding.fetched(self._values, seen)
 
     def forget(self, slots: int, tokens: int) -> None:
         """Every slot stays in sight."""
@@ -368,22 +368,27 @@ class ChunkCache(FullAttentionCache):
         """mlx-lm's own forgets the rows of earlier chunks here."""
 
 
+# The device waits for what these do in every layer: hence lists in place of generators, and few calls.
+
+
 def _taken(stored: Stored, slots: slice | mx.array) -> Stored:
-    return tuple(array[..., slots, :] for array in stored)
+    return tuple([array[..., slots, :] for array in stored])
 
 
-def _all_written(old: Stored, new: Stored, begin: int, end: int) -> Stored:
-    return tuple(_written(array, rows, begin, end) for array, rows in zip(old or [None] * len(new), new, strict=True))
+def _written(old: Stored, new: Stored, slots: slice) -> Stored:
+    """`old` with `new` at the slots of axis 2, grown by whole steps where it is too short."""
+    written = old if old and slots.stop <= old[0].shape[2] else _grown(old, new, slots.stop)
+    for array, rows in zip(written, new, strict=True):
+        array[..., slots, :] = rows
+    return written
 
 
-def _written(old: mx.array | None, new: mx.array, begin: int, end: int) -> mx.array:
-    """`old` with `new` at [begin, end) of axis 2, grown by whole steps where it is too short."""
-    capacity = 0 if old is None else old.shape[2]
-    grown = old
-    if old is None or end > capacity:
-        batch, heads, _, size = new.shape
-        more = mx.zeros((batch, heads, -(-end // _GROWTH) * _GROWTH - capacity, size), new.dtype)
-        grown = more if old is None else mx.concatenate([old, more], axis=2)
-    assert grown is not None
-    grown[..., begin:end, :] = new
-    return grown
+def _grown(old: Stored, new: Stored, end: int) -> Stored:
+    """Arrays of the form of `new` that begin with `old`, for `end` slots and up to a whole step more."""
+    grown: list[mx.array] = []
+    for place, rows in enumerate(new):
+        batch, heads, _, size = rows.shape
+        capacity = old[place].shape[2] if old else 0
+        more = mx.zeros((batch, heads, -(-end // _GROWTH) * _GROWTH - capacity, size), rows.dtype)
+        grown.append(mx.concatenate([old[place], more], axis=2) if old else more)
+    return tuple(grown)

@@ -87,7 +87,7 @@ def _emitted(seed: int, draft: np.ndarray | None, depth: int, sampling: Sampling
     while len(tokens) < 3:
         proposal = _proposal(tokens[-1], _POSITION + len(tokens) - 1, seed, draft, depth)
         logits = processed(mx.array(_TARGET[list(proposal.tokens)]), sampling)
-        walk = rejection(logits, proposal, sampling, _NOISE)
+        walk = rejection(logits, proposal, sampling, _NOISE)()
         tokens += [*(proposal.tokens[entry] for entry in walk.accepted), walk.bonus]
     return tokens[1], tokens[2]
 
@@ -138,7 +138,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted():
     for seed in range(50):
         proposal = _proposal(_ROOT, _POSITION, seed, draft, 3)
         logits = mx.array(_TARGET[list(proposal.tokens)])
-        walk = rejection(logits, proposal, Sampling(temperature=1.0, seed=seed), _NOISE)
+        walk = rejection(logits, proposal, Sampling(temperature=1.0, seed=seed), _NOISE)()
         assert len(walk.accepted) >= 2, "only rounding may reject"
 
 

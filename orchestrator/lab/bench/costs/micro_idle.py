@@ -22,13 +22,15 @@ from mlx_lm.models import qwen3
 from orchestrator.lab.bench.costs.micro import HostCost
 from protocol.inference.device import compute
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.staged_dispatch import stage
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Hello, Start, Verdict, Verify
 from protocol.report_output import claim_output
 from protocol.speculation.token_tree import node_id
+from target_worker import engine as engine_module
 from target_worker import verification
-from target_worker.engine import Proposal, TargetEngine
+from target_worker.engine import Proposal, TargetEngine, TargetSequence
 from target_worker.worker import TargetWorker
 
 _LAYERS = (28, 36, 64)
@@ -52,13 +54,18 @@ def main() -> int:
 
 
 def measure(layers: int, rounds: int = _ROUNDS) -> list[HostCost]:
-    """The costs of mlx-lm's loop, and of the target's rounds: of single tokens, and of trees of five that hit."""
-    model = LanguageModel(_network(layers))
+    """The costs of mlx-lm's loop, and of the target's rounds: of single tokens and of trees of five that hit, as on a
+    processor and (chained, staged) as on a GPU."""
+    model, staged = LanguageModel(_network(layers)), LanguageModel(_network(layers))
+    if mx.default_device() == mx.Device(mx.cpu):
+        stage(staged.network)
     text = _text(model, 4 * rounds + 8)
     loops: dict[str, _Loop] = {
-        _STOCK: _Stock(model.network),
-        "plain rounds": _Rounds(model, lambda _: ((), ())),
-        "rounds that hit": _Rounds(model, lambda place: _tree(text, place)),
+        _STOCK: _Stock(_network(layers)),
+        "plain rounds": _Rounds(model, lambda _: ((), ()), chains=False),
+        "plain rounds, chained": _Rounds(model, lambda _: ((), ()), chains=True),
+        "rounds that hit": _Rounds(model, lambda place: _tree(text, place), chains=False),
+        "rounds that hit, staged": _Rounds(staged, lambda place: _tree(text, place), chains=False),
     }
     for _ in range(_TURNS):
         for loop in loops.values():
@@ -97,7 +104,11 @@ def _as_on_a_gpu() -> None:
     layers: Any = qwen3
     norm.__call__ = lambda self, x: x * self.weight
     rope.__call__ = lambda _, x, offset=0: _depends(x, offset) if isinstance(offset, mx.array) else x * 1.0
-    layers.scaled_dot_product_attention = lambda queries, keys, values, **_: _depends(queries, keys, values)
+    layers.scaled_dot_product_attention = _attention
+
+
+def _attention(queries: mx.array, keys: mx.array, values: mx.array, **_: Any) -> mx.array:
+    return _depends(queries, keys, values)
 
 
 def _depends(array: mx.array, *others: mx.array) -> mx.array:
@@ -134,10 +145,14 @@ class _Stock:
         next(self._tokens)
 
     def run(self, rounds: int) -> None:
+        layers: Any = qwen3
+        # The target has wrapped it.
+        wrapped, layers.scaled_dot_product_attention = layers.scaled_dot_product_attention, _attention
         for _ in range(rounds):
             began = time.thread_time()
             next(self._tokens)
             self.host.append(time.thread_time() - began)
+        layers.scaled_dot_product_attention = wrapped
 
 
 class _Watch:
@@ -193,11 +208,13 @@ class _Watch:
                 self._marks = [self.seconds]
             return found
 
-        functions.async_eval, verification.as_ids = dispatched, then_read
+        functions.async_eval = dispatched
+        verification.as_ids = engine_module.as_ids = then_read
         try:
             yield
         finally:
-            functions.async_eval, verification.as_ids = dispatch, read
+            functions.async_eval = dispatch
+            verification.as_ids = engine_module.as_ids = read
 
     def _mark(self, count: int) -> None:
         if len(self._marks) == count:
@@ -218,18 +235,26 @@ class _WatchedEngine(TargetEngine):
         self._watch.begins()
         return super().begin_forward(asked)
 
+    def begin_behind(
+        self, picks: Sequence[mx.array], sequences: Sequence[TargetSequence]
+    ) -> tuple[list[mx.array], list[mx.array]]:
+        self._watch.begins()
+        return super().begin_behind(picks, sequences)
+
 
 class _Rounds:
     """A target's rounds. `propose`: from the number of generated tokens, the tokens below the root and the entries of
     their parents."""
 
-    def __init__(self, model: LanguageModel, propose: Callable[[int], tuple[Sequence[int], Sequence[int]]]) -> None:
+    def __init__(
+        self, model: LanguageModel, propose: Callable[[int], tuple[Sequence[int], Sequence[int]]], *, chains: bool
+    ) -> None:
         self.host: list[float] = []
         self._watch = _Watch()
         self.parts = self._watch.parts
         hello = Hello("target", "mlx", "random", "qwen3", _VOCABULARY, model.context, "", "", 0)
         self._worker = TargetWorker(_WatchedEngine(model, self._watch), time.perf_counter, hello)
-        self._propose = propose
+        self._propose, self._model, self._chains = propose, model, chains
         self._tokens = list(_PROMPT)
         self._round, self._root = 0, _ROOT
         list(self._worker.handle(Start(_SEQUENCE, self._round, _PROMPT, _ROOT, Sampling())))
@@ -237,6 +262,7 @@ class _Rounds:
             list(self._worker.work())
 
     def run(self, rounds: int) -> None:
+        self._model.chains = self._chains
         with self._watch.watching():
             for _ in range(rounds):
                 before = self._watch.seconds

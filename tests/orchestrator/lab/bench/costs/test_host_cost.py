@@ -7,10 +7,11 @@ from tests.support.shown import shown
 def test_the_host_is_measured_by_part_beside_mlx_lms_own_loop():
     costs = host_costs("2", "24")
 
-    assert [cost.loop for cost in costs] == ["mlx-lm's loop", "plain rounds", "rounds that hit"]
-    stock, plain, hits = costs
-    assert stock.idle == 0.0 < stock.host == plain.stock == hits.stock
-    for cost in (plain, hits):
+    loops = ["mlx-lm's loop", "plain rounds", "plain rounds, chained", "rounds that hit", "rounds that hit, staged"]
+    assert [cost.loop for cost in costs] == loops
+    stock, plain, chained, hits, staged = costs
+    assert stock.idle == chained.idle == 0.0 < stock.host == plain.stock == chained.stock == hits.stock
+    for cost in (plain, hits, staged):
         assert min(cost.answer, cost.commit, cost.build) > 0.0
         assert cost.idle < cost.host
     assert shown(findings([], [], costs), width=128).count("rounds") >= 2
