@@ -1,10 +1,11 @@
 """The command line: its commands, its settings, and what becomes of errors. Only the command line prints."""
 
 import importlib
+import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ _OTHER_OPTIONS = {
 """What other programs call options; the sentence about an unknown option names ours."""
 _WHOLE = 1000
 """Characters; no first sentence is longer."""
+_NARROW = 60
+"""Columns of a terminal below which two columns of help have no room."""
 
 
 class CommandTable(MutableMapping[str, click.Command]):
@@ -95,6 +98,21 @@ class CommandTable(MutableMapping[str, click.Command]):
 
     def __len__(self) -> int:
         return len({**self._places, **self._read})
+
+
+class Help(click.HelpFormatter):
+    """As wide as the terminal, however narrow. In a narrow one the words about an option stand below it."""
+
+    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+        if width is None and (columns := shutil.get_terminal_size().columns) < _NARROW:
+            width = columns
+        super().__init__(indent_increment, width, max_width)
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl(rows, col_max if self.width >= _NARROW - 2 else 2, col_spacing)
+
+
+click.Context.formatter_class = Help
 
 
 class Commands(click.Group):

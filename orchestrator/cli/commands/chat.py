@@ -60,7 +60,7 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
     \b
     launch-pipeline chat --pair qwen2.5-3b --preset balanced
     launch-pipeline chat --system "Answer in one sentence."
-    echo "What is a token tree?" | launch-pipeline chat --address tcp://127.0.0.1:5570
+    echo "Hi" | launch-pipeline chat --address tcp://127.0.0.1:5570
     """
     # Markdown and the prompt line take a while to import.
     from orchestrator.cli.chat.screen import screen

@@ -136,11 +136,10 @@ def pairs_command(as_json: bool) -> None:
     table, same = _table(fitting or rows, physical)
     print_whole(table)
     console = Console()
-    for words in (same, _too_big(rows) if fitting else ""):
-        console.print(words, markup=False, highlight=False) if words else None
     kind = ", as float32 on a processor" if on_processor else ""
-    click.echo(f"Sizes are estimated{kind}. {advice}")
-    click.echo(f"Without --pair: {default_pair_state()}.")
+    sizes, default = f"Sizes are estimated{kind}. {advice}", f"Without --pair: {default_pair_state()}."
+    for words in (same, _too_big(rows) if fitting else "", sizes, default):
+        console.print(words, markup=False, highlight=False) if words else None
     if local := local_models():
         click.echo("\nAlready on this disk; a GGUF file is converted when it is first used:")
         print_whole(_local_table(local))

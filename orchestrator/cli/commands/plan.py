@@ -70,7 +70,9 @@ _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 @click.option("--tokens", type=click.IntRange(2, 100_000), default=256, show_default=True, help="A request.")
 @click.option("--requests", type=click.IntRange(1, 1000), default=3, show_default=True, help="Without --trace.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--sweep", "swept", type=click.Choice(list(SWEEPS)), help="Change one thing at a time.")
+@click.option(
+    "--sweep", "swept", type=click.Choice(list(SWEEPS)), metavar="WHAT", help=f"Change one thing: {', '.join(SWEEPS)}."
+)
 @click.option("--values", help="Comma-separated values of the sweep.")
 @click.option("--plot", type=Destination(".png"), help="Write a picture (PNG).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
@@ -86,7 +88,8 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
     launch-pipeline plan --accept 0.6 --draft-ms 4 --temperature 0
     launch-pipeline plan --drafter eagle3
     launch-pipeline plan --sweep draft-delay --values 0.3,2,10,50 --plot delay.png
-    launch-pipeline generate "import os" --record run.jsonl && launch-pipeline plan --trace run.jsonl
+    launch-pipeline generate "import os" --record run.jsonl
+    launch-pipeline plan --trace run.jsonl
     """
     profile = _profile(options)
     drafter = None if options["drafter"] is None else DRAFTERS[options["drafter"]]

@@ -218,9 +218,9 @@ def serve(
     """Serve the pipeline to programs that speak OpenAI's, Anthropic's or Ollama's API: editors, agents, chat pages.
 
     \b
-    launch-pipeline serve --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
-    launch-pipeline serve --listen 0.0.0.0:5571 --draft-engine none      the draft comes from another machine
-    launch-pipeline serve --address tcp://127.0.0.1:5570                 a pipeline that runs already
+    launch-pipeline serve --pair qwen2.5-3b
+    launch-pipeline serve --address tcp://127.0.0.1:5570
+    launch-pipeline serve --listen 0.0.0.0:5571 --draft-engine none
     """
     if for_starter:
         follow_starter()

@@ -24,6 +24,16 @@ def test_the_first_help_fits_80_columns_and_cuts_no_sentence():
     assert set(cli.commands) <= {line.split()[0] for line in shown.splitlines() if line.strip()}
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_every_help_fits_the_terminal(width: int):
+    """Examples, and an option with all its values, fit 80 columns."""
+    for path, _ in commands(cli):
+        lines = output(*path, "--help", width=width).splitlines()
+        kept = [line for line in lines if width == 80 or ("launch-pipeline" not in line and len(line.split()) > 2)]
+
+        assert max(map(len, kept)) <= width, (path, max(kept, key=len))
+
+
 @pytest.mark.parametrize("name", ["generate", "chat"])
 def test_help_has_what_people_use_and_help_all_the_rest(name: str):
     brief, whole = output(name, "--help"), output(name, "--help-all")

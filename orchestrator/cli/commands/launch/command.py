@@ -120,7 +120,7 @@ def launch(
 
     \b
     launch-pipeline launch codex
-    launch-pipeline launch claude --pair qwen2.5-3b -- -p "What does this project do?"
+    launch-pipeline launch claude --pair qwen2.5-3b -- -p "What is this?"
     """
     # Not as an argument: the pipeline has an option --context.
     context = click.get_current_context()

@@ -59,7 +59,7 @@ def profile(
 
     \b
     launch-pipeline profile
-    launch-pipeline profile "import os" --temperature 0.7 --max-tokens 256 --out /tmp/profile
+    launch-pipeline profile "import os" --temperature 0.7 --out /tmp/profile
     launch-pipeline profile --strategy ssd --pace m4-16gb-qwen2.5-3b --json
     """
     # Neither numpy nor matplotlib nor the trace's schema should slow the other commands' start down.
