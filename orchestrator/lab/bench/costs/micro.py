@@ -12,7 +12,7 @@ import numpy as np
 
 from orchestrator.lab.bench.models import weights_read
 from orchestrator.lab.calibration.calibrate import forward_times
-from orchestrator.lab.findings import Field, Findings, Listener, Value, tabulated
+from orchestrator.lab.findings import Field, Findings, Listener, Table, Value, tabulated
 from orchestrator.machine.hardware import chip, partition_cores, worker_environment
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
@@ -177,7 +177,7 @@ def findings(values: Sequence[Value], costs: Sequence[ForwardCost], hosts: Seque
         values=tuple(values),
         tables=(
             tabulated("Forwards, ms by number of tokens", fields, costs, note=_FORWARD_NOTE),
-            tabulated("The host between two forwards, ms", _HOST_FIELDS, hosts, note=_HOST_NOTE),
+            host_table(hosts),
         ),
         figures={
             "machine": chip(),
@@ -186,6 +186,10 @@ def findings(values: Sequence[Value], costs: Sequence[ForwardCost], hosts: Seque
             "host": [msgspec.to_builtins(cost) for cost in hosts],
         },
     )
+
+
+def host_table(costs: Sequence[HostCost]) -> Table:
+    return tabulated("The host between two forwards, ms", _HOST_FIELDS, costs, note=_HOST_NOTE)
 
 
 _HOST_FIELDS: list[Field[HostCost]] = [
