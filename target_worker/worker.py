@@ -109,7 +109,7 @@ class TargetWorker:
     def hello(self) -> Hello:
         # A paced worker has the device's costs, not those that this machine measured.
         costs = self._pacer.costs()
-        return replace(self._hello, costs=costs) if costs else self._hello
+        return replace(self._hello, costs=costs, context_costs=self._pacer.context_costs()) if costs else self._hello
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
         self._early = None

@@ -302,7 +302,8 @@ class Machine:
         width = self.scheduler.verdict_arrived(sequence.id, now)
         chosen = sequence.chosen(verdict)
         if width is not None and not self.drafts.disturbs(sequence):
-            sequence.estimates.target.observe(width, verdict.seconds)
+            contexts = [each.position for each in self.sequences.values() if each.phase is not Phase.WAITING]
+            sequence.estimates.target.observe(width, verdict.seconds, sum(contexts) // len(contexts))
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.
             sequence.observe_round(verdict, now, undisturbed=not self.drafts.comparing)

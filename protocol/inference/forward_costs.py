@@ -8,7 +8,7 @@ of experts would read only one token's experts otherwise.
 import fcntl
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from protocol.inference.device import compute
+from protocol.inference.layer_cache import FoldingCache, RowCache
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
@@ -30,6 +31,11 @@ WIDTHS = (1, 2, 5, 6, 10, 11, 8, 9, 4, 12, 13, 17, 3, 7, 14, 15, 16)
 (mlx/backend/metal/quantized.cpp, qmv_wide and get_qmv_batch_limit), then the rest."""
 _FEWEST = 5
 """Measured widths below which the others can't be told from them."""
+_CONTEXT_WIDTHS = (1, 8, 16, 4, 9, 2)
+"""Of the forwards behind a longer context, in the order of their use: MLX's attention reads the KV once a row up to
+eight, and block by block from nine on (mlx/backend/metal/scaled_dot_product_attention.cpp)."""
+_LEAST_CONTEXT, _MOST_CONTEXT, _CONTEXT_BYTES = 1024, 8192, 1 << 28
+"""Tokens of that context, and of its keys and values together."""
 _PREFIX_TOKENS = 32
 _LEAST_SECONDS = 1e-6
 _LONGEST_WAIT = 10.0
@@ -44,6 +50,70 @@ class _Model(Protocol):
     level: Level
 
     def sequence(self) -> TreeSequence: ...
+
+
+def context_costs_at_load(model: _Model, costs: Sequence[Cost], loading: float) -> tuple[Cost, ...]:
+    """What each token of context adds to forwards of a model with these `costs`, by rising width: measured for at most
+    a quarter of the seconds that it took to load. Nothing where there are no costs."""
+    if not costs:
+        return ()
+    try:
+        with _in_turns():
+            return measured_context_costs(model, dict(costs), time.perf_counter, loading / 4)
+    except RuntimeError as error:
+        log.warning("the costs of forwards behind a long context are not measured: %s", error)
+        return ()
+
+
+def measured_context_costs(
+    model: _Model, costs: Mapping[int, float], clock: Callable[[], float], budget: float
+) -> tuple[Cost, ...]:
+    """Seconds a token of context, of forwards as in `measured_costs`, which gave `costs`; nothing if `budget` seconds
+    allow only one width, or if the model's context is short."""
+    end, random = clock() + budget, np.random.default_rng(0)
+    prompt = model.sequence()
+    tokens = random.integers(model.vocabulary, size=_PREFIX_TOKENS).tolist()
+    prompt.prefill(tokens)
+    held = slice(0, _PREFIX_TOKENS)
+    rows = [
+        each for cache in prompt.caches if isinstance(cache, RowCache) and cache.arrays for each in cache.rows(held)
+    ]
+    context = min(_MOST_CONTEXT, _CONTEXT_BYTES * _PREFIX_TOKENS // max(1, sum(each.nbytes for each in rows)))
+    if min(context, model.context - max(_CONTEXT_WIDTHS)) < _LEAST_CONTEXT:
+        return ()
+    times = -(-context // _PREFIX_TOKENS)
+    sequence = repeated(model.sequence(), prompt, (tokens * times)[:context])
+    shape, found = _tree if model.level == "tree" else _chain, list[Cost]()
+    for width in (each for each in _CONTEXT_WIDTHS if each in costs):
+        if clock() >= end:
+            break
+        seconds = min(_timed(sequence, shape(width), context, clock, random, model.vocabulary) for _ in range(2))
+        found.append((width, max(0.0, seconds - costs[width]) / (context - _PREFIX_TOKENS)))
+    return tuple(sorted(found)) if len(found) > 1 else ()
+
+
+def repeated(empty: TreeSequence, prompt: TreeSequence, context: Sequence[int]) -> TreeSequence:
+    """The `empty` sequence behind a long context, whose caches repeat those of a shorter prompt: costs of forwards do
+    not depend on what they hold. Computed on return."""
+    length, held = len(context), prompt.committed
+    for cache, short in zip(empty.caches, prompt.caches, strict=True):
+        if isinstance(cache, FoldingCache) and isinstance(short, FoldingCache):
+            cache.resume(length, short.state(held))
+        elif isinstance(cache, RowCache) and isinstance(short, RowCache) and short.arrays:
+            # A window never looks before its last rows.
+            first = 0 if cache.window is None else max(0, length - max(held, cache.window))
+            keys, values = (repeated_rows(rows, length - first) for rows in short.rows(slice(0, held)))
+            cache.adopt(keys, values, first)
+    empty.resumed(context)
+    return empty
+
+
+def repeated_rows(rows: mx.array, length: int) -> mx.array:
+    """(1, heads, length, size) in memory of its own, computed."""
+    times = -(-length // rows.shape[2])
+    found = mx.contiguous(mx.concatenate([rows] * times, axis=2)[:, :, :length])
+    compute(found)
+    return found
 
 
 def costs_at_load(model: _Model, loading: float) -> tuple[Cost, ...]:
@@ -99,23 +169,12 @@ def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> 
         return ()
     end = clock() + budget
     random = np.random.default_rng(0)
-
-    def tokens(count: int) -> list[int]:
-        return random.integers(model.vocabulary, size=count).tolist()
-
     sequence = model.sequence()
-    sequence.prefill(tokens(_PREFIX_TOKENS))
+    sequence.prefill(random.integers(model.vocabulary, size=_PREFIX_TOKENS).tolist())
     costs: dict[int, float] = {}
 
     def forward(parents: Sequence[int]) -> float:
-        first = sequence.next_row
-        rows = [parent if parent == PREFIX else first + parent for parent in parents]
-        drawn = tokens(len(rows))
-        began = clock()
-        compute(sequence.evaluate(drawn, rows))
-        seconds = clock() - began
-        sequence.truncate(_PREFIX_TOKENS)
-        return max(seconds, _LEAST_SECONDS)
+        return _timed(sequence, parents, _PREFIX_TOKENS, clock, random, model.vocabulary)
 
     for width in WIDTHS:
         if clock() >= end:
@@ -128,6 +187,25 @@ def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> 
             break
         costs[width] = min(costs[width], forward(shape(width)))
     return tuple(sorted(costs.items())) if len(costs) >= _FEWEST else ()
+
+
+def _timed(
+    sequence: TreeSequence,
+    parents: Sequence[int],
+    context: int,
+    clock: Callable[[], float],
+    random: np.random.Generator,
+    vocabulary: int,
+) -> float:
+    """Seconds of a forward over random tokens, which is undone."""
+    first = sequence.next_row
+    rows = [parent if parent == PREFIX else first + parent for parent in parents]
+    tokens = random.integers(vocabulary, size=len(rows)).tolist()
+    began = clock()
+    compute(sequence.evaluate(tokens, rows))
+    seconds = clock() - began
+    sequence.truncate(context)
+    return max(seconds, _LEAST_SECONDS)
 
 
 def _chain(width: int) -> list[int]:

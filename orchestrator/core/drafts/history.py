@@ -1,11 +1,10 @@
 """What outlives a draft's process: the measurements of the draft, and the arenas that it wrote. Pure."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
-from orchestrator.core.policy.estimates import Estimates, MeasuredCost, TurnTaking
+from orchestrator.core.policy.estimates import Estimates, TurnTaking
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Hello, Prefilled
@@ -26,7 +25,7 @@ class DraftHistory:
         self._base = base
         self._estimates: dict[tuple[bool, int], Estimates] = {}
         """By whether the requests are greedy, and by the class of their prompts."""
-        self._costs: Sequence[MeasuredCost] = ()
+        self._target: Hello | None = None
         self._draft: Hello | None = None
 
     def estimates(self, request: Request) -> Estimates:
@@ -34,9 +33,9 @@ class DraftHistory:
 
     def expect_target(self, hello: Hello) -> None:
         """The costs that a target measured replace those of an earlier target, for all drafts."""
-        self._costs = hello.costs
+        self._target = hello
         for estimates in self._estimates.values():
-            estimates.expect_target(hello.costs)
+            estimates.expect_target(hello)
 
     def expect_draft(self, hello: Hello) -> None:
         """The costs that a new life of this draft measured replace those of the earlier one."""
@@ -50,7 +49,8 @@ class DraftHistory:
             return found
         if self._base is None:
             target = Estimates()
-            target.expect_target(self._costs)
+            if self._target is not None:
+                target.expect_target(self._target)
         else:
             target = self._base._of(greedy, length)
         if length:

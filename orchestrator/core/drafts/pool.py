@@ -467,7 +467,7 @@ def _too_short(sequence: Sequence, draft: Draft, estimates: Estimates, sharing: 
     if not (estimates.turns.in_turns and estimates.target.known):
         return False
     reading = draft.reads(len(sequence.tokens)) * estimates.prefill.get(0.0)
-    plain = estimates.target(sharing) / sharing
+    plain = estimates.target(sharing, len(sequence.tokens)) / sharing
     return _CERTAIN * reading > _gain_of_turns(estimates, sharing) * sequence.remaining * plain
 
 

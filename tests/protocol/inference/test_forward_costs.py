@@ -9,6 +9,7 @@ import pytest
 
 from protocol.inference import forward_costs
 from protocol.inference.forward_costs import WIDTHS, costs_at_load, measured_costs
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from protocol.paths import cache_folder
 from tests.support.models.tiny_models import tree_model
@@ -57,6 +58,25 @@ def test_every_width_is_measured_warm_as_a_chain_and_as_a_tree():
 
     assert costs == tuple((width, float(width)) for width in range(1, 18))
     assert all(device.used[width, True] and device.used[width, False] for width in range(3, 18))
+
+
+def test_what_a_token_of_context_adds_is_measured_by_width(monkeypatch: pytest.MonkeyPatch):
+    model, measured = tree_model(max_position_embeddings=4096), list[int]()
+
+    def timed(sequence: TreeSequence, parents: list[int], context: int, *_: Any) -> float:
+        assert sequence.committed == context
+        measured.append(context)
+        return 0.01 + 1e-6 * min(len(parents), 8) * context
+
+    monkeypatch.setattr(forward_costs, "_timed", timed)
+    costs = {width: 0.01 + 1e-6 * min(width, 8) * 32 for width in WIDTHS}
+    monkeypatch.setattr(forward_costs, "_MOST_CONTEXT", 2000)
+    found = forward_costs.measured_context_costs(model, costs, lambda: 0.0, 1.0)
+
+    assert found == tuple((width, pytest.approx(1e-6 * min(width, 8))) for width in (1, 2, 4, 8, 9, 16))
+    assert set(measured) == {2000}
+    assert not forward_costs.measured_context_costs(tree_model(max_position_embeddings=1030), costs, lambda: 0.0, 1.0)
+    assert not forward_costs.measured_context_costs(model, costs, lambda: 0.0, 0.0)
 
 
 def test_tokens_vary_so_that_a_mixture_reads_many_experts():

@@ -57,6 +57,18 @@ def test_a_longer_context_adds_to_every_width_what_it_adds_to_the_observed_ones(
     )
 
 
+def test_measurements_behind_a_context_tell_what_it_adds_to_each_width():
+    """Kernels read the KV once a row up to eight, and block by block from nine on."""
+    reads = [(1, 1.0), (2, 2.0), (8, 8.0), (9, 16.0), (16, 16.0)]
+    cost = WidthCost([(width, passes(width)) for width in WIDTHS], [(width, 1e-6 * count) for width, count in reads])
+    for width in (1, 4, 9):
+        cost.observe(width, passes(width) + 1e-6 * dict([*reads, (4, 4.0)])[width] * 8192, 8192)
+
+    for width, count in (*reads, (5, 5.0), (12, 16.0)):
+        assert cost.behind(32_768)(width) == pytest.approx(passes(width) + 1e-6 * count * 32_768, rel=0.03)
+    assert cost(5) == pytest.approx(passes(5) + 1e-6 * 5 * 8192, rel=0.03)
+
+
 def test_a_width_that_costs_less_than_a_narrower_one_is_found():
     """With long contexts an attention kernel for many rows can be faster than the one for few rows."""
     cost = measured()
