@@ -32,15 +32,17 @@ TOKENS = 96
 
 
 def seconds(kind: str, strategy: Literal["ar", "adaptive"], context: int, accept: float) -> float:
-    """Of decoding. The draft reads prompts at once, and slows the target down nowhere: only verification costs."""
+    """Of decoding behind a prompt of so many tokens, once a request before has shown what the draft is worth. The draft
+    reads prompts at once and slows the target down nowhere: only verification costs."""
     devices = Devices(
         target=KINDS[kind], draft=replace(M4.draft, prefill_rate=1e6), baseline_draft=M4.baseline_draft, slow_down=1.0
     )
     options = Options(strategy=strategy, placement="apart", lookup="off")
     simulation = modelled_pipeline(options, ModelledLanguage(AcceptanceModel(accept=accept)), devices)
-    simulation.submit(1, TOKENS, prompt=tuple(range(context)))
-    simulation.run()
-    (client,) = simulation.clients.values()
+    for number in (1, 2):
+        last = simulation.submit(number, TOKENS, prompt=tuple(range(number, number + context)))
+        simulation.run()
+    client = simulation.clients[last]
     assert client.tokens == client.reference
     assert client.statistics is not None
     return client.statistics.elapsed - client.statistics.time_to_first_token
