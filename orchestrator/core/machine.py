@@ -102,7 +102,7 @@ class Machine:
     # Requests ---------------------------------------------------------------------------------
 
     def _submit(self, event: Submitted, now: float) -> list[Command]:
-        estimates = self.drafts.estimates(event.request)
+        estimates = self.drafts.estimates(event.request, len(event.request.tokens))
         sequence = Sequence(event.sequence, event.request, estimates, self.strategy.drafts, now)
         self.sequences[sequence.id] = sequence
         return self._admit(sequence.id, now) if self.scheduler.add(sequence.id) else []
@@ -142,13 +142,13 @@ class Machine:
         waiting = [one for one in self.sequences.values() if one.suspect and one.phase is Phase.ADMITTED]
         return self._start(waiting[0], now) if waiting else []
 
-    def _stop(self, sequence: Sequence) -> list[Command]:
+    def _stop(self, sequence: Sequence, now: float) -> list[Command]:
         """End a sequence on all workers."""
         releases = self.prefills.sequence_ended(sequence)
         stops: list[Command] = [
             SendMessage(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers
         ]
-        return [*stops, *releases, *self.drafts.sequence_ended(sequence.id)]
+        return [*stops, *releases, *self.drafts.sequence_ended(sequence, now)]
 
     def _finish(self, sequence: Sequence, reason: Literal["stop", "length", "cancelled"], now: float) -> list[Command]:
         strategy, plain = self.strategy, sequence.plain_tokens_per_second()
@@ -162,7 +162,7 @@ class Machine:
     def _forget(self, sequence: Sequence, now: float) -> list[Command]:
         del self.sequences[sequence.id]
         successor = self.scheduler.remove(sequence.id)
-        commands = [*self._stop(sequence), *([] if successor is None else self._admit(successor, now))]
+        commands = [*self._stop(sequence, now), *([] if successor is None else self._admit(successor, now))]
         return [*commands, *self._start_suspect(now)]
 
     # Workers ----------------------------------------------------------------------------------
@@ -243,8 +243,9 @@ class Machine:
                 relayed = self._features.relay(features, self.drafts.feature_readers(features.sequence))
                 return self._drop() if relayed is None else relayed
             case "draft", Grow() as growth:
-                useful = self.drafts.merge_growth(event.incarnation, growth, now)
-                return self._schedule(now) if useful else self._drop()
+                if self.drafts.merge_growth(event.incarnation, growth, now):
+                    return self._schedule(now)
+                return self.drafts.caught_up(event.incarnation, growth, now) or self._drop()
             case "draft", KvOffer() as offer:
                 self.drafts.add_arena(event.incarnation, offer)
                 return []
@@ -302,8 +303,7 @@ class Machine:
         width = self.scheduler.verdict_arrived(sequence.id, now)
         chosen = sequence.chosen(verdict)
         if width is not None and not self.drafts.disturbs(sequence):
-            contexts = [each.position for each in self.sequences.values() if each.phase is not Phase.WAITING]
-            sequence.estimates.target.observe(width, verdict.seconds, sum(contexts) // len(contexts))
+            sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.
             sequence.observe_round(verdict, now, undisturbed=not self.drafts.comparing)
@@ -319,10 +319,11 @@ class Machine:
         # Other requests could use the time that this one waits, and a draft on trial would be compared unfairly.
         refreshes = self.strategy.refreshes and len(self.sequences) == 1 and not self.drafts.comparing
         round = sequence.commit(verdict, tokens, now, refreshes)
+        self.drafts.follow_length(sequence)
         successor = self.scheduler.preempt(sequence.id, len(tokens))
         if successor is not None:
             sequence.preempt()
-            yield from self._stop(sequence)
+            yield from self._stop(sequence, now)
             yield from self._admit(successor, now)
         elif self.drafts.in_turns:
             # The target lets a draft that begins read the prompt alone.

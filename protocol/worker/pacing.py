@@ -14,12 +14,12 @@ import msgspec
 
 from protocol.messages.worker import Paced
 
-_QUERY_BLOCK, _BLOCK_READS, _FEWEST_IN_BLOCKS = 32, 16, 9
-"""Queries of one block of MLX's attention kernel for many queries (steel_attention.metal), and readings that take as
-long as one block where the KV is long: 15 to 18 (mlx issue 3826: 8, 12, 32 queries of 16,384 keys take 0.81, 1.91,
-1.90 ms on an M5 Max, 8 and 12 take 1.13 and 2.49 on an M3 Max). It is taken from nine queries on."""
-_CONTEXT = 8192
-"""Tokens of context behind which a paced worker would measure."""
+_FEW_QUERIES, _QUERY_BLOCK = 8, 32
+"""Most queries of MLX's attention kernels for few queries, and queries of one block of the kernel for many
+(mlx/backend/metal/scaled_dot_product_attention.cpp, steel_attention.metal)."""
+_BLOCK_READINGS = 16
+"""Readings of the KV at the device's bandwidth that take as long as one block, which goes through all keys alone:
+17 on an M5 Max and 14 on an M3 Max, behind 16,384 and 32,768 tokens alike (mlx issue 3826)."""
 StepShape = Literal["line", "steps"]
 MEASURED_WIDTHS = range(1, 18)
 """Tokens of the forwards that a worker measures when it loads its model."""
@@ -49,9 +49,9 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
         slow_down (T(sum w_i) + context_seconds sum reads(w_i) c_i + (number of sequences - 1) sequence_seconds)
 
-    T are the `steps`: matrix products serve all sequences together. Attention is computed sequence by sequence and
-    reads the KV of the context `reads` times: once for every query up to `vector_queries` queries. More of them walk
-    it block by block, which takes as long as `_BLOCK_READS` readings for up to 32 queries.
+    T are the `steps`: matrix products serve all sequences together. Attention is computed sequence by sequence. With
+    `vector_queries`, that is by MLX's kernels for Metal, it takes the time of a reading of the context's KV for every
+    query up to 8, and of 16 readings for more, however few; else of one reading for 32 queries.
     """
 
     steps: tuple[tuple[int, float], ...]
@@ -66,6 +66,8 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context_seconds: float = 0.0
     """Of reading the KV of one token."""
     vector_queries: int = 0
+    """Most queries of the fused kernel for few queries. Those up to 8 that it does not serve are assumed to cost as
+    much with it as without."""
     sequence_seconds: float = 0.0
     """Of another sequence's attention, without its context."""
 
@@ -81,16 +83,14 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def prefill(self, tokens: int, context: int = 0) -> float:
         """Seconds of one prefill chunk, which takes no less than a forward of one token."""
-        # The blocks of a prompt fill the device, so each reads the KV once.
-        attention = self.context_seconds * math.ceil(tokens / _QUERY_BLOCK) * context
+        attention = self.context_seconds * self._reads(tokens) * context
         return max(self.forward(1, context), self.slow_down * (tokens / self.prefill_rate + attention))
 
     def _reads(self, queries: int) -> int:
+        blocks = math.ceil(queries / _QUERY_BLOCK)
         if not self.vector_queries:
-            return math.ceil(queries / _QUERY_BLOCK)
-        if queries < max(_FEWEST_IN_BLOCKS, self.vector_queries + 1):
-            return queries
-        return _BLOCK_READS * math.ceil(queries / _QUERY_BLOCK)
+            return blocks
+        return queries if queries <= _FEW_QUERIES else max(_BLOCK_READINGS, blocks)
 
     def _alone(self, tokens: int) -> float:
         if tokens <= self.steps[0][0] or len(self.steps) == 1:
@@ -147,11 +147,11 @@ class Pacer:
         return () if pace is None else tuple((width, pace.forward(width)) for width in MEASURED_WIDTHS)
 
     def context_costs(self) -> tuple[tuple[int, float], ...]:
-        """The same: seconds that a forward takes longer for each token of context."""
+        """Seconds that 1,000 tokens of context add to such a forward; empty without a pace."""
         pace = self._pace
-        if pace is None or not pace.context_seconds:
+        if pace is None:
             return ()
-        return tuple((width, (pace.forward(width, _CONTEXT) - cost) / _CONTEXT) for width, cost in self.costs())
+        return tuple((width, pace.forward(width, 1000) - pace.forward(width)) for width in MEASURED_WIDTHS)
 
     def take(self) -> Paced | None:
         """Counts since the last call; None without a pace."""

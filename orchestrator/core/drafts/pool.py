@@ -1,11 +1,14 @@
 """All drafts of one pipeline: which sequences each one serves, and how the election is carried out. Pure."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec import structs
 
 from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.drafts.conversations import Conversations, Earlier
 from orchestrator.core.drafts.election import DraftStatus, Election, Trial, TrialSequence
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
 from orchestrator.core.events import Request, WorkerUp
@@ -48,6 +51,10 @@ class DraftPool:
         self._trial: Trial | None = None
         self._active: int | None = None
         """The draft whose speculations the sequences hold."""
+        self._idle_since: float | None = None
+        """Since when no request is live; None while one is."""
+        self._pause = 0.0
+        """Seconds without a request before the last one."""
 
     @property
     def full(self) -> bool:
@@ -77,9 +84,14 @@ class DraftPool:
     def statuses(self) -> dict[int, DraftStatus]:
         return self._election.statuses()
 
-    def estimates(self, request: Request) -> Estimates:
-        """The estimates that a new sequence begins with."""
-        return self._history(self._active).estimates(request)
+    def estimates(self, request: Request, context: int) -> Estimates:
+        """The estimates of a sequence of so many tokens."""
+        return self._history(self._active).estimates(request, context)
+
+    def follow_length(self, sequence: Sequence) -> None:
+        """The sequence has grown: forwards behind longer contexts have estimates of their own."""
+        if self._active is not None:
+            sequence.speculation.estimates = self.estimates(sequence.request, len(sequence.tokens))
 
     def expect_target(self, hello: Hello) -> None:
         """A target has come up, with costs of its own."""
@@ -126,9 +138,12 @@ class DraftPool:
         On the target's device a draft reads the prompt once the target has read it and given the first token: both at
         once would take longer, and the first token would be late.
         """
+        if self._idle_since is not None:
+            self._pause, self._idle_since = now - self._idle_since, None
+        idle = [command for id in self._drafts for command in self._dispatch.stop_catching_up(id, now)]
         if sequence.phase is Phase.WAITING or (self.in_turns and not sequence.round):
-            return []
-        return [
+            return idle
+        return idle + [
             command
             for id in self._in_use()
             if sequence.id not in self._drafts[id].started
@@ -159,11 +174,19 @@ class DraftPool:
                 commands += self._dispatch.reroot(id, speculation, sequence, tokens, trial_hit, now)
         return [*commands, *self._reconsider(sequence, now)]
 
-    def sequence_ended(self, sequence: SequenceId) -> list[Command]:
-        self._histories.sequence_ended(sequence)
+    def sequence_ended(self, sequence: Sequence, now: float) -> list[Command]:
+        self._histories.sequence_ended(sequence.id)
         if self._trial is not None:
-            self._trial.sequences.pop(sequence, None)
-        return [command for id in self._drafts for command in self._dispatch.stop(id, sequence)]
+            self._trial.sequences.pop(sequence.id, None)
+        idle: list[Command] = []
+        if not self._sequences:
+            self._idle_since = now
+            # The next turn of an agent's loop without pauses would wait for the reading.
+            if self._active is not None and self._pause > _PAUSE_SECONDS:
+                idle = self._dispatch.catch_up(self._active, sequence, now)
+        for draft in self._drafts.values():
+            draft.remember(sequence)
+        return [*(command for id in self._drafts for command in self._dispatch.stop(id, sequence.id)), *idle]
 
     def feature_readers(self, sequence: SequenceId) -> list[int]:
         """The drafts in use that serve the sequence and read the target's features."""
@@ -171,6 +194,13 @@ class DraftPool:
         return [id for id in serving if self._drafts[id].hello.features is not None]
 
     # Messages of drafts -----------------------------------------------------------------------
+
+    def caught_up(self, incarnation: int, growth: Grow, now: float) -> list[Command]:
+        """Growth of a sequence that has ended: of one that the draft has read since."""
+        read = self._drafts[incarnation].catching_up
+        if read is None or read.sequence != growth.sequence:
+            return []
+        return self._dispatch.stop_catching_up(incarnation, now, done=True)
 
     def merge_growth(self, incarnation: int, growth: Grow, now: float) -> bool:
         """Merge growth into the draft's speculation. Returns False for growth that was ignored."""
@@ -211,7 +241,9 @@ class DraftPool:
 
     def note_adoption(self, incarnation: int, message: Prefilled) -> None:
         """A draft has adopted an arena, or could not and prefills the tokens."""
-        self._drafts[incarnation].history.arenas.note_adoption(message)
+        draft = self._drafts[incarnation]
+        draft.history.arenas.note_adoption(message)
+        draft.conversations.held(message.sequence, message.adopted)
         sequence = self._sequences.get(message.sequence)
         if sequence is not None and incarnation == self._active:
             sequence.speculation.shorten_prefill(message.tokens)
@@ -248,7 +280,7 @@ class DraftPool:
         return trial_sequence
 
     def _new_speculation(self, incarnation: int, sequence: Sequence, now: float) -> Speculation:
-        estimates = self._history(incarnation).estimates(sequence.request)
+        estimates = self._history(incarnation).estimates(sequence.request, len(sequence.tokens))
         return Speculation(
             sequence.tree.root.id, sequence.tokens[-1], sequence.position, estimates, self._strategy.drafts, now
         )
@@ -308,12 +340,30 @@ _GAIN_OF_TURNS, _LEAST_GAIN = 0.15, 0.01
 is worth a try."""
 _CERTAIN = 1.5
 """Times that the gain must be what the reading costs: the gain is an estimate, and the cost is certain."""
+_PAUSE_SECONDS = 1.0
+"""Between two turns, so that a draft reads on in the next pause."""
 _GUESSES = 8
 """Of a growth step below each root."""
 _SAVED_AT_ONCE = 128
 """Tokens whose KV a target saves between two rounds (target_worker.kv.checkpoint)."""
 _PREFILL_SECONDS = 10.0
 """After so long without growth, a draft that prefills counts as silent too."""
+
+
+class CatchingUp(NamedTuple):
+    """A conversation that a draft reads after the end of a turn."""
+
+    sequence: SequenceId
+    tokens: list[int]
+    held: int
+    """Tokens that it is expected to have held at the beginning."""
+    began: float
+    estimates: Estimates
+
+    def expected(self, now: float) -> int:
+        """Tokens that it is expected to hold by now."""
+        seconds = self.estimates.prefill.get(math.inf)
+        return min(len(self.tokens), self.held + int((now - self.began) / seconds))
 
 
 @dataclass(slots=True)
@@ -326,6 +376,10 @@ class Draft:
     """Sequences that the draft serves, each with the round of its Start."""
     prefilling: set[SequenceId] = field(default_factory=set)
     """Those of them for which no growth has arrived yet."""
+    conversations: Conversations = field(default_factory=Conversations)
+    catching_up: "CatchingUp | None" = None
+    _earlier: dict[SequenceId, Earlier] = field(default_factory=dict)
+    """Of the live sequences that it was to serve."""
     _late_since: float | None = None
     """Since when the draft owes growth; None if it owes none."""
 
@@ -348,8 +402,26 @@ class Draft:
         if self._late_since is None:
             self._late_since = now
 
+    def earlier(self, sequence: Sequence) -> Earlier:
+        """Of the conversation that the sequence continues."""
+        known = self._earlier.get(sequence.id)
+        if known is None:
+            known = self._earlier[sequence.id] = self.conversations.earlier(self.seen(sequence))
+        return known
+
+    def remember(self, sequence: Sequence) -> None:
+        """The sequence has ended: what the next one that continues it will find."""
+        earlier, seen = self._earlier.pop(sequence.id, None), self.seen(sequence)
+        if earlier is not None:
+            self.conversations.ended(sequence.id, seen, len(seen) if sequence.id in self.started else earlier.held)
+
+    def seen(self, sequence: Sequence) -> list[int]:
+        """The tokens that it sees of those before the root."""
+        return RollingContext(self.hello.context).seen(sequence.tokens[:-1])
+
     def has_grown(self, sequence: SequenceId) -> None:
         self._late_since = None
+        self.conversations.grown(sequence)
         self.prefilling.discard(sequence)
 
     def silent(self, estimates: Estimates, now: float) -> bool:
@@ -396,6 +468,7 @@ class DraftDispatch:
                 return []
             adopt = draft.history.arenas.share(sequence.id, written)
         draft.start(sequence.id, sequence.round)
+        draft.conversations.begun(sequence.id, draft.earlier(sequence).held)
         adopted = adopt.tokens if adopt else 0
         speculation.start(max(0, draft.reads(len(sequence.tokens)) - adopted), now)
         plan = self._plan(speculation, sequence)
@@ -441,6 +514,30 @@ class DraftDispatch:
     def stop(self, id: int, sequence: SequenceId) -> list[Command]:
         return [SendMessage("draft", Stop(sequence), id)] if self.drafts[id].stop(sequence) else []
 
+    def catch_up(self, id: int, sequence: Sequence, now: float) -> list[Command]:
+        """Let a draft that a later turn of a conversation was too short for read it after its end, while nothing else
+        is to be done: the next turn then finds it read."""
+        draft, estimates = self.drafts[id], sequence.estimates
+        declined = (
+            sequence.id not in draft.started and draft.earlier(sequence).continues and draft.conversations.trusted
+        )
+        wanted = sequence.speculation.wanted and not estimates.usefulness.paused and self._workers.vocabulary
+        if not (declined and wanted and estimates.turns.in_turns) or draft.hello.features or self._shares(draft):
+            return []
+        draft.catching_up = CatchingUp(sequence.id, draft.seen(sequence), draft.earlier(sequence).held, now, estimates)
+        plan = BestFirst(width=1, fan=1, steps=1)
+        start = sequence.start_message(plan, self._workers.vocabulary, None, sequence.request.draft_sampling)
+        return [SendMessage("draft", start, id)]
+
+    def stop_catching_up(self, id: int, now: float, done: bool = False) -> list[Command]:
+        """`done`: the draft has read all. A draft keeps what it has read by then."""
+        draft = self.drafts[id]
+        read, draft.catching_up = draft.catching_up, None
+        if read is None:
+            return []
+        draft.conversations.ended(read.sequence, read.tokens, len(read.tokens) if done else read.expected(now))
+        return [SendMessage("draft", Stop(read.sequence), id)]
+
     def _shares(self, draft: Draft) -> bool:
         """The draft adopts the KV of the target that is up."""
         target = self._workers.target
@@ -460,14 +557,16 @@ class DraftDispatch:
 
 
 def _too_short(sequence: Sequence, draft: Draft, estimates: Estimates, sharing: int) -> bool:
-    """Whether the answer can't gain what it costs that the target waits while the draft reads the prompt.
+    """Whether the answer can't gain what it costs that the target waits while the draft reads what it does not hold of
+    the prompt.
 
     A token costs each of the `sharing` requests its part of a forward over all of them.
     """
     if not (estimates.turns.in_turns and estimates.target.known):
         return False
-    reading = draft.reads(len(sequence.tokens)) * estimates.prefill.get(0.0)
-    plain = estimates.target(sharing, len(sequence.tokens)) / sharing
+    missing = max(0, draft.reads(len(sequence.tokens)) - draft.earlier(sequence).held)
+    reading = missing * estimates.prefill.get(0.0)
+    plain = estimates.target(sharing) / sharing
     return _CERTAIN * reading > _gain_of_turns(estimates, sharing) * sequence.remaining * plain
 
 

@@ -15,7 +15,7 @@ from orchestrator.core.policy.decision import (
     WaitUntil,
 )
 from orchestrator.core.policy.estimates import MIN_GROWTH_TIMEOUT, Estimates
-from orchestrator.core.policy.expected_rate import ForwardCost, best_counts, with_growth
+from orchestrator.core.policy.expected_rate import best_counts, with_growth
 from protocol.messages.base import MAX_STEPS
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.speculation.token_tree import Node
@@ -89,10 +89,9 @@ class Adaptive:
         lookup = self._options.lookup == "on"
         guesses = [candidates(view, self._options.max_verify, lookup, len(views)) for view in views]
         gains = [each.gains for each in guesses]
-        cost = views[0].estimates.target.behind(sum(view.tree.root.depth for view in views) // len(views))
-        now = best_counts(gains, cost, views[0].estimates.hop.get(0.0))
+        now = best_counts(gains, views[0].estimates.target, views[0].estimates.hop.get(0.0))
         expected = [self._expected_growth(view, each) for view, each in zip(views, guesses, strict=True)]
-        until = self._wait_until(views, gains, expected, cost, now.rate)
+        until = self._wait_until(views, gains, expected, now.rate)
         if until is not None:
             return [WaitUntil(until, growth and growth.steps) for growth in expected]
         return [VerifyNodes(each.nodes(count)) for each, count in zip(guesses, now.nodes, strict=True)]
@@ -133,7 +132,6 @@ class Adaptive:
         views: Sequence[SequenceView],
         gains: list[list[float]],
         expected: "list[_ExpectedGrowth | None]",
-        cost: ForwardCost,
         rate: float,
     ) -> float | None:
         """When to stop waiting for the next growth, if the expected rate after the wait is above `rate`; else None.
@@ -158,7 +156,7 @@ class Adaptive:
                 present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
                 for present, growth in zip(gains, expected, strict=True)
             ]
-            if best_counts(later, cost, wait).rate > rate * self._MARGIN:
+            if best_counts(later, estimates.target, wait).rate > rate * self._MARGIN:
                 return until
             wait += estimates.next_response.get(estimates.step.get(0.0))
         return None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from orchestrator.core.policy.expected_rate import ForwardCost
 from orchestrator.core.policy.tries import Pause, Terms, Tries
 from protocol.messages.worker import Hello
 from protocol.speculation.token_tree import Calibration
@@ -53,18 +52,17 @@ _MAX_RATIO = 100.0
 
 
 class WidthCost:
-    """Seconds of one forward over w tokens behind a context of c, for any w and c, from observed forwards.
+    """Seconds of one forward over w tokens, for any w, from observed forwards.
 
-    cost(w, c) = r(w) (m + b (p(w, c) - p̄)), where
+    cost(w) = r(w) (m + b (p(w) - p̄)), where
 
-    * p is the prior: the worker's measured cost of the nearest measured width that is not narrower, relative to the
+    * p(w) is the prior: the worker's measured cost of the nearest measured width that is not narrower, relative to the
       narrowest one; beyond the widest, the mean cost of one more token continues. So no line is drawn between two
-      widths at which kernels switch, and costs need not rise with the width. To it comes c times what each token of
-      context was measured to cost a forward of this width. Without measurements, p = 1 + 0.03 (w - 1).
-    * m + b (p - p̄) is a weighted least-squares line through observed (p, seconds), with decaying weights. It scales
-      the prior (another clock, a busy device) and shifts it (without measurements behind a context, attention adds
-      about the same to every width). b is pulled to m / p̄, which is a pure scale: strongly by a measured prior,
-      weakly without one.
+      widths at which kernels switch, and costs need not rise with the width. Without measurements,
+      p(w) = 1 + 0.03 (w - 1).
+    * m + b (p - p̄) is a weighted least-squares line through observed (p(w), seconds), with decaying weights. It scales
+      the prior (another clock, a busy device) and shifts it (a fixed time a forward). b is pulled to m / p̄, which is a
+      pure scale: strongly by a measured prior, weakly without one.
     * r(w) is the running mean of observed cost relative to that line at this width, shrunk to 1 while it has few
       observations.
     """
@@ -81,12 +79,12 @@ class WidthCost:
     """Observations of a width that count as much as the prior's shape."""
     _MEMORY = 64
 
-    def __init__(self, measured: Sequence[MeasuredCost] = (), context_costs: Sequence[MeasuredCost] = ()) -> None:
-        """See `expect`."""
+    def __init__(self, measured: Sequence[MeasuredCost] = ()) -> None:
+        """`measured`: by rising width; none if the worker measured nothing."""
         self._weight = self._prior = self._seconds = self._prior_squared = self._product = 0.0
         self._mean_prior = self._mean_seconds = self._slope = 0.0
         self._ratios: dict[int, Mean] = {}
-        self._costs: dict[tuple[int, int], float] = {}
+        self._costs: dict[int, float] = {}
         """Results since the last observation: a decision asks for each width several times."""
         self._widths: list[int] = []
         self._since_narrow = 0
@@ -95,10 +93,7 @@ class WidthCost:
         """Measured seconds at the narrowest width."""
         self._measured: list[float] = []
         """p of `_widths`."""
-        self._of_context: Sequence[MeasuredCost] = ()
-        self.context = 0
-        """Of the last observed forward."""
-        self.expect(measured, context_costs)
+        self.expect(measured)
 
     @property
     def known(self) -> bool:
@@ -114,11 +109,8 @@ class WidthCost:
         known = self._ratios[1].count if 1 in self._ratios else 0
         return self._since_narrow >= (_NARROW_SOON if known < _NARROW_FEW else _NARROW_LATER)
 
-    def expect(self, measured: Sequence[MeasuredCost], context_costs: Sequence[MeasuredCost] = ()) -> None:
-        """`measured`: by rising width; none if the worker measured nothing. `context_costs`: in the same way, what each
-        token of context adds.
-
-        A worker with these measurements has come up: they replace all that was observed of its predecessor.
+    def expect(self, measured: Sequence[MeasuredCost]) -> None:
+        """A worker with these measurements has come up: they replace all that was observed of its predecessor.
 
         A worker that measured nothing continues its predecessor's estimate.
         """
@@ -127,18 +119,16 @@ class WidthCost:
         self._widths = [width for width, _ in measured]
         self._unit = measured[0][1]
         self._measured = [min(max(seconds / self._unit, 1 / _MAX_RATIO), _MAX_RATIO) for _, seconds in measured]
-        self._of_context = [(width, min(seconds / self._unit, 1.0)) for width, seconds in context_costs]
         self._weight = self._prior = self._seconds = self._prior_squared = self._product = 0.0
         self._ratios.clear()
         self._costs.clear()
 
-    def observe(self, width: int, seconds: float, context: int = 0) -> None:
+    def observe(self, width: int, seconds: float) -> None:
         """A forward of `width` tokens took `seconds`; an outlier counts as three times the estimate."""
         seconds = max(_LEAST_SECONDS, seconds)
-        self.context = context
         if self._measured or self._weight > 3.0:
             seconds = min(seconds, self._OUTLIER * self(width))
-        decay, prior = self._DECAY, self._prior_of(width, context)
+        decay, prior = self._DECAY, self._prior_of(width)
         self._weight = decay * self._weight + 1.0
         self._prior = decay * self._prior + prior
         self._seconds = decay * self._seconds + seconds
@@ -146,48 +136,29 @@ class WidthCost:
         self._product = decay * self._product + prior * seconds
         self._since_narrow = 0 if width == 1 else self._since_narrow + 1
         self._fit()
-        line = self._line(prior)
+        line = self._line(width)
         self._ratios.setdefault(width, Mean(window=self._MEMORY)).observe(seconds / line if line > 0.0 else 1.0)
         self._costs.clear()
 
-    def __call__(self, width: int, context: int | None = None) -> float:
-        """Expected seconds for `width` tokens, behind the context of the last observed forward if none is given.
-        Without measurements or observations: 1 plus the prior slope."""
-        key = width, self.context if context is None else context
-        cost = self._costs.get(key)
+    def __call__(self, width: int) -> float:
+        """Expected seconds for `width` tokens. Without measurements or observations: 1 plus the prior slope."""
+        cost = self._costs.get(width)
         if cost is None:
-            cost = self._costs[key] = self._cost(*key)
+            cost = self._costs[width] = self._cost(width)
         return cost
 
-    def behind(self, context: int) -> ForwardCost:
-        """The cost behind this context."""
-        return lambda width: self(width, context)
-
-    def _cost(self, width: int, context: int) -> float:
+    def _cost(self, width: int) -> float:
         if not self._weight:
-            return self._unit * self._prior_of(width, context)
-        line = self._line(self._prior_of(width, context))
+            return self._unit * self._prior_of(width)
+        line = self._line(width)
         ratio = self._ratios.get(width)
         if ratio is None:
             return line
         count = min(ratio.count, self._MEMORY)
         return line * max(0.5, 1.0 + count / (count + self._SHRINKAGE) * (ratio.get(1.0) - 1.0))
 
-    def _prior_of(self, width: int, context: int) -> float:
-        """p(w, c)."""
-        return self._prior_alone(width) + context * self._prior_of_context(width)
-
-    def _prior_of_context(self, width: int) -> float:
-        """Of one token of context: on a line between two measured widths, since kernels read the KV once a row up to
-        where they switch."""
-        behind = bisect_left(self._of_context, (width, 0.0))
-        if behind in (0, len(self._of_context)):
-            return self._of_context[behind and -1][1] if self._of_context else 0.0
-        (narrow, less), (wide, more) = self._of_context[behind - 1 : behind + 1]
-        return less + (more - less) * (width - narrow) / (wide - narrow)
-
-    def _prior_alone(self, width: int) -> float:
-        """p(w, 0)."""
+    def _prior_of(self, width: int) -> float:
+        """p(w)."""
         if not self._measured:
             return 1.0 + self.PRIOR_SLOPE * (width - 1)
         index = bisect_left(self._widths, width)
@@ -206,8 +177,8 @@ class WidthCost:
         trust = self._MEASURED_WEIGHT if self._measured else self._ASSUMED_WEIGHT
         self._slope = max(0.0, (covariance + trust * mean_seconds / mean_prior) / (spread + trust))
 
-    def _line(self, prior: float) -> float:
-        line = self._mean_seconds + self._slope * (prior - self._mean_prior)
+    def _line(self, width: int) -> float:
+        line = self._mean_seconds + self._slope * (self._prior_of(width) - self._mean_prior)
         return max(0.2 * self._mean_seconds, line)
 
 
@@ -456,10 +427,8 @@ class Estimates:
     @property
     def slowdown(self) -> float:
         """By how much of its time a growing draft prolongs a forward; 0 until both modes were measured."""
-        if not (self.beside_draft.observed and self.beside_resting_draft.observed):
-            return 0.0
-        beside, resting = (each.behind(self.target.context) for each in (self.beside_draft, self.beside_resting_draft))
-        return max(0.0, beside(1) / resting(1) - 1.0)
+        beside, resting = self.beside_draft, self.beside_resting_draft
+        return max(0.0, beside(1) / resting(1) - 1.0) if beside.observed and resting.observed else 0.0
 
     @property
     def growth_timeout(self) -> float:
@@ -485,10 +454,10 @@ class Estimates:
         self.step.observe(seconds)
         self.slowest_step = max(seconds, _FADING * self.slowest_step)
 
-    def expect_target(self, hello: Hello) -> None:
+    def expect_target(self, costs: Sequence[MeasuredCost]) -> None:
         """A target with these measured costs has come up."""
         for cost in (self.beside_draft, self.beside_resting_draft):
-            cost.expect(hello.costs, hello.context_costs)
+            cost.expect(costs)
 
     def expect_draft(self, hello: Hello) -> None:
         """A new life of this draft has come up."""

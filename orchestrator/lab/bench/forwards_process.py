@@ -24,9 +24,10 @@ from orchestrator.lab.bench.forwards import (
     ModelSize,
     Sampled,
 )
-from protocol.inference.forward_costs import repeated, repeated_rows
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.layer_cache import FoldingCache, RowCache
 from protocol.inference.slots import PREFIX
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from protocol.report_output import claim_output
 
@@ -76,10 +77,18 @@ def _lengthen(cache: Any, length: int) -> None:
     if isinstance(cache, KVCache) and cache.offset < length:
         rows: tuple[Any, Any] = cache.keys_and_values()
         keys, values = rows
-        vars(cache).update(keys=repeated_rows(keys, length), values=repeated_rows(values, length))
+        vars(cache).update(keys=_repeated(keys, length), values=_repeated(values, length))
     if isinstance(cache, KVCache | RotatingKVCache):
         # A window that is full has the same rows behind any context.
         cache.offset = length
+
+
+def _repeated(rows: mx.array, length: int) -> mx.array:
+    """(1, heads, length, size) in memory of its own."""
+    times = -(-length // rows.shape[2])
+    repeated = mx.contiguous(mx.concatenate([rows] * times, axis=2)[:, :, :length])
+    mx.eval(repeated)
+    return repeated
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +105,7 @@ class OurSequence:
         self._sequence = model.sequence()
         self._sequence.prefill(context[:PROMPT])
         if len(context) > PROMPT:
-            self._sequence = repeated(model.sequence(), self._sequence, context)
+            self._sequence = _longer(model, self._sequence, context)
         self._context = len(context)
         self._first = 0
         """Number of the first row of the last forward."""
@@ -122,6 +131,20 @@ class OurSequence:
         """A parent is an index among the tokens, or -1."""
         self._first = self._sequence.next_row
         return self._sequence.evaluate(tokens, [self._first + row if row >= 0 else PREFIX for row in parents])
+
+
+def _longer(model: LanguageModel, prompt: TreeSequence, context: Sequence[int]) -> TreeSequence:
+    """A sequence behind this context, whose caches repeat those of its prompt."""
+    long, length = model.sequence(), len(context)
+    for cache, short in zip(long.caches, prompt.caches, strict=True):
+        if isinstance(cache, FoldingCache) and isinstance(short, FoldingCache):
+            cache.resume(length, short.state(PROMPT))
+        elif isinstance(cache, RowCache) and isinstance(short, RowCache):
+            first = 0 if cache.window is None else length - PROMPT
+            keys, values = (_repeated(rows, length - first) for rows in short.rows(slice(0, PROMPT)))
+            cache.adopt(keys, values, first)
+    long.resumed(context)
+    return long
 
 
 Clock = Callable[[], float]

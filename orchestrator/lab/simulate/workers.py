@@ -68,10 +68,13 @@ class VirtualWorker:
 class ModelledDraft(VirtualWorker):
     """A draft that guesses as a language says."""
 
-    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT, block: int = 1) -> None:
-        """`block`: tokens that one forward guesses behind one another, as a block drafter's does."""
+    def __init__(
+        self, language: Language, pace: DevicePace, context: int = CONTEXT, block: int = 1, kept: int = 0
+    ) -> None:
+        """`block`: tokens that one forward guesses behind one another, as a block drafter's does. `kept`: tokens of
+        ended sequences whose KV it keeps."""
         engine = _GuessEngine(language, context, block)
-        super().__init__(lambda clock, pacer: DraftWorker(engine, clock, pacer=pacer), pace)
+        super().__init__(lambda clock, pacer: DraftWorker(engine, clock, pacer=pacer, prefix_cache=kept), pace)
         self.hello: Hello = modelled_hello("draft", context, pace)
 
     def work(self) -> Work | None:
@@ -152,7 +155,7 @@ def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None =
         device="none",
         pid=1,
         costs=Pacer(pace).costs(),
-        context_costs=Pacer(pace).context_costs() if role == "target" else (),
+        context_costs=Pacer(pace).context_costs(),
         level=level,
     )
 
@@ -244,6 +247,15 @@ class _GuessSequence(EngineSequence):
     def truncate(self, length: int) -> None:
         self._committed = min(self._committed, length)
         self._rows, self._last = {}, None
+
+    @property
+    def memory(self) -> int:
+        return self._committed
+
+    def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "EngineSequence":
+        reopened = _GuessSequence(self._language, sampling.seed, self._block)
+        reopened._committed = length
+        return reopened
 
     def _evaluated(self, token: int, parent: int, batch: Batch) -> tuple[_Row, Candidates, int]:
         """The node's row, its candidates, and the rows of guesses that its parent's forward had left for it."""

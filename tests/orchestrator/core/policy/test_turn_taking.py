@@ -168,6 +168,59 @@ def test_a_short_answer_is_drafted_unless_the_draft_must_read_long_for_it(contex
     assert len(sent(simulation, Start, before)) == (context < 3000)
 
 
+def conversation(
+    strategy: str, kept: int, turns: int = 8, first: int = 8000, answer: int = 200, pause: float = 3.0
+) -> tuple[list[bool], float]:
+    """Of a draft that reads the whole context, at about the pace of an 8B model on one GPU: for each turn whether the
+    draft served it, and the seconds of all answers (the target has the prompt's KV). `kept`: tokens of conversations
+    that the draft keeps; `pause`: seconds between two turns."""
+    target = DevicePace(steps=((1, 0.047), (8, 0.060), (16, 0.080)), prefill_rate=1e6)
+    draft = DevicePace(steps=((1, 0.005), (16, 0.006)), prefill_rate=1500.0)
+    language = ModelledLanguage(AcceptanceModel(accept=0.6))
+    simulation = modelled_pipeline(
+        Options(strategy=strategy, placement="shared"),
+        language,
+        replace(ONE_GPU, target=target, draft=draft),
+        kept=None,
+    )
+    if "draft" in simulation.own:
+        simulation.remove(simulation.own["draft"])
+        simulation.build = lambda _: ModelledDraft(language, draft, kept=kept)
+        simulation.start("draft")
+    decode(simulation, 1, prompt=1500)
+    prompt, served, seconds = tuple(range(3, 3 + first)), [], 0.0
+    for turn in range(turns):
+        simulation.run_until(simulation.now + pause)
+        began, before = simulation.now, len(simulation.history)
+        id = simulation.submit(turn + 2, answer, prompt=prompt)
+        simulation.run()
+        client = simulation.clients[id]
+        assert client.tokens == client.reference
+        served.append(bool(sent(simulation, Extend, before)))
+        seconds += simulation.now - began
+        prompt = (*prompt, *client.tokens, *range(300))
+    return served, seconds
+
+
+def test_a_draft_reads_a_conversation_between_its_turns():
+    """What it holds need not be read again, and what it was not worth reading for one answer is read behind it."""
+    _, plain = conversation("ar", 0)
+    served, adaptive = conversation("adaptive", kept=1 << 20)
+
+    # That more turns follow is known after the second, and the reading takes two pauses.
+    assert served == [False, False, False, True, True, True, True, True]
+    assert adaptive < 0.85 * plain
+
+
+@pytest.mark.parametrize(("kept", "pause"), [(0, 3.0), (1 << 20, 0.0)])
+def test_a_conversation_that_is_not_kept_or_has_no_pauses_costs_nothing(kept: int, pause: float):
+    _, plain = conversation("ar", 0, pause=pause)
+    served, adaptive = conversation("adaptive", kept=kept, pause=pause)
+
+    assert sum(served) <= 1
+    assert adaptive < (1.01 if kept else 1.05) * plain
+
+
 PROCESSOR = replace(
     ONE_GPU,
     target=DevicePace(steps=((1, 0.033), (2, 0.037), (4, 0.048), (8, 0.060), (16, 0.080)), prefill_rate=400.0),
