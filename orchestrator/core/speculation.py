@@ -154,7 +154,7 @@ class Speculation:
                     response.observe(now - self.asked_at)
             # A draft may claim any time, but its step began after the growth before: that bounds the time.
             seconds = min(growth.seconds, now - self.grown_at)
-            self.estimates.step.observe(seconds)
+            self.estimates.observe_step(seconds)
             self.estimates.growth.observe(growth.forward_nodes or growth.evaluated, seconds)
             self._observe_prefill(seconds, now)
             self._observe_recovery(growth.round, now)

@@ -116,7 +116,7 @@ class Adaptive:
             due = view.grown_at + step
         due = max(due, view.draft_ready_at + step) if view.draft_ready_at > view.now else due
         # A draft may claim any time for its steps, so the wait beyond the due time is bounded.
-        give_up = due + min(step, MIN_GROWTH_TIMEOUT)
+        give_up = due + min(estimates.slowest_step, MIN_GROWTH_TIMEOUT)
         if give_up <= view.now or give_up == math.inf:
             return None
         if not guesses.open or guesses.open[0] < self._least(estimates):

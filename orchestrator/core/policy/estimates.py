@@ -20,6 +20,8 @@ a pause of at most 250 ms."""
 _MAX_GROWTH_TIMEOUT = 2.0
 """Seconds, whatever time a draft claims for its steps."""
 _TIMEOUT_STEPS = 8
+_FADING = 0.97
+"""Share of the slowest step's time that the next step leaves."""
 
 
 @dataclass(slots=True)
@@ -389,6 +391,8 @@ class Estimates:
     """Seconds of a round that are neither the target's forward nor deliberate waiting."""
     step: Mean = field(default_factory=Mean)
     """Seconds of one growth step."""
+    slowest_step: float = 0.0
+    """Seconds of the slowest of recent steps: a block drafter's take a forward, or none."""
     growth: WidthCost = field(default_factory=WidthCost)
     """Seconds of one growth step by its nodes."""
     prefill: Mean = field(default_factory=Mean)
@@ -444,6 +448,11 @@ class Estimates:
     def with_costs_of(self, other: "Estimates") -> "Estimates":
         """These estimates of the draft, and the target's costs of `other`: all are shared."""
         return replace(self, beside_draft=other.beside_draft, beside_resting_draft=other.beside_resting_draft)
+
+    def observe_step(self, seconds: float) -> None:
+        """A growth step took so long."""
+        self.step.observe(seconds)
+        self.slowest_step = max(seconds, _FADING * self.slowest_step)
 
     def expect_target(self, costs: Sequence[MeasuredCost]) -> None:
         """A target with these measured costs has come up."""

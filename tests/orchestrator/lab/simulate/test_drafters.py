@@ -1,11 +1,13 @@
 """What `plan` knows of trained drafters: a step in proportion to what it reads, and one forward for a whole block."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
+from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction.plan import Scenario, simulated
@@ -79,3 +81,17 @@ def test_the_command_says_where_the_acceptance_comes_from_and_takes_a_given_one(
     assert "DSpark's paper" in told.stderr
     assert json.loads(told.stdout)["plans"][0]["acceptance"] == 0.64
     assert json.loads(given.stdout)["plans"][0]["acceptance"] == 0.5
+
+
+def test_a_block_drafter_in_turns_is_not_given_up_just_before_its_forward_ends():
+    """Most of its steps take no time, so the mean step is short; every seventh is a forward."""
+    mac = Devices.of(load_profile("m4-pro-qwen3.8-27b"))
+    block = Scenario(
+        devices=replace(mac, draft=mac.baseline_draft, slow_down=1.0, draft_block=7),
+        acceptance=AcceptanceModel(accept=0.926, exponent=1.0, spread=2.14),
+        options=Options(placement="shared", lookup="off"),
+        requests=1,
+        tokens=192,
+    )
+
+    assert simulated(block, "adaptive").tokens_per_round > 2.7
