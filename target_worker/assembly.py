@@ -13,7 +13,7 @@ from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import TARGET, wire
-from protocol.inference.forward_costs import costs_at_load
+from protocol.inference.forward_costs import ForwardCosts, costs_at_load
 from protocol.inference.language_model import LanguageModel
 from protocol.kv.exchange import KvExchange
 from protocol.messages.features import Outputs
@@ -61,7 +61,9 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         share = setup.gpu_share / (setup.hosts.ranks if setup.hosts.local else 1)
         model = load_leading_model(folder, setup.hosts, share, setup.kv_bits)
     wire(share, TARGET)
-    costs = () if setup.pace else costs_at_load(model, time.perf_counter() - began)
+    # Only this process could make up a context, so the other ranks of a divided target would have none.
+    loading, contexts = time.perf_counter() - began, setup.hosts is None
+    costs = ForwardCosts() if setup.pace else costs_at_load(model, loading, contexts=contexts)
     exchange, rings = _exchange(setup, model), _rings(setup, model.tap, model.record)
     disk = _disk(setup, model)
     hello = Hello(
@@ -76,7 +78,8 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
         pid=os.getpid(),
         kv=exchange and exchange.form,
         model_fingerprint=kv_fingerprint(folder, setup.kv_bits),
-        costs=costs,
+        costs=costs.by_width,
+        context_costs=costs.by_context,
         level=model.level,
         taps=rings and rings.taps,
     )

@@ -108,8 +108,12 @@ class TargetWorker:
 
     def hello(self) -> Hello:
         # A paced worker has the device's costs, not those that this machine measured.
-        costs = self._pacer.costs()
-        return replace(self._hello, costs=costs) if costs else self._hello
+        pacer = self._pacer
+        return (
+            replace(self._hello, costs=pacer.costs(), context_costs=pacer.context_costs())
+            if pacer.holds
+            else self._hello
+        )
 
     def handle(self, message: ToWorker) -> Iterator[FromWorker]:
         self._early = None

@@ -203,7 +203,7 @@ class MlxRunner:
         return bounded(self._drafter.logits(outputs))
 
     def costs(self, loading: float) -> tuple[tuple[int, float], ...]:
-        return costs_at_load(self._model, loading)
+        return costs_at_load(self._model, loading).by_width
 
     def _second_inputs(self, inputs: Sequence[Input]) -> mx.array:
         """(L, width). All features are fused in one product."""

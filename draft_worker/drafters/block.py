@@ -1,9 +1,12 @@
-"""The block drafters DFlash and DSpark: sizes, network, Markov heads. Knows no files, trees and sampling.
+"""The block drafters DFlash, DSpark and DFlash2: sizes, network, heads. Knows no files, trees and sampling.
 
 DFlash is arXiv 2602.06036 and z-lab/dflash (dflash/model.py), DSpark is deepseek-ai/DeepSpec
 (deepspec/modeling/dspark). The embedding and the head are the target's, so they stand outside of it. The three Markov
 heads are those of DeepSpec's markov_head.py: a row's logits are those of the block's forward plus `correction(latent)`,
 where the latent comes of the token before the row.
+
+DFlash2 (vllm-project/vllm: qwen3_dflash2.py, vllm-project/speculators: models/dflash2) adds short convolutions round
+the two parts of a layer, and a selector, which corrects a row's best tokens by the token before the row.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +18,7 @@ import msgspec
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
+BlockKind = Literal["dflash", "dspark", "dflash2"]
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 Causal = Literal["none", "windows", "all"]
 
@@ -51,7 +55,17 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     markov: MarkovKind | None = None
     """How the token before corrects the guess of a row; None: a row's guess is a marginal."""
     rank: int = 0
-    """Elements of a token's vector in the Markov head."""
+    """Elements of a token's vector in the Markov head or in the selector."""
+    choices: int = 0
+    """Best tokens of a row that the selector chooses among; 0: it has no selector."""
+    taps: int = 0
+    """Inputs of a block, itself included, that a short convolution reads for one; 0: it has none."""
+    tap_group: int = 1
+    """Neighbouring elements that share what an input adds to the convolution's kernel."""
+    input_scale: float = 1.0
+    """Of the embeddings of a block's inputs."""
+    logit_scale: float = 1.0
+    """Of the logits, before they are bounded."""
     norm_epsilon: float = 1e-6
     bias: bool = False
     """Of the attention's projections."""
@@ -73,6 +87,11 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.causal == "all" or (self.causal == "windows" and window is not None)
 
     @property
+    def kind(self) -> BlockKind:
+        """What the drafter is called."""
+        return "dspark" if self.markov else "dflash2" if self.choices or self.taps else "dflash"
+
+    @property
     def rows(self) -> int:
         """Tokens that one block guesses."""
         return self.block if self.anchor_predicts else self.block - 1
@@ -90,6 +109,17 @@ class KeysValues(NamedTuple):
     values: mx.array
 
 
+class BlockPart(NamedTuple):
+    """Inputs of a call that belong to one sequence, beside one another, and what they see."""
+
+    count: int
+    context: Sequence[KeysValues]
+    """Of every layer."""
+    visible: Sequence[mx.array | None]
+    """For each layer, whether an input sees each column, (B or 1, 1, count, S + count) bools, the context's columns
+    first, as from `visibility`; None: an input sees all."""
+
+
 class BlockDrafter(nn.Module):
     """`encode` and `keys_values` read the target's features; a call reads the blocks' inputs behind them."""
 
@@ -102,6 +132,8 @@ class BlockDrafter(nn.Module):
         self.norm = nn.RMSNorm(form.width, form.norm_epsilon)
         if form.markov is not None:
             self.markov_head: MarkovHead = markov_head(form)
+        if form.choices:
+            self.candidate_selector = ChoiceSelector(form)
 
     def encode(self, features: mx.array) -> mx.array:
         """(B, S, width) context states of (B, S, outputs * output width) features."""
@@ -112,22 +144,28 @@ class BlockDrafter(nn.Module):
         return [layer.self_attn.keys_values(context, positions) for layer in self.layers]
 
     def __call__(
-        self,
-        embedded: mx.array,
-        positions: mx.array,
-        context: Sequence[KeysValues],
-        visible: Sequence[mx.array | None],
+        self, embedded: mx.array, positions: mx.array, parts: Sequence[BlockPart], blocks: mx.array | None = None
     ) -> mx.array:
         """(B, L, width) states behind the final norm, which the head turns into logits.
 
-        `embedded` (B, L, width) are the embeddings of the blocks' inputs at (B, L) `positions`. `visible`: for each
-        layer, whether an input sees each column, (B or 1, 1, L, S + L) bools, the context's columns first, as from
-        `visibility`; None: an input sees all.
+        `embedded` (B, L, width) are the embeddings of the blocks' inputs at (B, L) `positions`, those of each of
+        `parts` behind one another. `blocks` (B, L): the number of each input's block; None: all are of one.
         """
-        hidden = embedded
-        for layer, known, mask in zip(self.layers, context, visible, strict=True):
-            hidden = layer(hidden, positions, known, mask)
+        form, hidden = self.form, embedded
+        if form.input_scale != 1.0:
+            hidden = hidden * form.input_scale
+        before = _same_block(blocks, form.taps)
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden, positions, [_LayerPart.of(part, number) for part in parts], before)
         return self.norm(hidden)
+
+    def logits(self, states: mx.array, head: Callable[[mx.array], mx.array]) -> mx.array:
+        """(..., head) of (..., width) states, before any correction by the token before."""
+        logits = head(states)
+        if self.form.logit_scale != 1.0:
+            logits = logits * self.form.logit_scale
+        bound = self.form.soft_cap
+        return logits if bound is None else mx.tanh(logits / bound) * bound
 
     def visibility(
         self, context: mx.array, positions: mx.array, blocks: mx.array, known: mx.array
@@ -154,6 +192,26 @@ class BlockDrafter(nn.Module):
         return [masks[window] for window in self.form.windows or (None,) * self.form.layers]
 
 
+class _LayerPart(NamedTuple):
+    """A `BlockPart` of one layer."""
+
+    count: int
+    context: KeysValues
+    visible: mx.array | None
+
+    @classmethod
+    def of(cls, part: BlockPart, layer: int) -> "_LayerPart":
+        return cls(part.count, part.context[layer], part.visible[layer])
+
+
+def _same_block(blocks: mx.array | None, taps: int) -> list[mx.array | None]:
+    """For 1, 2, ... up to `taps` - 1 inputs back, whether that input is of the same block: (B, L - back, 1) bools, of
+    the inputs from `back` on; None: each is."""
+    if blocks is None:
+        return [None] * (taps - 1)
+    return [(blocks[:, back:] == blocks[:, :-back])[..., None] for back in range(1, taps)]
+
+
 class BlockLayer(nn.Module):
     """A layer as Qwen3's, whose attention also reads the context."""
 
@@ -163,12 +221,60 @@ class BlockLayer(nn.Module):
         self.mlp = MLP(form.width, form.inner)
         self.input_layernorm = nn.RMSNorm(form.width, form.norm_epsilon)
         self.post_attention_layernorm = nn.RMSNorm(form.width, form.norm_epsilon)
+        self._convolves = form.taps > 0
+        if self._convolves:
+            self.attention_conv = ShortConvolution(form)
+            self.mlp_conv = ShortConvolution(form)
 
     def __call__(
-        self, hidden: mx.array, positions: mx.array, context: KeysValues, visible: mx.array | None
+        self,
+        hidden: mx.array,
+        positions: mx.array,
+        parts: Sequence[_LayerPart],
+        before: Sequence[mx.array | None],
     ) -> mx.array:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), positions, context, visible)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        def attended(normed: mx.array) -> mx.array:
+            return self.self_attn(normed, positions, parts)
+
+        normed = self.input_layernorm(hidden)
+        hidden = hidden + (self.attention_conv(normed, attended, before) if self._convolves else attended(normed))
+        normed = self.post_attention_layernorm(hidden)
+        return hidden + (self.mlp_conv(normed, self.mlp, before) if self._convolves else self.mlp(normed))
+
+
+class ShortConvolution(nn.Module):
+    """Two convolutions along a block, before and behind a part of a layer.
+
+    The kernel of an input is the learned one plus what the input itself adds, alike for a group of elements. Both
+    kernels come of the input before the first convolution.
+    """
+
+    def __init__(self, form: BlockForm) -> None:
+        super().__init__()
+        self._taps, self._group = form.taps, form.tap_group
+        identity = mx.zeros((2, form.taps, form.width))
+        identity[:, 0] = 1.0
+        self.base_kernel = identity
+        self.kernel_projection = nn.Linear(form.width, 2 * form.taps * (form.width // form.tap_group), bias=False)
+
+    def __call__(
+        self, hidden: mx.array, between: Callable[[mx.array], mx.array], before: Sequence[mx.array | None]
+    ) -> mx.array:
+        """`before`: as from `_same_block`."""
+        added = mx.unflatten(self.kernel_projection(hidden), -1, (2, self._taps, -1, 1))
+        return self._convolved(between(self._convolved(hidden, 0, added, before)), 1, added, before)
+
+    def _convolved(self, hidden: mx.array, side: int, added: mx.array, before: Sequence[mx.array | None]) -> mx.array:
+        grouped = mx.unflatten(hidden, -1, (-1, self._group))
+        base = mx.unflatten(self.base_kernel[side], -1, (-1, self._group))
+        total = (base[0] + added[..., side, 0, :, :]) * grouped
+        for back, same in enumerate(before, start=1):
+            earlier = grouped[:, :-back]
+            if same is not None:
+                earlier = mx.where(same[..., None], earlier, 0)
+            earlier = mx.pad(earlier, [(0, 0), (back, 0), (0, 0), (0, 0)])
+            total = total + (base[back] + added[..., side, back, :, :]) * earlier
+        return total.flatten(-2)
 
 
 class BlockAttention(nn.Module):
@@ -196,17 +302,22 @@ class BlockAttention(nn.Module):
         keys = self._rotated(self.k_norm(self._heads(self.k_proj(states))), positions)
         return KeysValues(keys, self._heads(self.v_proj(states)).transpose(0, 2, 1, 3))
 
-    def __call__(
-        self, hidden: mx.array, positions: mx.array, context: KeysValues, visible: mx.array | None
-    ) -> mx.array:
+    def __call__(self, hidden: mx.array, positions: mx.array, parts: Sequence[_LayerPart]) -> mx.array:
         queries = self._rotated(self.q_norm(self._heads(self.q_proj(hidden))), positions)
         own = self.keys_values(hidden, positions)
-        keys = mx.concatenate([context.keys, own.keys], axis=2)
-        values = mx.concatenate([context.values, own.values], axis=2)
-        attended = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self._head_width**-0.5, mask=visible
-        )
-        return self.o_proj(attended.transpose(0, 2, 1, 3).flatten(2))
+        attended, first = [], 0
+        for count, context, visible in parts:
+            inputs = slice(first, first + count)
+            keys = mx.concatenate([context.keys, own.keys[:, :, inputs]], axis=2)
+            values = mx.concatenate([context.values, own.values[:, :, inputs]], axis=2)
+            attended.append(
+                mx.fast.scaled_dot_product_attention(
+                    queries[:, :, inputs], keys, values, scale=self._head_width**-0.5, mask=visible
+                )
+            )
+            first += count
+        together = attended[0] if len(attended) == 1 else mx.concatenate(attended, axis=2)
+        return self.o_proj(together.transpose(0, 2, 1, 3).flatten(2))
 
     def _heads(self, projected: mx.array) -> mx.array:
         return mx.unflatten(projected, -1, (-1, self._head_width))
@@ -293,3 +404,25 @@ class RecurrentMarkovHead(MarkovHead):
             state, latent = self.step(state, tokens[..., row], hidden[..., row, :])
             rows.append(latent)
         return mx.stack(rows, axis=-2)
+
+
+class ChoiceSelector(nn.Module):
+    """Corrects the logits of a row's best tokens by the token before the row.
+
+    The score of a token b behind a token a is its logit plus <predecessor(a) * projection(state), successor(b)>.
+    """
+
+    def __init__(self, form: BlockForm) -> None:
+        super().__init__()
+        spread = form.rank**-0.5
+        self.predecessor_codebook = mx.random.normal((form.vocabulary, form.rank), scale=spread)
+        self.successor_codebook = mx.random.normal((form.vocabulary, form.rank), scale=spread)
+        self.hidden_projection = nn.Linear(form.width, form.rank, bias=False)
+
+    def corrections(self, tokens: mx.array, latents: mx.array, choices: mx.array) -> mx.array:
+        """(..., K) numbers to add to the logits of (..., K) `choices`.
+
+        `tokens` (...): those before the rows. `latents` (..., rank): projections of the rows' states.
+        """
+        before = self.predecessor_codebook[tokens] * latents
+        return (self.successor_codebook[choices] @ before[..., None])[..., 0]

@@ -1,11 +1,14 @@
-"""Reads and writes the published files of the block drafters DFlash and DSpark. Knows no engine.
+"""Reads and writes the published files of the block drafters DFlash, DSpark and DFlash2. Knows no engine.
 
 The formats, all with the tensor names of `block.BlockDrafter`, and the target's layers counted from 0:
 
-* z-lab (DFlash): `dflash_config {mask_token_id, target_layer_ids}`; no embedding, no head; a mask guesses itself.
+* z-lab (DFlash, DFlash2): `dflash_config {mask_token_id, target_layer_ids}`; no embedding, no head; a mask guesses
+  itself.
 * DeepSpec (DSpark, and DFlash as a DSpark of rank 0): `mask_token_id`, `target_layer_ids` and `markov_rank` at the top;
   copies of the target's embedding and head; the anchor guesses too.
 * SpecForge (DSpark): z-lab's, with `projector_type: dspark` and `markov_rank` inside; the anchor guesses too.
+* speculators (all three): see `protocol.contracts.drafters.block`; copies of the ends, perhaps a head of some tokens,
+  which d2t names.
 
 Our own key `clean_prefix` says how many known tokens a block may begin with, and our own file head_tokens.npy which
 tokens are guessed at all; other programs ignore both.
@@ -21,22 +24,20 @@ import mlx.nn as nn
 import msgspec
 from msgspec import Meta
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm, Causal, MarkovKind
+from draft_worker.drafters.block import BlockDrafter, BlockForm, BlockKind, Causal, MarkovKind, markov_head
 from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from draft_worker.short_head import keep_rows
-from protocol.contracts.drafters.block import anchor_predicts, foreign, options
+from protocol.contracts.drafters.block import UNUSED, anchor_predicts, foreign, options
 from protocol.messages.base import MAX_CONTEXT
-
-BlockKind = Literal["dflash", "dspark"]
 
 _Size = Annotated[int, Meta(ge=1, le=1 << 20)]
 _Layer = Annotated[int, Meta(ge=-1, lt=1024)]
 _Layers = Annotated[tuple[_Layer, ...], Meta(min_length=1, max_length=32)]
 _ENDS = ("embed_tokens", "lm_head")
 _CONFIDENCE = "confidence_head"
-_NAME = "a DFlash or DSpark drafter"
+_NAME = "a DFlash, DSpark or DFlash2 drafter"
 _SLIDING = "sliding_attention"
 
 
@@ -58,21 +59,31 @@ def read_block(folder: Path) -> BlockCheckpoint:
     form = _form(found, raw)
     tensors = found.tensors()
     quantization = found.decoded(raw, _Quantized).quantization
+    named = found.head_tokens(tensors, form.vocabulary, ("lm_head.", "markov_head.markov_w2."))
+    drafted, count = options(raw).get("draft_vocab_size"), form.vocabulary if named is None else len(named)
+    if drafted not in (None, count):
+        which = "lacks the tensor d2t" if named is None else f"its tensor d2t names {count}"
+        raise found.wrong(f"it drafts {drafted} of {form.vocabulary} tokens by its config.json, and {which}")
     own = {name: values for name, values in tensors.items() if name.split(".")[0] in _ENDS}
     # Our trees rank by probability, so the confidence head that some have is not read.
-    tensors = {name: values for name, values in tensors.items() if name.split(".")[0] not in (*_ENDS, _CONFIDENCE)}
+    left_out = (*_ENDS, _CONFIDENCE, *UNUSED)
+    tensors = {name: values for name, values in tensors.items() if name.split(".")[0] not in left_out}
     try:
         network = BlockDrafter(form)
+        if form.markov and named is not None:
+            network.markov_head = markov_head(form, len(named))
         found.fill(network, tensors, quantization)
         # Some ropes read their options when they are called.
         mx.eval(network.layers[0].self_attn.keys_values(mx.zeros((1, 1, form.width)), mx.zeros((1, 1), mx.int32)))
     except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
         raise found.wrong(f"its config.json states a rotary embedding that is not known ({error})") from error
-    head_tokens = read_head_tokens(folder, form.vocabulary)
+    head_tokens = read_head_tokens(folder, form.vocabulary) if named is None else None
     if form.markov and head_tokens is not None:
         keep_rows(network.markov_head.markov_w2, head_tokens)
-    ends = _own_ends(found, form, own, quantization, head_tokens)
-    return BlockCheckpoint("dspark" if form.markov else "dflash", network, ends, head_tokens)
+    ends = _own_ends(found, form, own, quantization, count, head_tokens)
+    if named is not None and ends is None:
+        raise found.wrong("it names the tokens of a reduced head (d2t) and lacks the tensor lm_head.weight")
+    return BlockCheckpoint(form.kind, network, ends, head_tokens if named is None else named)
 
 
 def write_block(folder: Path, network: BlockDrafter, ends: TokenEnds, target: Mapping[str, Any]) -> None:
@@ -91,6 +102,7 @@ def write_block(folder: Path, network: BlockDrafter, ends: TokenEnds, target: Ma
 def block_config(form: BlockForm, target: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a drafter, from that of its target."""
     kept = {name: target[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in target}
+    sliding = [window for window in form.windows if window is not None]
     shared = kept | {
         "model_type": "qwen3",
         "hidden_size": form.width,
@@ -107,15 +119,26 @@ def block_config(form: BlockForm, target: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": form.rope_base,
         "rope_scaling": form.rope_scaling,
         "max_position_embeddings": form.positions,
-        "layer_types": ["full_attention"] * form.layers,
-        "use_sliding_window": False,
+        "layer_types": [_SLIDING if window else "full_attention" for window in form.windows or (None,) * form.layers],
+        "use_sliding_window": bool(sliding),
+        **({"sliding_window": sliding[0]} if sliding else {}),
+        **({} if form.causal == "windows" else {"is_causal": form.causal == "all"}),
         "num_target_layers": form.target_layers,
         "block_size": form.block,
         "clean_prefix": form.clean_prefix,
     }
     asked = {"mask_token_id": form.mask_token, "target_layer_ids": list(form.outputs)}
     if not form.anchor_predicts:
-        own = {"architectures": ["DFlashDraftModel"], "tie_word_embeddings": True, "dflash_config": asked}
+        if form.taps:
+            asked |= {"conv_kernel_size": form.taps, "conv_group_size": form.tap_group}
+        if form.choices:
+            asked |= {"selector_rank": form.rank, "selector_top_k": form.choices}
+        scales = {"input_embedding_scale": form.input_scale, "output_multiplier": form.logit_scale}
+        asked |= {name: scale for name, scale in scales.items() if scale != 1.0}
+        if form.soft_cap is not None:
+            asked["final_logit_softcapping"] = form.soft_cap
+        architecture = "DFlash2DraftModel" if form.kind == "dflash2" else "DFlashDraftModel"
+        own = {"architectures": [architecture], "tie_word_embeddings": True, "dflash_config": asked}
         return shared | own
     deepspec = {
         "architectures": ["Qwen3DSparkModel"],
@@ -149,7 +172,6 @@ class _Config(msgspec.Struct, kw_only=True):
     head_dim: Annotated[int, Meta(ge=2, le=4096)] | None = None
     intermediate_size: _Size
     vocab_size: Annotated[int, Meta(ge=1, le=1 << 20)]
-    draft_vocab_size: int | None = None
     target_hidden_size: _Size | None = None
     num_target_layers: Annotated[int, Meta(ge=1, le=1024)] | None = None
     hidden_act: Literal["silu"] = "silu"
@@ -168,11 +190,17 @@ class _Config(msgspec.Struct, kw_only=True):
     is_causal: bool | None = None
     causal: bool | None = None
     dflash_query_causal: bool | None = None
-    final_logit_softcapping: Annotated[float, Meta(gt=0)] | None = None
+    final_logit_softcapping: Annotated[float, Meta(ge=0)] | None = None
     block_size: Annotated[int, Meta(ge=2, le=64)]
     clean_prefix: Annotated[int, Meta(ge=1, le=64)] = 1
     markov_rank: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     markov_head_type: MarkovKind = "vanilla"
+    conv_kernel_size: Annotated[int, Meta(ge=0, le=64)] | None = None
+    conv_group_size: _Size | None = None
+    selector_rank: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
+    selector_top_k: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    input_embedding_scale: Annotated[float, Meta(gt=0)] | None = None
+    output_multiplier: Annotated[float, Meta(gt=0)] | None = None
 
     @property
     def kv_heads(self) -> int:
@@ -206,7 +234,12 @@ def _form(found: DrafterFolder, raw: dict[str, Any]) -> BlockForm:
         anchor_predicts=anchor_predicts(stated),
         clean_prefix=config.clean_prefix,
         markov=config.markov_head_type if config.markov_rank else None,
-        rank=config.markov_rank,
+        rank=config.markov_rank or (config.selector_rank or 0 if config.selector_top_k else 0),
+        choices=config.selector_top_k or 0,
+        taps=config.conv_kernel_size or 0,
+        tap_group=config.conv_group_size or 1,
+        input_scale=config.input_embedding_scale or 1.0,
+        logit_scale=config.output_multiplier or 1.0,
         norm_epsilon=config.rms_norm_eps,
         bias=config.attention_bias,
         rope_base=_rope_base(config),
@@ -215,7 +248,7 @@ def _form(found: DrafterFolder, raw: dict[str, Any]) -> BlockForm:
         positions=min(config.max_position_embeddings, MAX_CONTEXT),
         windows=_windows(found, config),
         causal=_causal(config),
-        soft_cap=config.final_logit_softcapping,
+        soft_cap=config.final_logit_softcapping or None,
     )
 
 
@@ -231,18 +264,36 @@ def _require_sound(found: DrafterFolder, asked: _Asked, config: _Config) -> None
         raise found.wrong(f"{heads} heads of {config.head_width} numbers don't fit {config.kv_heads} KV heads")
     if asked.mask_token_id >= config.vocab_size:
         raise found.wrong(f"its mask token {asked.mask_token_id} is beyond its {config.vocab_size} tokens")
-    if config.draft_vocab_size not in {None, config.vocab_size}:
-        raise found.wrong(f"its head has {config.draft_vocab_size} of {config.vocab_size} tokens, unlike the formats")
+    if config.selector_top_k:
+        if config.markov_rank or not config.selector_rank:
+            raise found.wrong(
+                "its config.json states a selector (selector_top_k) without a rank, or beside a Markov head"
+            )
+        if config.selector_top_k > config.vocab_size:
+            raise found.wrong(f"its selector chooses among {config.selector_top_k} of {config.vocab_size} tokens")
+    taps, group = config.conv_kernel_size or 0, config.conv_group_size or config.hidden_size + 1
+    if taps and (taps > config.block_size or config.hidden_size % group):
+        raise found.wrong(
+            f"its conv_kernel_size {taps} and conv_group_size {config.conv_group_size} don't fit blocks of "
+            f"{config.block_size} tokens and a width of {config.hidden_size:,}"
+        )
+
+
+def _rope_parameters(config: _Config) -> dict[str, Any] | None:
+    """Some state them by kind of layer: all layers then rotate as the sliding ones (speculators: models/utils.py)."""
+    stated = config.rope_parameters
+    sliding = None if stated is None else stated.get(_SLIDING)
+    return sliding if isinstance(sliding, dict) else stated
 
 
 def _rope_base(config: _Config) -> float:
     """Transformers 5 writes it into rope_parameters."""
-    stated = (config.rope_parameters or {}).get("rope_theta", config.rope_theta)
+    stated = (_rope_parameters(config) or {}).get("rope_theta", config.rope_theta)
     return float(stated) if isinstance(stated, int | float) and stated > 0 else 10000.0
 
 
 def _rope_scaling(config: _Config) -> dict[str, Any] | None:
-    scaling = config.rope_scaling or config.rope_parameters
+    scaling = config.rope_scaling or _rope_parameters(config)
     kind = scaling and scaling.get("type", scaling.get("rope_type", "default"))
     return None if kind is None or kind == "default" else scaling
 
@@ -274,10 +325,10 @@ def _causal(config: _Config) -> Causal:
 class _OwnEnds(nn.Module):
     """Copies of the target's embedding and head."""
 
-    def __init__(self, form: BlockForm) -> None:
+    def __init__(self, form: BlockForm, columns: int) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(form.vocabulary, form.width)
-        self.lm_head = nn.Linear(form.width, form.vocabulary, bias=False)
+        self.lm_head = nn.Linear(form.width, columns, bias=False)
 
 
 def _own_ends(
@@ -285,11 +336,12 @@ def _own_ends(
     form: BlockForm,
     tensors: Mapping[str, mx.array],
     quantization: Quantization | None,
+    columns: int,
     head_tokens: HeadTokens | None,
 ) -> TokenEnds | None:
-    """None if the file does not have both."""
+    """None if the file does not have both. `columns`: of the head in the file; `head_tokens`: those that are kept."""
     if {name.split(".")[0] for name in tensors} != {*_ENDS}:
         return None
-    ends = _OwnEnds(form)
+    ends = _OwnEnds(form, columns)
     found.fill(ends, tensors, quantization)
     return TokenEnds.of(ends.embed_tokens, ends.lm_head, head_tokens)

@@ -4,8 +4,9 @@ A token's keys and values depend on its own features and position alone, so a ga
 it and nothing else. Knows no trees and no sampling.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 import mlx.core as mx
@@ -13,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import KVCache
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm, KeysValues, MarkovHead
+from draft_worker.drafters.block import BlockDrafter, BlockForm, BlockPart, ChoiceSelector, KeysValues, MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import HeadTokens
+from protocol.sampling.top_tokens import top
 
 
 class Block(NamedTuple):
@@ -25,13 +27,30 @@ class Block(NamedTuple):
     position: int
 
 
+class Choices(NamedTuple):
+    """Of each row of a block, the best tokens, among which a selector chooses."""
+
+    columns: npt.NDArray[np.int64]
+    """(rows, K) of the logits, the best first."""
+    logits: npt.NDArray[np.float32]
+    """(rows, K), before any correction."""
+    latents: mx.array
+    """(rows, rank): projections of the rows' states."""
+
+
 class BlockRows(NamedTuple):
     """What a forward says of one block. Row k is about the token k + 1 behind the anchor."""
 
     logits: mx.array
-    """(rows, head), before any Markov correction; finite."""
+    """(rows, head), before any correction by the token before; finite."""
     states: mx.array
     """(rows, width), behind the final norm."""
+    choices: Choices | None = None
+    """For a drafter with a selector."""
+
+
+Asked: TypeAlias = "tuple[BlockContext, Sequence[Block]]"
+"""Blocks of one sequence."""
 
 
 class BlockInputs(NamedTuple):
@@ -46,6 +65,7 @@ class BlockInputs(NamedTuple):
 
     @classmethod
     def of(cls, form: BlockForm, blocks: Sequence[Block]) -> "BlockInputs":
+        """Blocks are numbered from 0 on."""
         inputs = cls([], [], [], [])
         for number, block in enumerate(blocks):
             count = len(block.tokens) + form.masks
@@ -62,29 +82,35 @@ class BlockRunner(Protocol):
 
     form: BlockForm
     markov_head: MarkovHead | None
+    selector: ChoiceSelector | None
     head_tokens: HeadTokens | None
     """Those of the columns of the logits; None: column c is token c."""
     context: int
     """It evaluates the positions below this number."""
     device: str
+    joint: bool
+    """One forward can evaluate blocks of several sequences."""
 
     def open(self) -> "BlockContext":
         """The context of a new sequence."""
         ...
 
-    def forward(self, context: "BlockContext", blocks: Sequence[Block]) -> list[BlockRows]:
-        """Every block sees the whole context and itself."""
+    def forward(self, asked: Sequence[Asked]) -> list[list[BlockRows]]:
+        """Every block sees its sequence's whole context and itself. The rows of each sequence's blocks."""
         ...
 
 
 class MlxBlockRunner:
     """The network and the two ends of its target."""
 
+    joint = True
+
     def __init__(self, network: BlockDrafter, ends: TokenEnds, head_tokens: HeadTokens | None = None) -> None:
         """`head_tokens`: those that the columns of `ends.head` stand for."""
         self.form = network.form
         self.head_tokens = head_tokens
         self.markov_head: MarkovHead | None = None if self.form.markov is None else network.markov_head
+        self.selector: ChoiceSelector | None = network.candidate_selector if self.form.choices else None
         self.context = self.form.positions
         self.device = str(mx.default_device())
         self._network = network
@@ -93,26 +119,82 @@ class MlxBlockRunner:
     def open(self) -> "BlockContext":
         return BlockContext(BlockKv(self._network))
 
-    def forward(self, context: "BlockContext", blocks: Sequence[Block]) -> list[BlockRows]:
-        network, form, store = self._network, self.form, context.store
-        assert isinstance(store, BlockKv)
-        inputs = BlockInputs.of(form, blocks)
-        context.read_all()
-        at = mx.array([inputs.positions])
-        visible: list[mx.array | None] = [None] * form.layers
-        if len(blocks) > 1 or form.windows or form.is_causal(None):
-            behind = mx.full(at.shape, context.end)
-            visible = network.visibility(mx.array([context.positions]), at, mx.array([inputs.numbers]), behind)
+    def forward(self, asked: Sequence[Asked]) -> list[list[BlockRows]]:
+        network, form = self._network, self.form
+        inputs = BlockInputs.of(form, [block for _, blocks in asked for block in blocks])
+        read_together(network, [context for context, _ in asked])
         embedded = self._ends.embed(mx.array([inputs.tokens]))
-        states = network(embedded, at, store.keys_values(), visible)[0, mx.array(inputs.rows)]
-        logits = self._ends.head(states)
-        if form.soft_cap is not None:
-            logits = mx.tanh(logits / form.soft_cap) * form.soft_cap
-        logits = mx.nan_to_num(logits, nan=0.0)
-        each = (len(blocks), form.rows, -1)
-        found = [BlockRows(*pair) for pair in zip(logits.reshape(each), states.reshape(each), strict=True)]
-        mx.eval(found)
+        numbers = mx.array([inputs.numbers]) if inputs.numbers[-1] else None
+        states = network(embedded, mx.array([inputs.positions]), list(self._parts(asked, inputs)), numbers)
+        states = states[0, mx.array(inputs.rows)]
+        logits = mx.nan_to_num(network.logits(states, self._ends.head), nan=0.0)
+        rows = self._rows(logits, states)
+        found: list[list[BlockRows]] = []
+        for _, blocks in asked:
+            found.append(rows[: len(blocks)])
+            del rows[: len(blocks)]
         return found
+
+    def _parts(self, asked: Sequence[Asked], inputs: BlockInputs) -> Iterator[BlockPart]:
+        form, first, begin = self.form, 0, 0
+        for context, blocks in asked:
+            store = context.store
+            assert isinstance(store, BlockKv)
+            begin, first = first, first + sum(len(block.tokens) + form.masks for block in blocks)
+            at, numbers = inputs.positions[begin:first], inputs.numbers[begin:first]
+            seen = self._seen(context.positions, min(at))
+            known = [KeysValues(keys[:, :, seen:], values[:, :, seen:]) for keys, values in store.keys_values()]
+            visible: Sequence[mx.array | None] = [None] * form.layers
+            if len(blocks) > 1 or form.windows or form.is_causal(None):
+                visible = self._network.visibility(
+                    mx.array([context.positions[seen:]]),
+                    mx.array([at]),
+                    mx.array([numbers]),
+                    mx.full((1, len(at)), context.end),
+                )
+            yield BlockPart(len(at), known, visible)
+
+    def _seen(self, positions: Sequence[int], first: int) -> int:
+        """The first of the context's columns that an input from position `first` on sees, in any layer."""
+        windows = [window for window in self.form.windows if window is not None]
+        if len(windows) < self.form.layers:
+            return 0
+        return bisect_right(positions, first - max(windows))
+
+    def _rows(self, logits: mx.array, states: mx.array) -> list[BlockRows]:
+        """Of all blocks, evaluated."""
+        each, choices = (-1, self.form.rows), self.form.choices
+        pairs = list(zip(mx.unflatten(logits, 0, each), mx.unflatten(states, 0, each), strict=True))
+        if self.selector is None:
+            mx.eval(pairs)
+            return [BlockRows(*pair) for pair in pairs]
+        columns, best = top(logits, min(choices, logits.shape[-1]))
+        latents = self.selector.hidden_projection(states)
+        found = [mx.unflatten(values, 0, each) for values in (columns, best.astype(mx.float32), latents)]
+        split = [list(values) for values in found[2:]]
+        mx.eval(pairs, found, split)
+        ids, values = np.asarray(found[0]).astype(np.int64), np.asarray(found[1])
+        return [BlockRows(*pair, Choices(*choice)) for pair, *choice in zip(pairs, ids, values, split[0], strict=True)]
+
+
+def read_together(network: BlockDrafter, contexts: Sequence["BlockContext"]) -> None:
+    """Compute the keys and values of all waiting tokens of these contexts in MLX, perhaps lazily, in one product."""
+    waiting = [(context.store, fed) for context in contexts for fed in context.taken()]
+    if not waiting:
+        return
+    new = _keys_values(network, [fed for _, fed in waiting])
+    ends = np.cumsum([0, *(len(fed.rows) for _, fed in waiting)]).tolist()
+    for (store, _), (begin, end) in zip(waiting, pairwise(ends), strict=True):
+        assert isinstance(store, BlockKv)
+        store.append([KeysValues(keys[:, :, begin:end], values[:, :, begin:end]) for keys, values in new])
+
+
+def _keys_values(network: BlockDrafter, fed: Sequence["FedRows"]) -> list[KeysValues]:
+    features = mx.array(np.concatenate([each.rows for each in fed]))[None].astype(network.norm.weight.dtype)
+    # Weights may still make numbers of them that half precision can't hold.
+    context = mx.nan_to_num(network.encode(features), nan=0.0, posinf=0.0, neginf=0.0)
+    positions = mx.array([[position for each in fed for position in range(each.first, each.end)]])
+    return network.keys_values(context, positions)
 
 
 _RIDERS = 32
@@ -188,9 +270,14 @@ class BlockContext:
 
     def read_all(self) -> None:
         """The same for all waiting tokens, perhaps lazily."""
-        for fed in self._waiting:
-            self._append(fed)
-        self._waiting = []
+        for fed in self.taken():
+            self.store.add(fed)
+
+    def taken(self) -> "list[FedRows]":
+        """The waiting tokens, whose keys and values the caller adds to the store now."""
+        taken, self._waiting = self._waiting, []
+        self.positions += [position for fed in taken for position in range(fed.first, fed.end)]
+        return taken
 
     def truncate(self, length: int) -> None:
         """Keep the tokens before index `length`."""
@@ -222,12 +309,12 @@ class BlockKv:
         self._caches = [KVCache() for _ in network.layers]
 
     def add(self, fed: "FedRows") -> None:
-        features = mx.array(fed.rows)[None].astype(self._network.norm.weight.dtype)
-        # Weights may still make numbers of them that half precision can't hold.
-        context = mx.nan_to_num(self._network.encode(features), nan=0.0, posinf=0.0, neginf=0.0)
-        positions = mx.array([list(range(fed.first, fed.end))])
-        for cache, new in zip(self._caches, self._network.keys_values(context, positions), strict=True):
-            cache.update_and_fetch(new.keys, new.values)
+        self.append(_keys_values(self._network, [fed]))
+
+    def append(self, new: Sequence[KeysValues]) -> None:
+        """Of every layer."""
+        for cache, each in zip(self._caches, new, strict=True):
+            cache.update_and_fetch(each.keys, each.values)
 
     def compute(self) -> None:
         mx.eval(self.keys_values())

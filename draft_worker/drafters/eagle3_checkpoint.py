@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.files import DrafterFolder, Quantization, parameters, save
-from draft_worker.head_tokens import HeadTokens, are_head_tokens
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
 _NESTED = "transformer_layer_config"
@@ -79,7 +78,7 @@ def read_eagle3(folder: Path, target_layers: int | None = None) -> Eagle3:
     drafter = found.decoded(config, _Drafter)
     layer = found.decoded(config.get(_NESTED, config), _Layer)
     tensors = _renamed(found.tensors())
-    head_tokens = _head_tokens(found, tensors, layer.vocab_size)
+    head_tokens = found.head_tokens(tensors, layer.vocab_size)
     outputs = _outputs(found, config, drafter.num_target_layers or target_layers)
     try:
         form = _form(found, layer, drafter, outputs, tensors)
@@ -139,24 +138,6 @@ def _renamed(tensors: Tensors) -> Tensors:
     kept = {name: values for name, values in tensors.items() if not name.startswith(_UNUSED)}
     prefix = "layers.0."
     return {f"midlayer.{name[len(prefix) :]}" if name.startswith(prefix) else name: kept[name] for name in kept}
-
-
-def _head_tokens(found: DrafterFolder, tensors: Tensors, vocabulary: int) -> HeadTokens | None:
-    """The tokens of the head's columns, ascending. Takes `d2t` out of the tensors, and sorts the head's rows."""
-    if "d2t" not in tensors:
-        return None
-    offsets = tensors.pop("d2t")
-    if offsets.ndim != 1 or not mx.issubdtype(offsets.dtype, mx.integer):
-        raise found.wrong("its tensor d2t is no list of whole numbers")
-    tokens: Any = np.array(offsets).astype(np.int64) + np.arange(offsets.size)
-    order = np.argsort(tokens)
-    if not are_head_tokens(tokens[order], vocabulary):
-        raise found.wrong(f"its tensor d2t must name different tokens below {vocabulary}")
-    for name in [name for name in tensors if name.startswith("lm_head.")]:
-        if tensors[name].ndim == 0 or len(tensors[name]) != len(order):
-            raise found.wrong(f"its tensor {name} does not have a row for each of the {len(order)} tokens of d2t")
-        tensors[name] = tensors[name] if (np.diff(order) == 1).all() else tensors[name][mx.array(order)]
-    return tokens[order].astype(np.int32)
 
 
 def _outputs(found: DrafterFolder, config: Mapping[str, Any], layers: int | None) -> tuple[int, ...]:

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
+import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
+from draft_worker.head_tokens import HeadTokens, are_head_tokens
 from protocol.errors import InputError
 from protocol.inference.device import spare_compiler
 
@@ -73,6 +75,28 @@ class DrafterFolder:
                 raise self.wrong(f"{file.name} can't be read ({str(error)[:200]})") from error
             tensors |= {name.removeprefix("model."): values for name, values in loaded.items()}
         return tensors
+
+    def head_tokens(
+        self, tensors: dict[str, mx.array], vocabulary: int, by_column: tuple[str, ...] = ("lm_head.",)
+    ) -> HeadTokens | None:
+        """The tokens of a reduced head's columns, ascending, from the table d2t; None without one.
+
+        Takes the table out of `tensors`, and sorts the rows of those whose names begin with one of `by_column`.
+        """
+        if "d2t" not in tensors:
+            return None
+        offsets = tensors.pop("d2t")
+        if offsets.ndim != 1 or not mx.issubdtype(offsets.dtype, mx.integer):
+            raise self.wrong("its tensor d2t is no list of whole numbers")
+        tokens: Any = np.array(offsets).astype(np.int64) + np.arange(offsets.size)
+        order = np.argsort(tokens)
+        if not are_head_tokens(tokens[order], vocabulary):
+            raise self.wrong(f"its tensor d2t must name different tokens below {vocabulary}")
+        for name in [name for name in tensors if name.startswith(by_column)]:
+            if tensors[name].ndim == 0 or len(tensors[name]) != len(order):
+                raise self.wrong(f"its tensor {name} does not have a row for each of the {len(order)} tokens of d2t")
+            tensors[name] = tensors[name] if (np.diff(order) == 1).all() else tensors[name][mx.array(order)]
+        return tokens[order].astype(np.int32)
 
     def fill(self, network: nn.Module, tensors: Mapping[str, mx.array], quantization: Quantization | None) -> None:
         """Give a network its parameters, all of `tensors`, in the element that this machine computes in."""

@@ -1,20 +1,30 @@
-"""The block drafters DFlash and DSpark: one forward guesses the tokens of several positions. Knows no messages.
+"""The block drafters: one forward guesses the tokens of several positions. Knows no messages.
 
-A forward serves anchors. The candidates of the tree nodes behind an anchor come from its rows without a forward, as far
-as its block reaches, even when the root has moved on.
+A forward serves anchors, those of several sequences too. The candidates of the tree nodes behind an anchor come from
+its rows without a forward, as far as its block reaches, even when the root has moved on.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import mlx.core as mx
+import numpy as np
 
 from draft_worker.candidates.columns import Columns
+from draft_worker.candidates.few_tokens import propose_among
 from draft_worker.columns_engine import ColumnsEngine
-from draft_worker.drafters.block import MarkovHead
+from draft_worker.drafters.block import ChoiceSelector, MarkovHead
 from draft_worker.drafters.block_checkpoint import read_block
-from draft_worker.drafters.block_forward import Block, BlockContext, BlockRows, BlockRunner, MlxBlockRunner
+from draft_worker.drafters.block_forward import (
+    Block,
+    BlockContext,
+    BlockRows,
+    BlockRunner,
+    MlxBlockRunner,
+)
 from draft_worker.drafters.token_ends import drafter_ends
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.row_tree import RowTree, TokenRow
@@ -27,10 +37,11 @@ from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-ENGINE = EngineDeclaration(help="a block drafter, DFlash or DSpark", model="drafter")
+    Floats = NDArray[np.float32]
+
+ENGINE = EngineDeclaration(help="a block drafter: DFlash, DSpark or DFlash2", model="drafter")
 _BLOCKS = 16
 """Most blocks of one forward, which bounds its memory."""
 
@@ -50,12 +61,13 @@ class BlockEngine(ColumnsEngine):
         form = runner.form
         self.name = name
         self.model = str(folder)
-        self.architecture = "dspark" if form.markov else "dflash"
+        self.architecture = form.kind
         self.set_up_columns(tokens, form.vocabulary, runner.head_tokens)
         self.context = runner.context
         self.device = runner.device
         self.tokenizer = vocabulary_fingerprint(tokens)
         self.features = FeatureForm(form.outputs, form.output_width)
+        self.joint = runner.joint
         self.runner = runner
 
     @classmethod
@@ -73,6 +85,26 @@ class BlockEngine(ColumnsEngine):
 
     def open(self, sampling: Sampling, vocabulary: int) -> "BlockSequence":
         return self.around(self.runner.open(), [], sampling, vocabulary)
+
+    def evaluate_together(self, parts: "Sequence[tuple[BlockSequence, Batch]]") -> list[list[Candidates]]:
+        placed = [sequence.place(batch) for sequence, batch in parts]
+        anchors = [
+            (sequence, node)
+            for (sequence, _), nodes in zip(parts, placed, strict=True)
+            for node in nodes
+            if node.offset == 0
+        ]
+        for first in range(0, len(anchors), _BLOCKS):
+            self._forward(anchors[first : first + _BLOCKS])
+        return [sequence.candidates(nodes, batch) for (sequence, batch), nodes in zip(parts, placed, strict=True)]
+
+    def _forward(self, anchors: "Sequence[tuple[BlockSequence, _BlockRow]]") -> None:
+        """The rows of new anchors, those of a sequence behind one another."""
+        groups = [(sequence, [node for _, node in group]) for sequence, group in groupby(anchors, itemgetter(0))]
+        asked = [(sequence.context, [sequence.block(node) for node in nodes]) for sequence, nodes in groups]
+        for (_, nodes), found in zip(groups, self.runner.forward(asked), strict=True):
+            for node, rows in zip(nodes, found, strict=True):
+                node.anchor.rows = rows
 
     def around(self, context: BlockContext, tokens: list[int], sampling: Sampling, vocabulary: int) -> "BlockSequence":
         """A sequence of these committed tokens."""
@@ -112,7 +144,7 @@ class BlockSequence(EngineSequence):
     ) -> None:
         self._engine = engine
         self._form = engine.runner.form
-        self._context = context
+        self.context = context
         self._tokens = tokens
         self._sampling = sampling
         self._columns = columns
@@ -134,27 +166,45 @@ class BlockSequence(EngineSequence):
         self._tip = None
 
     def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
-        self._context.feed(first, rows)
+        self.context.feed(first, rows)
 
     @property
     def unread(self) -> bool:
-        return self._context.unread
+        return self.context.unread
 
     def read(self, most: int) -> int:
-        return self._context.read(most)
+        return self.context.read(most)
 
     @property
     def staleness(self) -> int:
-        return self.committed - self._context.end
+        return self.committed - self.context.end
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
+        return self._engine.evaluate_together([(self, batch)])[0]
+
+    def place(self, batch: Batch) -> "list[_BlockRow]":
+        """Rows for the nodes of a batch; those with offset 0 need a forward over their `block`."""
         if batch.committed:
             self.prefill(batch.committed)
             self._tree.skip(len(batch.committed))
         nodes = [self._placed(token, parent) for token, parent in zip(batch.tokens, batch.parents, strict=True)]
-        self._compute([node for node in nodes if node.offset == 0])
+        tokens = sum(len(self.block(node).tokens) + self._form.masks for node in nodes if node.offset == 0)
+        self._forwards = (tokens,) if tokens else ()
+        return nodes
+
+    def candidates(self, nodes: "Sequence[_BlockRow]", batch: Batch) -> list[Candidates]:
+        """Behind each of these nodes of `place`, whose anchors have rows."""
         positions = [node.position + 1 + batch.skipped for node in nodes]
-        return self._columns.propose(self._logits(nodes), positions, self._sampling, batch)
+        selector = self._engine.runner.selector
+        if selector is None or not nodes:
+            return self._columns.propose(self._logits(nodes), positions, self._sampling, batch)
+        columns, logits, scores = self._chosen(selector, nodes)
+        if batch.processors is not None:
+            spread = _spread(self._logits(nodes), columns, logits, scores)
+            return self._columns.propose(spread, positions, self._sampling, batch)
+        head, beside = self._engine.runner.head_tokens, self._columns
+        tokens = columns if head is None else head[columns].astype(np.int64)
+        return propose_among(tokens, scores, positions, self._sampling, batch, beside.vocabulary, beside.shared)
 
     @property
     def forward_widths(self) -> Sequence[int]:
@@ -170,19 +220,19 @@ class BlockSequence(EngineSequence):
         del self._tokens[length:]
         self._tree.clear()
         self._tip = None
-        self._context.truncate(length)
+        self.context.truncate(length)
 
     @property
     def memory(self) -> int:
-        return self._context.store.memory
+        return self.context.store.memory
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "BlockSequence":
-        context = self._context if exclusive else self._context.copy(length)
+        context = self.context if exclusive else self.context.copy(length)
         context.truncate(length)
         return self._engine.around(context, self._tokens[:length], sampling, vocabulary)
 
     def close(self) -> None:
-        self._context.store.close()
+        self.context.store.close()
 
     def _placed(self, token: int, parent: int) -> _BlockRow:
         """The next row, in its parent's block if that reaches so far; otherwise it is an anchor."""
@@ -201,34 +251,40 @@ class BlockSequence(EngineSequence):
 
     def _known(self, position: int) -> int:
         """Known tokens of a block whose anchor is at `position`: those behind the context."""
-        return position + 1 - self._context.end
+        return position + 1 - self.context.end
 
-    def _compute(self, anchors: Sequence[_BlockRow]) -> None:
-        """The rows of new anchors, in as few forwards as memory allows."""
-        blocks = [self._block(node) for node in anchors]
-        tokens = sum(len(block.tokens) + self._form.masks for block in blocks)
-        self._forwards = (tokens,) if tokens else ()
-        for first in range(0, len(anchors), _BLOCKS):
-            found = self._engine.runner.forward(self._context, blocks[first : first + _BLOCKS])
-            for node, rows in zip(anchors[first:], found, strict=False):
-                node.anchor.rows = rows
-
-    def _block(self, anchor: _BlockRow) -> Block:
+    def block(self, anchor: _BlockRow) -> Block:
         """With the tokens behind the context, as many as the drafter was trained for; the others are left out."""
         reverse = [anchor.token, *(row.token for row in self._tree.path(anchor.parent))]
-        tokens = self._tokens[self._context.end :] + reverse[::-1]
+        tokens = self._tokens[self.context.end :] + reverse[::-1]
         return Block(tokens[-self._form.clean_prefix :], anchor.position)
 
     def _logits(self, nodes: Sequence[_BlockRow]) -> mx.array:
         """(L, head): each node's row, with the Markov head's correction by its own token."""
-        tables = [node.anchor.rows for node in nodes]
-        rows = [(table, node.offset) for table, node in zip(tables, nodes, strict=True) if table is not None]
+        rows = [(_rows(node), node.offset) for node in nodes]
         logits = mx.stack([table.logits[offset] for table, offset in rows])
         head = self._engine.runner.markov_head
         if head is None:
             return logits
         states = mx.stack([table.states[offset] for table, offset in rows])
         return logits + head.correction(self._latents(head, nodes, states))
+
+    def _chosen(
+        self, selector: ChoiceSelector, nodes: Sequence[_BlockRow]
+    ) -> "tuple[NDArray[np.int64], Floats, Floats]":
+        """(L, K) columns that the selector chooses among, their logits, and the scores that it makes of them."""
+        found = [(choices, node.offset) for node in nodes if (choices := _rows(node).choices) is not None]
+        columns = np.stack([each.columns[offset] for each, offset in found])
+        logits = np.stack([each.logits[offset] for each, offset in found])
+        head = self._engine.runner.head_tokens
+        tokens = columns if head is None else head[columns]
+        # So little is computed that the way to another device would be the longest part.
+        with mx.stream(mx.Device(mx.cpu)):
+            latents = mx.stack([each.latents[offset] for each, offset in found])
+            own = mx.array([node.token for node in nodes])
+            corrections = selector.corrections(own, latents, mx.array(tokens)).astype(mx.float32)
+            scores = logits + np.nan_to_num(np.asarray(corrections))
+        return columns, logits, scores
 
     def _latents(self, head: MarkovHead, nodes: Sequence[_BlockRow], states: mx.array) -> mx.array:
         """(L, rank) of the Markov head, for nodes whose rows have these (L, width) states."""
@@ -244,3 +300,24 @@ class BlockSequence(EngineSequence):
             latents.append(latent)
         mx.eval([node.state for node in nodes])
         return mx.stack(latents)
+
+
+def _rows(node: _BlockRow) -> BlockRows:
+    rows = node.anchor.rows
+    assert rows is not None, "a node's anchor was not evaluated"
+    return rows
+
+
+def _spread(whole: mx.array, columns: "NDArray[np.int64]", logits: "Floats", scores: "Floats") -> mx.array:
+    """(L, head) logits in which the selector's scores stand at its `columns`, with the mass that these had before.
+
+    Processors may forbid all of them: then the others count, as the head ranks them.
+    """
+    moved = scores - _mass(scores) + _mass(logits)
+    return mx.put_along_axis(whole.astype(mx.float32), mx.array(columns), mx.array(moved), axis=-1)
+
+
+def _mass(rows: "Floats") -> "Floats":
+    """(L, 1): the logarithm of the sum of the exponentials."""
+    best = rows.max(axis=-1, keepdims=True)
+    return best + np.log(np.exp(rows - best).sum(axis=-1, keepdims=True))

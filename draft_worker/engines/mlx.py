@@ -69,7 +69,7 @@ class MlxEngine(ColumnsEngine):
 
     def measure(self, loading: float) -> None:
         """Measure the `costs` of a model that took `loading` seconds to load, where that is worth its time."""
-        self.costs = costs_at_load(self._network, loading)
+        self.costs = costs_at_load(self._network, loading).by_width
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         rows = self._network.sequence()

@@ -102,7 +102,7 @@ class Machine:
     # Requests ---------------------------------------------------------------------------------
 
     def _submit(self, event: Submitted, now: float) -> list[Command]:
-        estimates = self.drafts.estimates(event.request)
+        estimates = self.drafts.estimates(event.request, len(event.request.tokens))
         sequence = Sequence(event.sequence, event.request, estimates, self.strategy.drafts, now)
         self.sequences[sequence.id] = sequence
         return self._admit(sequence.id, now) if self.scheduler.add(sequence.id) else []
@@ -319,6 +319,7 @@ class Machine:
         # Other requests could use the time that this one waits, and a draft on trial would be compared unfairly.
         refreshes = self.strategy.refreshes and len(self.sequences) == 1 and not self.drafts.comparing
         round = sequence.commit(verdict, tokens, now, refreshes)
+        self.drafts.follow_length(sequence)
         successor = self.scheduler.preempt(sequence.id, len(tokens))
         if successor is not None:
             sequence.preempt()

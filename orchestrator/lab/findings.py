@@ -160,6 +160,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     values: tuple[Value, ...] = ()
     tables: tuple[Table, ...] = ()
     checks: tuple[Check, ...] = ()
+    settled: tuple[str, ...] = ()
+    """A sentence for each question that was open until this measurement."""
     notes: tuple[str, ...] = ()
     panels: tuple[tuple[Panel, ...], ...] = ()
     """Each group begins a new line of the picture."""

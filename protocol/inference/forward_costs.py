@@ -8,9 +8,9 @@ of experts would read only one token's experts otherwise.
 import fcntl
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -31,6 +31,12 @@ WIDTHS = (1, 2, 5, 6, 10, 11, 8, 9, 4, 12, 13, 17, 3, 7, 14, 15, 16)
 _FEWEST = 5
 """Measured widths below which the others can't be told from them."""
 _PREFIX_TOKENS = 32
+_BEHIND_WIDTHS = (1, 8, 9, 4, 5, 16, 2, 17)
+"""The same behind a long context: on both sides of the widths where MLX's attention changes
+(mlx/backend/metal/scaled_dot_product_attention.cpp, has_fused_kernel)."""
+_BEHIND, _LEAST_BEHIND = 4096, 1024
+"""Tokens of that context, fewer where their KV takes too much memory, but not less than that."""
+_BEHIND_BYTES = 256 << 20
 _LEAST_SECONDS = 1e-6
 _LONGEST_WAIT = 10.0
 """Seconds for which one process waits until another one has measured."""
@@ -46,20 +52,34 @@ class _Model(Protocol):
     def sequence(self) -> TreeSequence: ...
 
 
-def costs_at_load(model: _Model, loading: float) -> tuple[Cost, ...]:
-    """The costs of a model that took `loading` seconds to load, measured for a second and a quarter of that time.
+class ForwardCosts(NamedTuple):
+    """What forwards of a model cost. Either may be empty: nothing was measured."""
+
+    by_width: tuple[Cost, ...] = ()
+    """Behind hardly any context, by rising width."""
+    by_context: tuple[Cost, ...] = ()
+    """By width, the seconds that 1,000 tokens of context add."""
+
+
+def costs_at_load(model: _Model, loading: float, *, contexts: bool = False) -> ForwardCosts:
+    """The costs of a model that took `loading` seconds to load, measured for a second and a quarter of that time; with
+    `contexts`, those of a long context for half as long again.
 
     Nothing on a processor, where one measurement would take as long as a start. Nothing if the device fails: the worker
     can serve all the same. Target and draft begin together and may share a GPU, so they measure in turns.
     """
     if mx.default_device() == mx.Device(mx.cpu):
-        return ()
+        return ForwardCosts()
+    budget, clock = 1.0 + loading / 4, time.perf_counter
     try:
         with _in_turns():
-            return measured_costs(model, time.perf_counter, 1.0 + loading / 4)
+            costs = ForwardCosts(measured_costs(model, clock, budget))
+            if contexts:
+                costs = costs._replace(by_context=measured_context_costs(model, costs.by_width, clock, budget / 2))
+            return costs
     except RuntimeError as error:
         log.warning("the costs of forwards are not measured: %s", error)
-        return ()
+        return ForwardCosts()
 
 
 @contextmanager
@@ -92,42 +112,75 @@ def measured_costs(model: _Model, clock: Callable[[], float], budget: float) -> 
 
     Each width is warmed as a chain and as a tree and then measured once; the best of two counts where time is left.
     """
-    if model.level == "plain":
+    if model.level == "plain" or model.context < _PREFIX_TOKENS + max(WIDTHS):
         return ()
-    shape = _tree if model.level == "tree" else _chain
-    if model.context < _PREFIX_TOKENS + max(WIDTHS):
+    costs = _Forwards(model, clock).timed(WIDTHS, clock() + budget)
+    return tuple(sorted(costs.items())) if len(costs) >= _FEWEST else ()
+
+
+def measured_context_costs(
+    model: _Model, costs: Sequence[Cost], clock: Callable[[], float], budget: float
+) -> tuple[Cost, ...]:
+    """What 1,000 tokens of context add to forwards of some of the widths in `costs`, which were measured behind hardly
+    any; nothing where that can't be measured within `budget` seconds.
+
+    Only time matters, so the context's KV is made up: to compute it would take the time of a prompt.
+    """
+    known = dict(costs)
+    if model.level != "tree" or not known:
         return ()
-    end = clock() + budget
-    random = np.random.default_rng(0)
+    end, forwards = clock() + budget, _Forwards(model, clock)
+    row = forwards.sequence.row_bytes
+    room = model.context - max(_BEHIND_WIDTHS)
+    context = min(_BEHIND, room, _BEHIND_BYTES // row) if row else 0
+    if context < _LEAST_BEHIND:
+        return ()
+    forwards.sequence.make_up(context)
+    added = {
+        width: max(0.0, seconds - known[width]) / (context - _PREFIX_TOKENS) * 1000
+        for width, seconds in forwards.timed([width for width in _BEHIND_WIDTHS if width in known], end).items()
+    }
+    return tuple(sorted(added.items())) if added.keys() >= set(_BEHIND_WIDTHS[:3]) else ()
 
-    def tokens(count: int) -> list[int]:
-        return random.integers(model.vocabulary, size=count).tolist()
 
-    sequence = model.sequence()
-    sequence.prefill(tokens(_PREFIX_TOKENS))
-    costs: dict[int, float] = {}
+class _Forwards:
+    """Forwards of random tokens behind the same committed ones, a few random ones at first."""
 
-    def forward(parents: Sequence[int]) -> float:
-        first = sequence.next_row
+    def __init__(self, model: _Model, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._vocabulary, self._random = model.vocabulary, np.random.default_rng(0)
+        self._shape = _tree if model.level == "tree" else _chain
+        self.sequence = model.sequence()
+        self.sequence.prefill(self._tokens(_PREFIX_TOKENS))
+
+    def timed(self, widths: Iterable[int], end: float) -> dict[int, float]:
+        """Seconds by width, of as many of `widths` as there is time for until `end`."""
+        costs: dict[int, float] = {}
+        for width in widths:
+            if self._clock() >= end:
+                break
+            self._seconds(_chain(width))
+            self._seconds(self._shape(width))
+            costs[width] = self._seconds(self._shape(width))
+        for width in costs:
+            if self._clock() >= end:
+                break
+            costs[width] = min(costs[width], self._seconds(self._shape(width)))
+        return costs
+
+    def _seconds(self, parents: Sequence[int]) -> float:
+        """Of one forward, whose rows are dropped."""
+        first = self.sequence.next_row
         rows = [parent if parent == PREFIX else first + parent for parent in parents]
-        drawn = tokens(len(rows))
-        began = clock()
-        compute(sequence.evaluate(drawn, rows))
-        seconds = clock() - began
-        sequence.truncate(_PREFIX_TOKENS)
+        drawn = self._tokens(len(rows))
+        began = self._clock()
+        compute(self.sequence.evaluate(drawn, rows))
+        seconds = self._clock() - began
+        self.sequence.truncate(self.sequence.committed)
         return max(seconds, _LEAST_SECONDS)
 
-    for width in WIDTHS:
-        if clock() >= end:
-            break
-        forward(_chain(width))
-        forward(shape(width))
-        costs[width] = forward(shape(width))
-    for width in costs:
-        if clock() >= end:
-            break
-        costs[width] = min(costs[width], forward(shape(width)))
-    return tuple(sorted(costs.items())) if len(costs) >= _FEWEST else ()
+    def _tokens(self, count: int) -> list[int]:
+        return self._random.integers(self._vocabulary, size=count).tolist()
 
 
 def _chain(width: int) -> list[int]:

@@ -21,6 +21,7 @@ from protocol.errors import InputError
 from protocol.inference.deviation import deviation
 from protocol.inference.device import compute, spare_compiler
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
+from protocol.inference.latent_attention import let_latents_be_absorbed
 from protocol.inference.layer_cache import FoldingCache, TreePositions
 from protocol.inference.observed_modules import modules_of
 from protocol.inference.quantized_kv import Encodings, proved_encodings
@@ -109,6 +110,7 @@ class LanguageModel:
         self._validate_windows()
         _let_positions_through(model)
         let_recurrences_record(model)
+        let_latents_be_absorbed(model)
         self.level, self.level_reason = self._best_level()
         self._encodings: Encodings = () if kv_bits == UNQUANTIZED else self._quantized(kv_bits)
         sequence = self.sequence()

@@ -74,19 +74,21 @@ def _seen(mask: mx.array | str | None, length: int, total: int) -> mx.array:
     """(..., L): the keys that each query sees."""
     if isinstance(mask, str):
         return mx.arange(total - length, total) + 1
-    if mask is None or mask.dtype != mx.bool_:
+    if mask is None:
         return mx.full((length,), total)
-    return mask.sum(axis=-1)
+    # Attention to latents adds other scores to those of the mask.
+    seen = mask if mask.dtype == mx.bool_ else mask > mx.finfo(mask.dtype).min
+    return seen.sum(axis=-1)
 
 
 def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
     """`attention` with numpy's exponentials."""
     batch, heads, length, _ = q.shape
     groups, total = k.shape[1], k.shape[2]
-    if length <= _ROWS < heads // groups * length:
-        k, v = (mx.repeat(each, heads // groups, axis=1) for each in (k, v))
-        groups = heads
-    queries = mx.reshape(q * scale, (batch, groups, heads // groups * length, -1))
+    share = heads // groups
+    together = share if length > _ROWS else _most_heads(share, length)
+    queries = mx.reshape(q * scale, (batch, groups, share // together, together * length, -1))
+    k, v = (mx.expand_dims(each, 2) for each in (k, v))
     scores = queries @ k.swapaxes(-1, -2)
     added = _added(mask, length, total)
     compute(scores, *([] if added is None else [added]))
@@ -100,6 +102,11 @@ def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array
         for begin in range(0, length, step):
             _normalise(own[begin : begin + step], None if shift is None else shift[begin : begin + step])
     return mx.reshape(scores @ v, (batch, heads, length, -1))
+
+
+def _most_heads(share: int, length: int) -> int:
+    """Of heads that share keys, as many as one product takes, so that a row has the bits that it has alone."""
+    return max(count for count in range(1, share + 1) if share % count == 0 and count * length <= max(_ROWS, length))
 
 
 def _added(mask: mx.array | str | None, length: int, total: int) -> mx.array | None:

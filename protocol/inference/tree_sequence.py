@@ -254,6 +254,23 @@ class TreeSequence:
             cache.adopt(to_mlx(layer_keys, element), to_mlx(layer_values, element))
         self._table.append(tokens)
 
+    @property
+    def row_bytes(self) -> int | None:
+        """Of a token's keys and values in all layers, after a forward; None if those of a layer differ in form."""
+        forms = [cache.row_form for cache in self._rows]
+        sizes = [2 * form.heads * form.size * form.element.size for form in forms if form is not None]
+        return sum(sizes) if len(sizes) == len(forms) else None
+
+    def make_up(self, tokens: int) -> None:
+        """After a forward, without rows: let so many tokens be committed, with zeros for keys and values. `row_bytes`
+        is not None. What is computed behind them means nothing, but takes as long as behind others."""
+        for cache in self._rows:
+            form = cache.row_form
+            assert form is not None
+            zeros = mx.zeros((1, form.heads, tokens, form.size), form.element)
+            cache.adopt(zeros, zeros)
+        self._table.append(tokens - self._table.committed)
+
     def slots(self, begin: int, end: int) -> NDArray[np.int64]:
         """Slots of committed tokens [begin, end), in the tokens' order."""
         return self._table.committed_slots(begin, end)

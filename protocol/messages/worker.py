@@ -83,6 +83,9 @@ class Hello(Message, frozen=True):
     """Seconds of a forward by its tokens, by rising tokens, as measured while loading; empty if nothing was measured.
 
     Of a target: forwards over token trees. Of a draft: growth steps."""
+    context_costs: Annotated[tuple[tuple[ForwardWidth, Seconds], ...], Meta(max_length=MAX_COSTS)] = ()
+    """Of a target: seconds that 1,000 tokens of context add to a forward, by rising tokens; empty if that was not
+    measured."""
     level: Level = "tree"
     """Of a target: the trees that it verifies."""
     taps: Taps | None = None
@@ -91,7 +94,8 @@ class Hello(Message, frozen=True):
     """Of a draft: the features of the target that it reads; None if it reads tokens alone."""
 
     def __post_init__(self) -> None:
-        if any(wider <= width for (width, _), (wider, _) in pairwise(self.costs)):
+        measured = *pairwise(self.costs), *pairwise(self.context_costs)
+        if any(wider <= width for (width, _), (wider, _) in measured):
             raise ValueError("the widths of a Hello's costs must rise")
 
 

@@ -27,8 +27,9 @@ class NoiseStream(IntEnum):
     DRAFT = 3
 
 
-def threefry2x32(key: tuple[int, int], counters: tuple[Words, Words]) -> tuple[Words, Words]:
-    """Threefry-2x32 with 20 rounds: two words for each pair of counters (any one shape, uint32).
+def threefry2x32(key: tuple[int, "int | Words"], counters: tuple[Words, Words]) -> tuple[Words, Words]:
+    """Threefry-2x32 with 20 rounds: two words for each pair of counters (any one shape, uint32). The second word of the
+    key may be one for each.
 
     Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), section 4.2.
     """
@@ -57,12 +58,22 @@ def half_block(vocabulary: int) -> int:
 
 
 def noise_bits(
-    seed: int, position: int, tokens: npt.NDArray[np.integer], vocabulary: int, stream: NoiseStream
+    seed: int,
+    position: int | npt.NDArray[np.integer],
+    tokens: npt.NDArray[np.integer],
+    vocabulary: int,
+    stream: NoiseStream,
 ) -> Words:
-    """The 32 random bits of each of `tokens` (ids below `vocabulary`), in their shape."""
+    """The 32 random bits of each of `tokens` (ids below `vocabulary`), in their shape. `position`: of all, or an array
+    that broadcasts with them."""
     half = half_block(vocabulary)
     block = (tokens % half).astype(np.uint32)
-    first, second = threefry2x32(noise_key(seed, position, stream), (block, block + np.uint32(half)))
+    key = noise_key(seed, 0, stream)
+    if isinstance(position, int):
+        key = noise_key(seed, position, stream)
+    else:
+        key = key[0], position.astype(np.uint32) | np.uint32(key[1])
+    first, second = threefry2x32(key, (block, block + np.uint32(half)))
     return np.where(tokens < half, first, second)
 
 

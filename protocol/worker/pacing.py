@@ -14,8 +14,12 @@ import msgspec
 
 from protocol.messages.worker import Paced
 
-_QUERY_BLOCK = 32
-"""Queries of one block of MLX's attention kernel for many queries (steel_attention.metal)."""
+_FEW_QUERIES, _QUERY_BLOCK = 8, 32
+"""Most queries of MLX's attention kernels for few queries, and queries of one block of the kernel for many
+(mlx/backend/metal/scaled_dot_product_attention.cpp, steel_attention.metal)."""
+_BLOCK_READINGS = 16
+"""Readings of the KV at the device's bandwidth that take as long as one block, which goes through all keys alone:
+17 on an M5 Max and 14 on an M3 Max, behind 16,384 and 32,768 tokens alike (mlx issue 3826)."""
 StepShape = Literal["line", "steps"]
 MEASURED_WIDTHS = range(1, 18)
 """Tokens of the forwards that a worker measures when it loads its model."""
@@ -45,8 +49,9 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
         slow_down (T(sum w_i) + context_seconds sum reads(w_i) c_i + (number of sequences - 1) sequence_seconds)
 
-    T are the `steps`: matrix products serve all sequences together. Attention is computed sequence by sequence and
-    reads the KV of the context once for every query up to `vector_queries` queries, else once for 32 of them.
+    T are the `steps`: matrix products serve all sequences together. Attention is computed sequence by sequence. With
+    `vector_queries`, that is by MLX's kernels for Metal, it takes the time of a reading of the context's KV for every
+    query up to 8, and of 16 readings for more, however few; else of one reading for 32 queries.
     """
 
     steps: tuple[tuple[int, float], ...]
@@ -61,6 +66,8 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context_seconds: float = 0.0
     """Of reading the KV of one token."""
     vector_queries: int = 0
+    """Most queries of the fused kernel for few queries. Those up to 8 that it does not serve are assumed to cost as
+    much with it as without."""
     sequence_seconds: float = 0.0
     """Of another sequence's attention, without its context."""
 
@@ -80,7 +87,10 @@ class DevicePace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return max(self.forward(1, context), self.slow_down * (tokens / self.prefill_rate + attention))
 
     def _reads(self, queries: int) -> int:
-        return queries if queries <= self.vector_queries else math.ceil(queries / _QUERY_BLOCK)
+        blocks = math.ceil(queries / _QUERY_BLOCK)
+        if not self.vector_queries:
+            return blocks
+        return queries if queries <= _FEW_QUERIES else max(_BLOCK_READINGS, blocks)
 
     def _alone(self, tokens: int) -> float:
         if tokens <= self.steps[0][0] or len(self.steps) == 1:
@@ -135,6 +145,13 @@ class Pacer:
         """Seconds of a forward by its tokens, as the device would measure them; empty without a pace."""
         pace = self._pace
         return () if pace is None else tuple((width, pace.forward(width)) for width in MEASURED_WIDTHS)
+
+    def context_costs(self) -> tuple[tuple[int, float], ...]:
+        """Seconds that 1,000 tokens of context add to such a forward; empty without a pace."""
+        pace = self._pace
+        if pace is None:
+            return ()
+        return tuple((width, pace.forward(width, 1000) - pace.forward(width)) for width in MEASURED_WIDTHS)
 
     def take(self) -> Paced | None:
         """Counts since the last call; None without a pace."""

@@ -31,17 +31,29 @@ class BlockReference:
         block = self.config["block_size"]
         tokens = [*known, *[self.config["mask_token_id"]] * (block - 1)]
         at = [anchor - len(known) + 1 + i for i in range(len(tokens))]
-        hidden = [self.embedding[token] for token in tokens]
+        hidden = [self.embedding[token] * self.config.get("input_embedding_scale", 1.0) for token in tokens]
         context = [self._norm(self.tensors["fc.weight"] @ row, "hidden_norm.weight") for row in features]
         for layer in range(self.config["num_hidden_layers"]):
             hidden = self._layer(layer, hidden, at, context, positions)
         first = len(known) - 1 if self.anchor_predicts else len(known)
         return np.array([self._norm(row, "norm.weight") for row in hidden[first:]])
 
-    def logits(self, states: Floats, tokens: Sequence[int]) -> Floats:
-        """Of the row behind `tokens`, the anchor first: with the correction by the Markov head."""
+    def head_logits(self, state: Floats) -> Floats:
+        """Before the correction by the token before."""
+        logits = self.config.get("output_multiplier", 1.0) * (self.head @ state)
+        bound = self.config.get("final_logit_softcapping")
+        return logits if bound is None else np.tanh(logits / bound) * bound
+
+    def logits(self, states: Floats, tokens: Sequence[int], *, all_tokens: bool = False) -> Floats:
+        """Of the row behind `tokens`, the anchor first: with the correction by the Markov head or the selector.
+
+        Behind a selector the tokens that it does not choose among have -inf, or with `all_tokens` the probability that
+        the head gives them.
+        """
         row = len(tokens) - 1
-        logits = self.head @ states[row]
+        logits = self.head_logits(states[row])
+        if "selector_top_k" in self.config:
+            return self._selected(logits, states[row], tokens[-1], all_tokens)
         if not self.config.get("markov_rank"):
             return logits
         w1, w2 = self.tensors["markov_head.markov_w1.weight"], self.tensors["markov_head.markov_w2.weight"]
@@ -61,18 +73,53 @@ class BlockReference:
                     latent = np.tanh(output)
         return logits + w2 @ latent
 
+    def _selected(self, logits: Floats, state: Floats, before: int, all_tokens: bool) -> Floats:
+        projected = self.tensors["candidate_selector.hidden_projection.weight"] @ state
+        predecessor = self.tensors["candidate_selector.predecessor_codebook"][before]
+        best = np.argsort(-logits, kind="stable")[: self.config["selector_top_k"]]
+        scores = np.full(len(logits), -np.inf)
+        for token in best:
+            successor = self.tensors["candidate_selector.successor_codebook"][token]
+            scores[token] = logits[token] + (predecessor * projected) @ successor
+        if not all_tokens:
+            return scores
+        share = np.exp(scores[best]) / np.exp(scores[best]).sum()
+        spread = logits.copy()
+        spread[best] = np.log(share * np.exp(logits[best]).sum())
+        return spread
+
+    def _convolved(self, rows: list[Floats], kernels: list[Floats], side: int, name: str) -> list[Floats]:
+        """A row is a sum over itself and the rows before it in the block."""
+        base = self.tensors[f"{name}.base_kernel"][side]
+        group = self.config["conv_group_size"]
+        result = []
+        for at, kernel in enumerate(kernels):
+            added = kernel.reshape(2, len(base), -1)[side]
+            total = np.zeros(len(rows[0]))
+            for back in range(min(at + 1, len(base))):
+                total += (base[back] + np.repeat(added[back], group)) * rows[at - back]
+            result.append(total)
+        return result
+
+    def _kernels(self, rows: list[Floats], name: str) -> list[Floats] | None:
+        weight = self.tensors.get(f"{name}.kernel_projection.weight")
+        return None if weight is None else [weight @ row for row in rows]
+
     def _layer(
         self, layer: int, hidden: list[Floats], at: Sequence[int], context: list[Floats], positions: Sequence[int]
     ) -> list[Floats]:
         name = f"layers.{layer}"
         normed = [self._norm(row, f"{name}.input_layernorm.weight") for row in hidden]
+        kernels = self._kernels(normed, f"{name}.attention_conv")
+        if kernels is not None:
+            normed = self._convolved(normed, kernels, 0, f"{name}.attention_conv")
         keys, values = [], []
         for source, place in [*zip(context, positions, strict=True), *zip(normed, at, strict=True)]:
             keys.append(self._rotate(self._heads(f"{name}.self_attn", "k", source), place))
             values.append(self._split(self.tensors[f"{name}.self_attn.v_proj.weight"] @ source))
         places = [*positions, *at]
-        result = []
-        for row, (residual, source) in enumerate(zip(hidden, normed, strict=True)):
+        attended = []
+        for row, source in enumerate(normed):
             last = row if self._causal(layer) else len(at)
             block = range(len(context), min(len(context) + last + 1, len(places)))
             seen = [*(i for i, place in enumerate(positions) if self._near(layer, at[row], place)), *block]
@@ -85,12 +132,21 @@ class BlockReference:
                 heads.append(
                     sum(w * values[i][head // group] for w, i in zip(weights / weights.sum(), seen, strict=True))
                 )
-            mixed = residual + self.tensors[f"{name}.self_attn.o_proj.weight"] @ np.concatenate(heads)
-            inner = self._norm(mixed, f"{name}.post_attention_layernorm.weight")
-            gate = self.tensors[f"{name}.mlp.gate_proj.weight"] @ inner
-            up = self.tensors[f"{name}.mlp.up_proj.weight"] @ inner
-            result.append(mixed + self.tensors[f"{name}.mlp.down_proj.weight"] @ (gate * _sigmoid(gate) * up))
-        return result
+            attended.append(self.tensors[f"{name}.self_attn.o_proj.weight"] @ np.concatenate(heads))
+        if kernels is not None:
+            attended = self._convolved(attended, kernels, 1, f"{name}.attention_conv")
+        mixed = [residual + row for residual, row in zip(hidden, attended, strict=True)]
+        inner = [self._norm(row, f"{name}.post_attention_layernorm.weight") for row in mixed]
+        kernels = self._kernels(inner, f"{name}.mlp_conv")
+        if kernels is not None:
+            inner = self._convolved(inner, kernels, 0, f"{name}.mlp_conv")
+        fed = []
+        for row in inner:
+            gate, up = (self.tensors[f"{name}.mlp.{part}_proj.weight"] @ row for part in ("gate", "up"))
+            fed.append(self.tensors[f"{name}.mlp.down_proj.weight"] @ (gate * _sigmoid(gate) * up))
+        if kernels is not None:
+            fed = self._convolved(fed, kernels, 1, f"{name}.mlp_conv")
+        return [row + each for row, each in zip(mixed, fed, strict=True)]
 
     def _near(self, layer: int, query: int, key: int) -> bool:
         sliding = self.config["layer_types"][layer] == "sliding_attention" or self.config.get("use_swa")
@@ -98,7 +154,8 @@ class BlockReference:
         return window is None or query - key < window
 
     def _causal(self, layer: int) -> bool:
-        return self.config.get("causal", self.config["layer_types"][layer] == "sliding_attention")
+        sliding = self.config["layer_types"][layer] == "sliding_attention"
+        return self.config.get("is_causal", self.config.get("causal", sliding))
 
     def _heads(self, attention: str, kind: str, source: Floats) -> Floats:
         heads = self._split(self.tensors[f"{attention}.{kind}_proj.weight"] @ source)

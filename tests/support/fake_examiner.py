@@ -12,6 +12,7 @@ from protocol.contracts.coreml.examination import (
     Broken,
     ExaminationOrder,
     ExaminationReport,
+    Loaded,
     Loading,
     Placed,
     Predicted,
@@ -30,6 +31,8 @@ def predict(order: ExaminationOrder) -> None:
     if BEHAVIOUR == "compiling" and order.units == "CPU_AND_NE":
         say(Loading(8))
         time.sleep(1.0)
+    say(Loading(8))
+    say(Loaded(8, 1.5))
     say(Agreed(8, 0.01, 30, 30))
     if order.units == "CPU_AND_NE":
         misbehave()

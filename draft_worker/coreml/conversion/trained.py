@@ -153,11 +153,11 @@ def block_comparison(mlx: MlxBlockRunner, features: TargetFeatures) -> Compariso
         assert isinstance(theirs, PackageContext)
         yield ComparedResults(conditioning.function, theirs.kv[:, :, :known], _stacked(ours))
         blocks = [Block([tokens[position]], position) for position in range(known, len(tokens))]
-        expected = mlx.forward(contexts[0], blocks)
+        expected = mlx.forward([(contexts[0], blocks)])[0]
         for width in converted.package.widths:
             # As many blocks as fill this function, and no wider one.
             count = min(len(blocks), width // (1 + mlx.form.masks))
-            found = package.forward(contexts[1], blocks[:count])
+            found = package.forward([(contexts[1], blocks[:count])])[0]
             yield ComparedResults(converted.package.function(width), _logits(found), _logits(expected[:count]))
             if conditioning.state != "none":
                 yield ComparedResults(converted.package.function(width), _states(found), _states(expected[:count]))
@@ -318,6 +318,8 @@ def _block_shape(folder: Path, kind: str, form: BlockForm) -> DecoderShape:
     windows = {window for window in form.windows if window is not None}
     if len(windows) > 1:
         raise InputError(f"The drafter in {folder} has layers of different windows: use it as it is, without Core ML.")
+    if (form.input_scale, form.logit_scale) != (1.0, 1.0):
+        raise InputError(f"The drafter in {folder} scales inputs or logits: use it as it is, without Core ML.")
     return DecoderShape(
         architecture=kind,
         layers=tuple(Layer(sliding=window is not None) for window in form.windows or (None,) * form.layers),

@@ -15,7 +15,7 @@ from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
 from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
 from draft_worker.drafters.block import BlockForm, MarkovHead, markov_head
-from draft_worker.drafters.block_forward import Block, BlockContext, BlockInputs, BlockRows, FedRows
+from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockInputs, BlockRows, FedRows
 
 
 class PackageContext:
@@ -60,7 +60,10 @@ class PackageContext:
 
 
 class PackageBlockRunner:
-    """A `BlockRunner`. As many blocks as fit into the widest function share a call."""
+    """A `BlockRunner`. As many blocks of a sequence as fit into the widest function share a call."""
+
+    joint = False
+    selector = None
 
     def __init__(self, converted: Converted, runtime: Runtime) -> None:
         package, tables = converted.package, converted.tables
@@ -78,9 +81,12 @@ class PackageBlockRunner:
     def open(self) -> BlockContext:
         return BlockContext(PackageContext(self._pool, self._reader))
 
-    def forward(self, context: BlockContext, blocks: Sequence[Block]) -> list[BlockRows]:
-        context.read_all()
-        return [rows for part in self._calls(blocks) for rows in self._call(context, part)]
+    def forward(self, asked: Sequence[Asked]) -> list[list[BlockRows]]:
+        found = []
+        for context, blocks in asked:
+            context.read_all()
+            found.append([rows for part in self._calls(blocks) for rows in self._call(context, part)])
+        return found
 
     def _calls(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
         """The blocks of each call, in order."""

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm
+from draft_worker.drafters.block import BlockDrafter, BlockForm, BlockPart
 from draft_worker.drafters.block_checkpoint import write_block
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.training.columns import counted
@@ -135,7 +135,8 @@ class BlockTraining:
             for mask in network.visibility(slots, positions, mx.array(blocks.numbers)[None], known)
         ]
         embedded = self._target.embed(mx.array(blocks.tokens))[None]
-        states = network(embedded, positions, network.keys_values(context, slots), visible)[0]
+        part = BlockPart(len(blocks.tokens), network.keys_values(context, slots), visible)
+        states = network(embedded, positions, [part], mx.array(blocks.numbers)[None])[0]
         guessing = states[mx.array(blocks.rows.reshape(-1))]
         logits = guessing @ self._target.head(tokens).T + offsets
         if self._form.markov is None:

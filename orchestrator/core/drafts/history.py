@@ -1,7 +1,6 @@
 """What outlives a draft's process: the measurements of the draft, and the arenas that it wrote. Pure."""
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
 
 from orchestrator.core.commands import Command, Release
 from orchestrator.core.events import Request
@@ -11,13 +10,15 @@ from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.worker import Hello, Prefilled
 
 _LENGTHS = (512, 2048, 8192, 32768)
-"""Tokens of a prompt from which on a target's forwards are measured anew."""
+"""Tokens of context from which on a target's forwards have estimates of their own."""
+_TYPICAL = (0, 1024, 4096, 16384, 65536)
+"""Tokens of context for which each of these estimates begins; the first as it was measured, behind hardly any."""
 _MAX_ABSENT = 16
 
 
 class DraftHistory:
     """The measurements and arenas of one draft. Greedy and sampled requests are measured apart, and the target's
-    forwards also by the length of the prompt: the longer the context, the more each further token costs."""
+    forwards also by the length of the context: attention to it costs more or less by the width."""
 
     def __init__(self, base: "DraftHistory | None" = None, turns: TurnTaking | None = None) -> None:
         """`base`: the history whose measurements of the target are shared."""
@@ -25,18 +26,19 @@ class DraftHistory:
         self.turns = turns or TurnTaking()
         self._base = base
         self._estimates: dict[tuple[bool, int], Estimates] = {}
-        """By whether the requests are greedy, and by the class of their prompts."""
-        self._costs: Sequence[MeasuredCost] = ()
+        """By whether the requests are greedy, and by the class of their contexts."""
+        self._target: Hello | None = None
         self._draft: Hello | None = None
 
-    def estimates(self, request: Request) -> Estimates:
-        return self._of(request.sampling.temperature == 0, bisect_right(_LENGTHS, len(request.tokens)))
+    def estimates(self, request: Request, context: int) -> Estimates:
+        """Of a request with so many tokens, prompt and answer."""
+        return self._of(request.sampling.temperature == 0, bisect_right(_LENGTHS, context))
 
     def expect_target(self, hello: Hello) -> None:
         """The costs that a target measured replace those of an earlier target, for all drafts."""
-        self._costs = hello.costs
-        for estimates in self._estimates.values():
-            estimates.expect_target(hello.costs)
+        self._target = hello
+        for (_, length), estimates in self._estimates.items():
+            estimates.expect_target(costs_behind(hello, _TYPICAL[length]))
 
     def expect_draft(self, hello: Hello) -> None:
         """The costs that a new life of this draft measured replace those of the earlier one."""
@@ -50,7 +52,8 @@ class DraftHistory:
             return found
         if self._base is None:
             target = Estimates()
-            target.expect_target(self._costs)
+            if self._target is not None:
+                target.expect_target(costs_behind(self._target, _TYPICAL[length]))
         else:
             target = self._base._of(greedy, length)
         if length:
@@ -61,6 +64,25 @@ class DraftHistory:
                 found.expect_draft(self._draft)
         self._estimates[greedy, length] = found
         return found
+
+
+def costs_behind(hello: Hello, context: int) -> list[MeasuredCost]:
+    """What a target measured, with what so many tokens of context add: of a width for which that was not measured, by
+    a line between those on both sides, since the target measures on both sides of the steps; beyond the widest, as much
+    as there."""
+    added = hello.context_costs
+    if not added or not context:
+        return list(hello.costs)
+    widths = [width for width, _ in added]
+
+    def a_thousand(width: int) -> float:
+        index = bisect_left(widths, width)
+        if index in (0, len(widths)):
+            return added[min(index, len(widths) - 1)][1]
+        (narrow, less), (wide, more) = added[index - 1 : index + 1]
+        return less + (more - less) * (width - narrow) / (wide - narrow)
+
+    return [(width, seconds + a_thousand(width) * context / 1000) for width, seconds in hello.costs]
 
 
 class DraftHistories:

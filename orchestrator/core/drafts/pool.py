@@ -84,9 +84,14 @@ class DraftPool:
     def statuses(self) -> dict[int, DraftStatus]:
         return self._election.statuses()
 
-    def estimates(self, request: Request) -> Estimates:
-        """The estimates that a new sequence begins with."""
-        return self._history(self._active).estimates(request)
+    def estimates(self, request: Request, context: int) -> Estimates:
+        """The estimates of a sequence of so many tokens."""
+        return self._history(self._active).estimates(request, context)
+
+    def follow_length(self, sequence: Sequence) -> None:
+        """The sequence has grown: forwards behind longer contexts have estimates of their own."""
+        if self._active is not None:
+            sequence.speculation.estimates = self.estimates(sequence.request, len(sequence.tokens))
 
     def expect_target(self, hello: Hello) -> None:
         """A target has come up, with costs of its own."""
@@ -275,7 +280,7 @@ class DraftPool:
         return trial_sequence
 
     def _new_speculation(self, incarnation: int, sequence: Sequence, now: float) -> Speculation:
-        estimates = self._history(incarnation).estimates(sequence.request)
+        estimates = self._history(incarnation).estimates(sequence.request, len(sequence.tokens))
         return Speculation(
             sequence.tree.root.id, sequence.tokens[-1], sequence.position, estimates, self._strategy.drafts, now
         )

@@ -59,8 +59,8 @@ class WidthCost:
       widths at which kernels switch, and costs need not rise with the width. Without measurements,
       p(w) = 1 + 0.03 (w - 1).
     * m + b (p - p̄) is a weighted least-squares line through observed (p(w), seconds), with decaying weights. It scales
-      the prior (another clock, a busy device) and shifts it (attention over a longer context adds about the same to
-      every width). b is pulled to m / p̄, which is a pure scale: strongly by a measured prior, weakly without one.
+      the prior (another clock, a busy device) and shifts it (a fixed time a forward). b is pulled to m / p̄, which is a
+      pure scale: strongly by a measured prior, weakly without one.
     * r(w) is the running mean of observed cost relative to that line at this width, shrunk to 1 while it has few
       observations.
     """

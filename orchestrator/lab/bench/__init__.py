@@ -1,4 +1,4 @@
 """Compares our strategies with mlx-lm's own code, interleaved in one run. `trials` runs, `report` shows.
 
-Only `baseline`, `micro_adoption` and `servers`, which run as processes of their own, import MLX.
+Only programs that run as processes of their own import MLX.
 """

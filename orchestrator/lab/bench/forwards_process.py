@@ -13,11 +13,21 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-from orchestrator.lab.bench.forwards import Built, ComparisonOrder, ComparisonReport, LayerKind, ModelSize, Sampled
+from orchestrator.lab.bench.forwards import (
+    PROMPT,
+    Built,
+    ComparisonOrder,
+    ComparisonReport,
+    LayerKind,
+    ModelSize,
+    Sampled,
+)
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.layer_cache import FoldingCache, RowCache
 from protocol.inference.slots import PREFIX
+from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from protocol.report_output import claim_output
 
@@ -41,7 +51,9 @@ class StockSequence:
         self._caches = make_prompt_cache(network)
         self._written = 0
         """Tokens behind the context."""
-        mx.eval(network(mx.array([list(context)]), cache=self._caches))
+        mx.eval(network(mx.array([list(context[:PROMPT])]), cache=self._caches))
+        for cache in self._caches:
+            _lengthen(cache, len(context))
         # A cache that can be trimmed now is trimmed later; the others get a copy of what they hold now.
         self._saved = [None if cache.is_trimmable() else _copied(vars(cache)) for cache in self._caches]
 
@@ -60,6 +72,25 @@ class StockSequence:
         self._written = 0
 
 
+def _lengthen(cache: Any, length: int) -> None:
+    """Repeat what a cache of mlx-lm's holds of a prompt, as if it were so many tokens long."""
+    if isinstance(cache, KVCache) and cache.offset < length:
+        rows: tuple[Any, Any] = cache.keys_and_values()
+        keys, values = rows
+        vars(cache).update(keys=_repeated(keys, length), values=_repeated(values, length))
+    if isinstance(cache, KVCache | RotatingKVCache):
+        # A window that is full has the same rows behind any context.
+        cache.offset = length
+
+
+def _repeated(rows: mx.array, length: int) -> mx.array:
+    """(1, heads, length, size) in memory of its own."""
+    times = -(-length // rows.shape[2])
+    repeated = mx.contiguous(mx.concatenate([rows] * times, axis=2)[:, :, :length])
+    mx.eval(repeated)
+    return repeated
+
+
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
     """In memory of its own, which a forward may overwrite."""
     copied = tree_map(lambda leaf: leaf + mx.zeros((), leaf.dtype) if isinstance(leaf, mx.array) else leaf, state)
@@ -72,7 +103,9 @@ class OurSequence:
 
     def __init__(self, model: LanguageModel, context: Sequence[int]) -> None:
         self._sequence = model.sequence()
-        self._sequence.prefill(context)
+        self._sequence.prefill(context[:PROMPT])
+        if len(context) > PROMPT:
+            self._sequence = _longer(model, self._sequence, context)
         self._context = len(context)
         self._first = 0
         """Number of the first row of the last forward."""
@@ -100,6 +133,20 @@ class OurSequence:
         return self._sequence.evaluate(tokens, [self._first + row if row >= 0 else PREFIX for row in parents])
 
 
+def _longer(model: LanguageModel, prompt: TreeSequence, context: Sequence[int]) -> TreeSequence:
+    """A sequence behind this context, whose caches repeat those of its prompt."""
+    long, length = model.sequence(), len(context)
+    for cache, short in zip(long.caches, prompt.caches, strict=True):
+        if isinstance(cache, FoldingCache) and isinstance(short, FoldingCache):
+            cache.resume(length, short.state(PROMPT))
+        elif isinstance(cache, RowCache) and isinstance(short, RowCache):
+            first = 0 if cache.window is None else length - PROMPT
+            keys, values = (_repeated(rows, length - first) for rows in short.rows(slice(0, PROMPT)))
+            cache.adopt(keys, values, first)
+    long.resumed(context)
+    return long
+
+
 Clock = Callable[[], float]
 """Seconds."""
 Forward = Callable[[Sequence[int]], mx.array]
@@ -113,15 +160,16 @@ def compare(kind: LayerKind, order: ComparisonOrder, clock: Clock) -> Iterator[C
     parameters = sum(array.size for _, array in tree_flatten(network.parameters()) if isinstance(array, mx.array))
     yield Built(kind, model.architecture, model.level, parameters)
     random = np.random.default_rng(0)
-    context = random.integers(model.vocabulary, size=order.context).tolist()
-    stock, ours = StockSequence(network, context), OurSequence(model, context)
-    for sample in range(1 + order.samples):
-        tokens = random.integers(model.vocabulary, size=max(*order.widths, 2 * order.round)).tolist()
-        times = {width: _turns(stock, ours, tokens[:width], model.level, sample, clock) for width in order.widths}
-        whole, undo = _round(ours, tokens, order.round, model.level, clock)
-        if sample:
-            by_name = {name: _of(name, times) for name in ("stock", "chain", "tree")}
-            yield Sampled(kind=kind, **by_name, round=1e3 * whole, undo=1e3 * undo)
+    for length in order.contexts:
+        context = random.integers(model.vocabulary, size=length).tolist()
+        stock, ours = StockSequence(network, context), OurSequence(model, context)
+        for sample in range(1 + order.samples):
+            tokens = random.integers(model.vocabulary, size=max(*order.widths, 2 * order.round)).tolist()
+            times = {width: _turns(stock, ours, tokens[:width], model.level, sample, clock) for width in order.widths}
+            whole, undo = _round(ours, tokens, order.round, model.level, clock)
+            if sample:
+                by_name = {name: _of(name, times) for name in ("stock", "chain", "tree")}
+                yield Sampled(kind=kind, context=length, **by_name, round=1e3 * whole, undo=1e3 * undo)
 
 
 def _turns(
@@ -170,26 +218,33 @@ def _of(name: str, times: dict[int, dict[str, float]]) -> dict[int, float]:
     return {width: 1e3 * seconds[name] for width, seconds in times.items() if name in seconds}
 
 
-_HEAD = 64
-_WINDOW = 128
-_CONTEXT = 4096
+_CONTEXT = 65_536
 _PERIOD = 4
-"""In a model of two kinds of layers every fourth one has full attention."""
+"""In a model of two kinds of layers every fourth one has full attention, where the model that is named has no other
+share."""
 
 
 class _Size(NamedTuple):
+    """Of a layer with attention, and the layers."""
+
     hidden: int
+    heads: int
+    kv_heads: int
+    head: int
+    feed_forward: int
     layers: int
-    vocabulary: int
+    vocabulary: int = 4096
 
 
-_SIZES: Mapping[ModelSize, _Size] = {"measured": _Size(1024, 20, 16_384), "tiny": _Size(128, 4, 256)}
+_TINY = _Size(hidden=128, heads=2, kv_heads=1, head=64, feed_forward=384, layers=4, vocabulary=256)
+_ROWS_OF_EXPERTS = 8
+"""Experts of one token."""
 
 
 def random_network(kind: LayerKind, size: ModelSize) -> Any:
     """An mlx-lm model with float32 weights, which are computed."""
-    architecture, particular = _KINDS[kind]
-    sizes = _SIZES[size]
+    architecture, measured, particular = _KINDS[kind]
+    sizes = measured if size == "measured" else _TINY
     module = import_module(f"mlx_lm.models.{architecture}")
     mx.random.seed(0)
     arguments = {**_common(sizes), **particular(sizes), "model_type": architecture}
@@ -209,15 +264,14 @@ def same_network(network: Any) -> Any:
 
 
 def _common(size: _Size) -> dict[str, Any]:
-    heads = size.hidden // _HEAD
     return {
         "hidden_size": size.hidden,
-        "intermediate_size": 3 * size.hidden,
+        "intermediate_size": size.feed_forward,
         "num_hidden_layers": size.layers,
         "vocab_size": size.vocabulary,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2,
-        "head_dim": _HEAD,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head,
         "max_position_embeddings": _CONTEXT,
         "rms_norm_eps": 1e-6,
         "norm_eps": 1e-6,
@@ -227,27 +281,43 @@ def _common(size: _Size) -> dict[str, Any]:
     }
 
 
-def _windows(_: _Size) -> dict[str, Any]:
-    return {"sliding_window": _WINDOW, "sliding_window_pattern": _PERIOD, "query_pre_attn_scalar": _HEAD}
+def _experts(size: _Size) -> dict[str, Any]:
+    return {
+        "num_experts": 16 * _ROWS_OF_EXPERTS,
+        "num_experts_per_tok": _ROWS_OF_EXPERTS,
+        "moe_intermediate_size": size.feed_forward // _ROWS_OF_EXPERTS,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
+
+
+def _windows(size: _Size) -> dict[str, Any]:
+    return {
+        "sliding_window": 4 * size.head,
+        "sliding_window_pattern": min(6, size.layers),
+        "query_pre_attn_scalar": size.head,
+    }
 
 
 def _latent(size: _Size) -> dict[str, Any]:
     return {
         "first_k_dense_replace": size.layers,
+        "num_key_value_heads": size.heads,
         "kv_lora_rank": size.hidden // 4,
-        "q_lora_rank": None,
-        "qk_nope_head_dim": _HEAD,
-        "qk_rope_head_dim": _HEAD // 2,
-        "v_head_dim": _HEAD,
+        "q_lora_rank": 3 * size.hidden // 8,
+        "qk_nope_head_dim": 3 * size.head // 4,
+        "qk_rope_head_dim": size.head // 4,
+        "v_head_dim": size.head,
     }
 
 
 def _delta(size: _Size) -> dict[str, Any]:
-    heads = size.hidden // _HEAD
     return {
         "full_attention_interval": _PERIOD,
-        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
-        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 2 * _HEAD),
+        "linear_num_key_heads": size.heads,
+        "linear_num_value_heads": 2 * size.heads,
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),
         "linear_conv_kernel_dim": 4,
     }
 
@@ -255,16 +325,16 @@ def _delta(size: _Size) -> dict[str, Any]:
 def _space(size: _Size) -> dict[str, Any]:
     return {
         "layer_types": _alternating(size, "mamba", "attention"),
-        "mamba_n_heads": 2 * size.hidden // _HEAD,
-        "mamba_d_head": _HEAD,
+        "mamba_n_heads": 2 * size.heads,
+        "mamba_d_head": size.head,
         "mamba_d_state": 128,
         "mamba_d_conv": 4,
         "mamba_n_groups": 1,
         "mamba_proj_bias": False,
         "mamba_conv_bias": True,
-        "shared_intermediate_size": 3 * size.hidden,
+        "shared_intermediate_size": size.feed_forward,
         **dict.fromkeys(("embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0),
-        "attention_multiplier": _HEAD**-0.5,
+        "attention_multiplier": size.head**-0.5,
     }
 
 
@@ -274,7 +344,7 @@ def _convolution(size: _Size) -> dict[str, Any]:
         "conv_bias": False,
         "conv_L_cache": 3,
         "block_dim": size.hidden,
-        "block_ff_dim": 3 * size.hidden,
+        "block_ff_dim": size.feed_forward,
         "block_multiple_of": 1,
         "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False,
@@ -290,16 +360,17 @@ def _alternating(size: _Size, common: str, every_fourth: str) -> list[str]:
     return [common if (layer + 1) % _PERIOD else every_fourth for layer in range(size.layers)]
 
 
-_KINDS: Mapping[LayerKind, tuple[str, Callable[[_Size], dict[str, Any]]]] = {
-    "attention": ("qwen3", lambda _: {}),
-    "windows": ("gemma3_text", _windows),
-    "latent": ("deepseek_v3", _latent),
-    "delta": ("qwen3_5", _delta),
-    "space": ("granitemoehybrid", _space),
-    "convolution": ("lfm2", _convolution),
-    "rwkv": ("rwkv7", _rwkv),
+_KINDS: Mapping[LayerKind, tuple[str, _Size, Callable[[_Size], dict[str, Any]]]] = {
+    "attention": ("qwen3", _Size(4096, 32, 8, 128, 12_288, 2), lambda _: {}),  # Qwen3-8B
+    "experts": ("qwen3_moe", _Size(2048, 32, 4, 128, 6144, 1), _experts),  # Qwen3-30B-A3B
+    "windows": ("gemma3_text", _Size(2560, 8, 4, 256, 10_240, 6), _windows),  # Gemma 3 4B
+    "latent": ("deepseek_v3", _Size(2048, 20, 20, 256, 7680, 3), _latent),  # GLM-4.7-Flash, its experts as one
+    "delta": ("qwen3_5", _Size(2560, 16, 4, 256, 9216, 4), _delta),  # Qwen3.5-4B
+    "space": ("granitemoehybrid", _Size(2048, 32, 8, 64, 8192, 4), _space),  # Granite 4.0 H Micro
+    "convolution": ("lfm2", _Size(2048, 32, 8, 64, 10_752, 4), _convolution),  # LFM2-2.6B
+    "rwkv": ("rwkv7", _Size(2048, 32, 32, 64, 8192, 4), _rwkv),  # RWKV 7 1.5B
 }
-"""The module of mlx-lm, and the fields that only this kind has."""
+"""The module of mlx-lm, the sizes of a model with such layers, and the fields that only this kind has."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Measures the gaps at which texts part: `python -m orchestrator.lab.bench.tie_examination ORDER`."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from orchestrator.lab.bench.ties import Gap, Parting, PartingsOrder
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.messages.sampling import Sampling
+from protocol.report_output import claim_output
 from protocol.sampling.sampler import Noise, scores
 
 _CHUNK = 512
@@ -19,14 +19,11 @@ _CHUNK = 512
 
 def main() -> int:
     order = msgspec.json.decode(sys.argv[-1], type=PartingsOrder)
-    # Libraries may print to standard output, which is for reports alone.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    tell = claim_output()
     model = LanguageModel.load(Path(order.folder))
     noise = Noise(model.vocabulary)
     for parting in order.partings:
-        output.write(msgspec.json.encode(Gap(gap(model, parting, noise))) + b"\n")
-        output.flush()
+        tell(Gap(gap(model, parting, noise)))
     return 0
 
 

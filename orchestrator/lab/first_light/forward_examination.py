@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import msgspec
 import numpy as np
+from mlx_lm.generate import generate_step
 from mlx_lm.utils import dequantize_model
 
 from orchestrator.lab.first_light.forwards import (
@@ -22,7 +23,10 @@ from orchestrator.lab.first_light.forwards import (
     ForwardReport,
     ForwardsReady,
     ForwardTimed,
+    Head,
+    LoopTimed,
     Shape,
+    Ties,
 )
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
@@ -34,6 +38,11 @@ _WARM_UP = 2
 _SHAPES: Mapping[Level, tuple[Shape, ...]] = {"tree": ("chain", "tree"), "chain": ("chain",), "plain": ()}
 """Of forwards over several tokens, by what the model evaluates."""
 _CHUNK = 512
+_COMPUTED = 32
+"""Tokens of a context whose KV is computed; that of the others is made up where the layers allow it."""
+_MOST_MADE_UP = 1 << 15
+_TREE = (PREFIX, 0, 0, 1, 1)
+"""Parents of the rows of a loop over trees."""
 
 
 def main() -> int:
@@ -63,13 +72,33 @@ def examine(model: LanguageModel, order: ForwardOrder, clock: Callable[[], float
     device = "GPU" if mx.default_device() == mx.Device(mx.gpu) else "processor"
     yield ForwardsReady(device, str(first.dtype).removeprefix("mlx.core."))
     if order.compared:
-        expected = _rows(model, order, 1, "chain")
-        for width in order.compared:
-            for shape in _SHAPES[model.level] if width > 1 else ("chain",):
-                got = _rows(model, order, width, shape)
-                yield compare(expected[: len(got)], got, width, shape)
+        yield from _compared(model, order, "own", first.dtype)
+        if "float32" in order.heads and first.dtype != mx.float32 and model.tap is not None:
+            restore = model.tap.compute_head_in_float32()
+            yield from _compared(model, order, "float32", mx.float32)
+            restore()
     for context in order.contexts:
         yield from _timed(model, order, context, clock)
+    if order.rounds:
+        yield from _loops(model, order, clock)
+
+
+def _compared(model: LanguageModel, order: ForwardOrder, head: Head, kind: mx.Dtype) -> Iterator[Ties | Compared]:
+    """`kind`: of the logits."""
+    expected = _rows(model, order, 1, "chain")
+    yield ties(expected, float(mx.finfo(kind).eps), head)
+    for width in order.compared:
+        for shape in _SHAPES[model.level] if width > 1 else ("chain",):
+            got = _rows(model, order, width, shape)
+            yield msgspec.structs.replace(compare(expected[: len(got)], got, width, shape), head=head)
+
+
+def ties(logits: np.ndarray, epsilon: float, head: Head) -> Ties:
+    """(N, V) float32 logits, which had a type with this distance from 1 to the next number."""
+    second, first = np.sort(np.partition(logits, -2, axis=1)[:, -2:], axis=1).T
+    unit = 2.0 ** np.floor(np.log2(np.maximum(np.abs(first), 1e-30))) * epsilon
+    near = first - second <= unit
+    return Ties(head, len(logits), int((first == second).sum()), int(near.sum()))
 
 
 def compare(expected: np.ndarray, got: np.ndarray, width: int, shape: Shape) -> Compared:
@@ -108,14 +137,62 @@ def _timed(
     model: LanguageModel, order: ForwardOrder, context: int, clock: Callable[[], float]
 ) -> Iterator[ForwardTimed]:
     random = np.random.default_rng(context)
-    widest = max(order.timed)
-    if context + widest > model.context:
+    sequence = _behind(model, context, max(order.timed), random)
+    if sequence is None:
         return
-    sequence = _prefilled(model, random.integers(model.vocabulary, size=context).tolist())
     for width in order.timed if model.level != "plain" else (1,):
         tokens = random.integers(model.vocabulary, size=width).tolist()
         seconds = [_forward(sequence, tokens, clock) for _ in range(_WARM_UP + order.samples)]
         yield ForwardTimed(width, context, 1e3 * median(seconds[_WARM_UP:]))
+
+
+def _behind(model: LanguageModel, context: int, width: int, random: np.random.Generator) -> TreeSequence | None:
+    """A sequence of so many tokens; None if a forward of this width behind them can't be."""
+    tokens = random.integers(model.vocabulary, size=context).tolist()
+    sequence = _prefilled(model, tokens[:_COMPUTED])
+    if context > _COMPUTED and model.level == "tree" and sequence.row_bytes and context <= _MOST_MADE_UP:
+        sequence.make_up(context)
+        return sequence
+    return _prefilled(model, tokens) if context + width <= model.context else None
+
+
+def _loops(model: LanguageModel, order: ForwardOrder, clock: Callable[[], float]) -> Iterator[LoopTimed]:
+    """Rounds of one token, as texts are decoded, and of small trees none of which is kept."""
+    prompt = order.tokens[: order.prompt]
+    stock = generate_step(mx.array(prompt), model.network, max_tokens=-1)
+    yield LoopTimed("mlx-lm", 1, _mean(lambda: next(stock), order.rounds, clock))
+    for parents in ((PREFIX,), _TREE) if model.level == "tree" else ((PREFIX,),):
+        for ahead in (False, True):
+            rounds = Rounds(_prefilled(model, prompt), parents, ahead)
+            name = "ahead" if ahead else "waited"
+            yield LoopTimed(name, len(parents), _mean(rounds.advance, order.rounds, clock))
+
+
+class Rounds:
+    """Forwards of rows with these parents behind a text; a single row is kept."""
+
+    def __init__(self, sequence: TreeSequence, parents: Sequence[int], ahead: bool) -> None:
+        self._sequence, self._parents, self._ahead = sequence, parents, ahead
+        self._awaited: mx.array | None = None
+
+    def advance(self) -> None:
+        sequence, first = self._sequence, self._sequence.next_row
+        rows = [parent if parent == PREFIX else first + parent for parent in self._parents]
+        picks = mx.argmax(sequence.evaluate([first % 7 + row for row in range(len(rows))], rows), axis=-1)
+        mx.async_eval(picks)
+        mx.eval(self._awaited if self._ahead and self._awaited is not None else picks)
+        self._awaited = picks
+        sequence.keep((first,) if len(rows) == 1 else (), ())
+
+
+def _mean(advance: Callable[[], object], rounds: int, clock: Callable[[], float]) -> float:
+    """Milliseconds of a round."""
+    for _ in range(_WARM_UP):
+        advance()
+    began = clock()
+    for _ in range(rounds):
+        advance()
+    return 1e3 * (clock() - began) / rounds
 
 
 def _forward(sequence: TreeSequence, tokens: Sequence[int], clock: Callable[[], float]) -> float:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,6 +22,11 @@ Precision: TypeAlias = Literal["stored", "float32"]
 """stored: as the model's files and this machine's device have it; float32: every weight unpacked to 32 bits."""
 Shape: TypeAlias = Literal["chain", "tree"]
 """tree: the chain, with one more leaf beside its first token, so that attention has a mask."""
+Head: TypeAlias = Literal["own", "float32"]
+"""float32: the states of the model's own type are multiplied with the head in 32 bits."""
+Loop: TypeAlias = Literal["mlx-lm", "waited", "ahead"]
+"""mlx-lm's own loop; ours, each result awaited before the next forward is built; ours, the next forward dispatched
+before the last one's result is awaited, so that the device has always work."""
 
 
 class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,12 +41,16 @@ class ForwardOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Its first tokens are read as a prompt."""
     compared: tuple[int, ...] = ()
     """Widths whose logits are compared with those of width 1."""
+    heads: tuple[Head, ...] = ("own",)
+    """Heads whose logits are compared; one in float32 only where the own one is not, and the last state is found."""
     timed: tuple[int, ...] = ()
     """Widths whose time is measured."""
     contexts: tuple[int, ...] = ()
-    """Tokens in front of a timed forward."""
+    """Tokens in front of a timed forward. Those of long ones are made up, so they may exceed the model's own."""
     samples: int = 8
     """Forwards of each width and context; their median counts."""
+    rounds: int = 0
+    """Of each loop that is timed; 0: none is."""
 
 
 class ForwardsReady(msgspec.Struct, frozen=True, tag="loaded", forbid_unknown_fields=True):
@@ -66,6 +75,18 @@ class Compared(msgspec.Struct, frozen=True, tag="compared", forbid_unknown_field
     gap: float | None
     """The largest gap between the two most probable tokens, by width 1, at such a position, in standard deviations;
     None without flips."""
+    head: Head = "own"
+
+
+class Ties(msgspec.Struct, frozen=True, tag="ties", forbid_unknown_fields=True):
+    """How near the two best logits of width 1 are to each other."""
+
+    head: Head
+    positions: int
+    equal: int
+    """Positions at which they are equal."""
+    near: int
+    """Positions at which they differ by one unit of the last place at most, equal ones included."""
 
 
 class ForwardTimed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fields=True):
@@ -76,7 +97,15 @@ class ForwardTimed(msgspec.Struct, frozen=True, tag="timed", forbid_unknown_fiel
     milliseconds: float
 
 
-ForwardReport: TypeAlias = ForwardsReady | Compared | ForwardTimed
+class LoopTimed(msgspec.Struct, frozen=True, tag="loop", forbid_unknown_fields=True):
+    """The time of a round, on average."""
+
+    loop: Loop
+    width: int
+    milliseconds: float
+
+
+ForwardReport: TypeAlias = ForwardsReady | Compared | Ties | ForwardTimed | LoopTimed
 """One JSON object a line of the process's standard output."""
 
 
@@ -85,8 +114,8 @@ _FORM: Any = ForwardReport
 _GRACE = 10.0
 
 
-def examined(order: ForwardOrder) -> Iterator[ForwardReport]:
-    """The reports, as they come. Raises PipelineError if the process fails."""
+def examined(order: ForwardOrder) -> Generator[ForwardReport]:
+    """The reports, as they come; closing it ends the process. Raises PipelineError if the process fails."""
     variables = worker_environment("target", ()) | (WHOLE_FLOAT32 if order.precision == "float32" else {})
     return reports(_EXAMINATION, order, _FORM, name="The comparison of forwards", grace=_GRACE, variables=variables)
 

@@ -55,8 +55,20 @@ was written."""
 def page(report: LightReport) -> str:
     """The whole file."""
     heading = [report.program, *report.machine, f"begun {report.began}; {'; '.join(report.options)}"]
-    body = f'<div class="card wide">{_summary(report.stages)}</div>{"".join(map(_stage, report.stages))}'
+    cards = (_settled(report.stages), _summary(report.stages))
+    body = "".join(f'<div class="card wide">{card}</div>' for card in cards if card)
+    body += "".join(map(_stage, report.stages))
     return shown.page("First light", heading, body, _FOOTER)
+
+
+def settled(stages: Iterable[StageReport]) -> list[str]:
+    """What was open before this run and is known now, a sentence each."""
+    return [sentence for stage in stages for sentence in stage.findings.settled]
+
+
+def _settled(stages: Iterable[StageReport]) -> str:
+    found = "".join(f"<li>{escape(sentence)}</li>" for sentence in settled(stages))
+    return f"<h2>What this run settled</h2><ul>{found}</ul>" if found else ""
 
 
 def _summary(stages: Iterable[StageReport]) -> str:

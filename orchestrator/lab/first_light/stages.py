@@ -58,14 +58,19 @@ STAGES = (
     Stage("energy", "energy.measure", "Energy a token", 2, 8, ("energy",)),
     Stage("exactness", "exactness.measure", "Tokens of each strategy against plain decoding", 5, 15),
     Stage("widths", "widths.measure", "Logits and time of a forward by width and context", 4, 15),
+    Stage("idle", "idle.measure", "Idle time between rounds, beside mlx-lm's own loop", 1, 10),
     Stage("hand-off", "host.hand_off", "Handing KV over", 1, 5),
     Stage("neural-engine", "neural_engine.measure", "The draft on the Neural Engine", 8, 30, ("Neural Engine",), 3.0),
     Stage("overlap", "overlap.measure", "Draft and target at the same time", 2, 15),
+    Stage("placement", "placement.measure", "Where the draft computes: in turns, beside, Neural Engine", 3, 25),
     Stage("profile", "profile.measure", "Costs of target and draft, and this machine's profile", 4, 15),
     Stage("prefill", "prefill.measure", "Reading a prompt: target, MLX and Core ML", 4, 25, (), 0.5),
     Stage("drills", "host.drills", "Kill drills", 3, 10, (), 0.5),
     Stage("bench", "bench.measure", "Against mlx-lm: the default pair", 6, 20, (), 0.5),
-    Stage("second-bench", "bench.measure_larger", "Against mlx-lm: a larger pair", 12, 25, ("GPU", "second pair")),
+    Stage("second-bench", "bench.measure_larger", "Against mlx-lm: a larger pair", 10, 25, ("GPU", "second pair")),
+    Stage(
+        "second-widths", "widths.measure_larger", "The same by width: a larger target", 1.5, 15, ("GPU", "second pair")
+    ),
 )
 
 

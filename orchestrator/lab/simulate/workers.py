@@ -155,6 +155,7 @@ def modelled_hello(role: Role, context: int = CONTEXT, pace: DevicePace | None =
         device="none",
         pid=1,
         costs=Pacer(pace).costs(),
+        context_costs=Pacer(pace).context_costs(),
         level=level,
     )
 

@@ -4,7 +4,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -60,6 +61,8 @@ class StageOutcome:
     """The reason of a bad ending, without a subject."""
     lasting: bool = True
     """A bad ending is due to the model or the system, so that it is worth remembering. Silence never is."""
+    beside: bool = False
+    """The GPU was busy meanwhile: its times say what the draft costs there, and decide nothing."""
 
     def of(self, kind: type) -> list:
         """Reports of one kind."""
@@ -74,14 +77,17 @@ def examine(
     limits: Limits = LIMITS,
     predicts: int = PREDICTS,
     on_stage: OnStage = lambda _: None,
+    busy: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> list[StageOutcome]:
     """The outcome of every stage; without the executor's logits the later stages are skipped.
 
-    `examiner` is the program that runs a stage.
+    `examiner` is the program that runs a stage. With `busy`, which keeps the GPU busy as long as its context lasts, the
+    predicts on the Neural Engine are repeated beside that.
     """
     outcomes: list[StageOutcome] = []
     with tempfile.TemporaryDirectory() as room:
-        for words, stage, units, count in _stages(predicts):
+
+        def run(words: str, stage: Stage, units: Units, count: int) -> StageOutcome:
             on_stage(words)
             order = ExaminationOrder(
                 folder=str(folder),
@@ -91,9 +97,16 @@ def examine(
                 units=units,
                 predicts=count,
             )
-            outcomes.append(_run(order, examiner, limits, on_stage))
-            if stage == "golden" and outcomes[-1].ending != "done":
-                break
+            return _run(order, examiner, limits, on_stage)
+
+        for each in _stages(predicts):
+            outcomes.append(run(*each))
+            if each[1] == "golden" and outcomes[-1].ending != "done":
+                return outcomes
+        if busy is not None:
+            with busy():
+                words = f"{predicts} predicts on the Neural Engine beside a busy GPU"
+                outcomes.append(replace(run(words, "predict", "CPU_AND_NE", predicts), beside=True))
     return outcomes
 
 

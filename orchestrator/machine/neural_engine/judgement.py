@@ -27,8 +27,9 @@ def judge(
     """Findings in the order of the stages, and the verdict: any lasting failure decides against Core ML.
 
     None: a stage failed for a reason that may not come again, so that nothing is known. In a rehearsal our executor
-    replaces the device, and times are ignored.
+    replaces the device, and times are ignored. What was measured beside a busy GPU is left out.
     """
+    outcomes = [outcome for outcome in outcomes if not outcome.beside]
     found = [(finding, outcome.lasting) for outcome in outcomes for finding in _of_stage(outcome)]
     found += [] if rehearsal else [(finding, False) for finding in _speed(outcomes)]
     findings = [finding for finding, _ in found]

@@ -222,7 +222,8 @@ class ContextCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     milliseconds_per_1000_tokens: Annotated[float, Meta(ge=0.0, le=1e6)]
     vector_queries: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Up to so many tokens of one sequence, the KV is read once for each of them; for more, once for 32 of them."""
+    """Above 0: of a Mac's GPU, where attention takes as long as a reading of the KV for each token of a sequence up to
+    8, and as 16 readings for more; up to so many by a kernel for few tokens. 0: a reading for 32 tokens."""
     source: Source
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.contracts.drafters.target_shape import TargetShape
 
-DrafterKind: TypeAlias = Literal["eagle3", "mtp", "dspark", "dflash", "exit"]
+DrafterKind: TypeAlias = Literal["eagle3", "mtp", "dspark", "dflash", "dflash2", "exit"]
 
 NAMES: Mapping[DrafterKind, str] = MappingProxyType(
     {
@@ -17,6 +17,7 @@ NAMES: Mapping[DrafterKind, str] = MappingProxyType(
         "mtp": "an MTP head",
         "dspark": "a DSpark drafter",
         "dflash": "a DFlash drafter",
+        "dflash2": "a DFlash2 drafter",
         "exit": "an early exit",
     }
 )
@@ -26,6 +27,7 @@ ENGINES: Mapping[DrafterKind, str] = MappingProxyType(
         "mtp": "mtp",
         "dspark": "block",
         "dflash": "block",
+        "dflash2": "block",
         "exit": "layerskip",
     }
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from protocol.contracts.drafters.block import block, has_markov_head, is_block, options
+from protocol.contracts.drafters.block import SPECULATORS, block, block_kind, is_block, options
 from protocol.contracts.drafters.checkpoint import DrafterCheckpoint, config_in
 from protocol.contracts.drafters.description import NAMES, Drafter, DrafterKind
 from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
@@ -112,14 +112,18 @@ _READERS: dict[DrafterKind, Callable[[DrafterCheckpoint], Drafter]] = {
     "eagle3": eagle3,
     "dspark": block,
     "dflash": block,
+    "dflash2": block,
     "mtp": mtp,
     "exit": early_exit,
 }
-_SPECULATORS: dict[str, DrafterKind] = {"eagle3": "eagle3", "mtp": "mtp"}
+_SPECULATORS: dict[str, DrafterKind] = {
+    **{"eagle3": "eagle3", "mtp": "mtp"},
+    **{"dflash": "dflash", "dspark": "dspark", "dflash2": "dflash2"},
+}
 """By `speculators_model_type`."""
-_PREFIXED: tuple[DrafterKind, ...] = ("eagle3", "dspark", "dflash")
+_PREFIXED: tuple[DrafterKind, ...] = ("eagle3", "dspark", "dflash", "dflash2")
 """Kinds whose tensors some programs name as parts of a `model`."""
-_FOREIGN = ("DFlash2", "PEagle", "ForCausalLMEagle", "EagleSpeculator", "Medusa", "Hydra", "MLPSpeculator", "Assistant")
+_FOREIGN = ("PEagle", "ForCausalLMEagle", "EagleSpeculator", "Medusa", "Hydra", "MLPSpeculator", "Assistant")
 """Parts of the architectures' names of drafters that no engine runs."""
 
 
@@ -165,12 +169,7 @@ def is_drafter(folder: Path) -> bool:
 def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
     """By what the config says of itself. Raises InputError for a kind that is not served."""
     architectures = _architectures(config)
-    match config.get("speculators_model_type"), config.get("model_type"):
-        case (("dflash" | "dspark"), _):
-            raise InputError(
-                f"{folder} holds a block drafter in speculators' packaging, which no draft engine runs yet: choose one "
-                "in z-lab's or DeepSpec's."
-            )
+    match config.get(SPECULATORS), config.get("model_type"):
         case str(kind), _:
             if kind not in _SPECULATORS:
                 raise _foreign(folder, kind)
@@ -185,7 +184,7 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
         if any(part in name for part in _FOREIGN):
             raise _foreign(folder, name)
     if is_block(config, architectures):
-        return "dspark" if has_markov_head(options(config)) else "dflash"
+        return block_kind(options(config))
     return "eagle3" if "draft_vocab_size" in config else None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,15 +20,18 @@ from mlx.utils import tree_flatten
 from draft_worker.drafters.block_checkpoint import read_block, write_block
 from draft_worker.drafters.token_ends import target_ends
 from protocol.contracts.drafters.detection import read_drafter
+from protocol.contracts.drafters.target_shape import target_shape
 from protocol.errors import InputError
 from tests.support.models.trained_drafters import (
     BLOCK_KINDS,
+    SHORT_HEAD,
     block_network,
+    pack_as_speculators,
     write_block_folder,
     write_target,
 )
 
-READERS: dict[str, Callable[[Path], Any]] = {"z-lab": read_block, "vanilla": read_block}
+DAMAGED = ("z-lab", "vanilla", "DFlash2")
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +70,42 @@ def test_a_written_drafter_is_read_again(kind: str, folders: dict[str, Path], tm
     found = read_block(tmp_path / "again")
 
     assert found.network.form == form
-    assert found.kind == ("dspark" if form.markov else "dflash")
+    assert found.kind == ("dspark" if form.markov else "dflash2" if kind.startswith("DFlash2") else "dflash")
     expected: Any = tree_flatten(block_network(form).parameters())
     read = dict(tree_flatten(found.network.parameters()))
     assert read.keys() == dict(expected).keys()
     assert all(mx.array_equal(read[name], values).item() for name, values in expected)
+
+
+_PACKED = ("z-lab", "z-lab with windows", "z-lab with two-way windows", "vanilla", "DFlash2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "short"), [*((kind, False) for kind in _PACKED), *((kind, True) for kind in _PACKED[:-1])]
+)
+def test_speculators_packaging_holds_the_same_drafter(
+    kind: str, short: bool, folders: dict[str, Path], copy: Callable[[str], Path]
+):
+    expected, target = read_block(folders[kind]), folders["target"]
+
+    folder = pack_as_speculators(copy(kind), target, SHORT_HEAD if short else None)
+    found = read_block(folder)
+
+    unstated = msgspec.structs.replace(expected.network.form, target_layers=None)
+    assert (found.kind, found.network.form) == (expected.kind, unstated)
+    parameters: Any = dict(tree_flatten(expected.network.parameters()))
+    for name, values in dict(tree_flatten(found.network.parameters())).items():
+        rows = mx.array(SHORT_HEAD) if short and "markov_w2" in name else slice(None)
+        assert mx.array_equal(values, parameters[name][rows]).item()
+    states, ends = mx.random.normal((3, 32)), target_ends(target)
+    assert found.ends is not None
+    logits = ends.head(states)[:, mx.array(SHORT_HEAD) if short else slice(None)]
+    assert mx.allclose(found.ends.head(states), logits, atol=1e-5).item()
+    assert found.head_tokens is None if not short else np.array_equal(found.head_tokens, SHORT_HEAD)
+    told = read_drafter(folder)
+    assert told is not None
+    assert (told.kind, told.format, told.block) == (found.kind, "speculators", found.network.form.rows)
+    assert told.outputs(target_shape(target)) == found.network.form.outputs
 
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
@@ -212,12 +247,31 @@ CONFIGS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "a list for a rope": ("z-lab", lambda c: c.update(rope_scaling={"type": ["yarn"]}), "rotary embedding"),
     "a rope's options": ("z-lab", lambda c: c.update(rope_scaling={"type": "yarn", "factor": "a"}), "rotary embedding"),
     "a quantization": ("z-lab", lambda c: c.update(quantization={"group_size": "x"}), "group_size"),
-    "speculators": ("vanilla", lambda c: c.update(speculators_model_type="dspark"), "a variant that can't be run yet"),
     "sinks": ("z-lab", lambda c: c.update(attention_sink_bias=True), "attention_sink_bias, a variant"),
     "nested sinks": ("z-lab", lambda c: c["dflash_config"].update(attention_sink_bias=True), "a variant"),
     "Domino": ("z-lab", lambda c: c["dflash_config"].update(projector_type="domino"), "'domino', a variant"),
     "no window": ("z-lab", lambda c: c["dflash_config"].update(use_swa=True), "windows (use_swa) of no size"),
-    "some tokens": ("vanilla", lambda c: c.update(draft_vocab_size=40), "its head has 40 of 67 tokens"),
+    "some tokens": ("vanilla", lambda c: c.update(draft_vocab_size=40), "config.json, and lacks the tensor d2t"),
+    "no rank": ("DFlash2", lambda c: c["dflash_config"].pop("selector_rank"), "without a rank"),
+    "choices": ("DFlash2", lambda c: c["dflash_config"].update(selector_top_k=68), "among 68 of 67 tokens"),
+    "a rank": (
+        "DFlash2",
+        lambda c: c["dflash_config"].update(selector_rank=7),
+        "candidate_selector.predecessor_codebook has the shape",
+    ),
+    "taps": (
+        "DFlash2",
+        lambda c: c["dflash_config"].update(conv_kernel_size=3),
+        "tensor layers.0.attention_conv.base_kernel has",
+    ),
+    "many taps": ("DFlash2", lambda c: c["dflash_config"].update(conv_kernel_size=5), "5 and conv_group_size 4 don't"),
+    "a group": ("DFlash2", lambda c: c["dflash_config"].update(conv_group_size=5), "conv_group_size 5 don't fit"),
+    "no group": ("DFlash2", lambda c: c["dflash_config"].pop("conv_group_size"), "conv_group_size None don't fit"),
+    "no convolution": (
+        "DFlash2",
+        lambda c: c["dflash_config"].pop("conv_kernel_size"),
+        "its form does not know, layers.",
+    ),
     "wider": ("vanilla", lambda c: c.update(hidden_size=64), "has the shape"),
     "another width of the target": ("z-lab", lambda c: c.update(target_hidden_size=16), "has the shape"),
     "more layers": ("z-lab", lambda c: c.update(num_hidden_layers=3), "lacks the tensor layers.2"),
@@ -232,13 +286,13 @@ def test_a_config_that_does_not_fit_is_refused(damage: str, copy: Callable[[str]
     change_config(folder, change)
 
     with pytest.raises(InputError) as refusal:
-        READERS[kind](folder)
+        read_block(folder)
 
     assert reason in str(refusal.value)
     assert str(refusal.value).endswith(": download it again, or choose another draft.")
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_weights_are_refused(kind: str, copy: Callable[[str], Path]):
     def poison(tensors: dict[str, mx.array]) -> None:
         name = sorted(tensors)[-1]
@@ -258,24 +312,24 @@ def test_damaged_weights_are_refused(kind: str, copy: Callable[[str], Path]):
         folder = copy(kind)
         change_tensors(folder, change)
         with pytest.raises(InputError, match=reason):
-            READERS[kind](folder)
+            read_block(folder)
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", DAMAGED)
 def test_a_folder_without_its_files_is_refused(kind: str, copy: Callable[[str], Path]):
     folder = copy(kind)
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match="no safetensors file, and weights in other formats are never opened"):
-        READERS[kind](folder)
+        read_block(folder)
     (folder / "config.json").write_text("[]")
     with pytest.raises(InputError, match="no JSON object"):
-        READERS[kind](folder)
+        read_block(folder)
     (folder / "config.json").unlink()
     with pytest.raises(InputError, match=r"config\.json can't be read"):
-        READERS[kind](folder)
+        read_block(folder)
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", DAMAGED)
 @given(seed=st.integers(0, 1 << 30))
 def test_damaged_bytes_are_refused_or_harmless(kind: str, seed: int, folders: dict[str, Path], tmp_path_factory: Any):
     random = np.random.default_rng(seed)
@@ -288,4 +342,4 @@ def test_damaged_bytes_are_refused_or_harmless(kind: str, seed: int, folders: di
 
     # Any other exception fails the test.
     with suppress(InputError):
-        READERS[kind](folder)
+        read_block(folder)

@@ -2,15 +2,25 @@
 
 import fcntl
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from protocol.inference import forward_costs
-from protocol.inference.forward_costs import WIDTHS, costs_at_load, measured_costs
+from protocol.inference.forward_costs import (
+    WIDTHS,
+    ForwardCosts,
+    costs_at_load,
+    measured_context_costs,
+    measured_costs,
+)
+from protocol.inference.language_model import LanguageModel
+from protocol.inference.layer_cache import RowCache
 from protocol.messages.base import Level
 from protocol.paths import cache_folder
+from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import tree_model
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -22,9 +32,13 @@ class _Device:
     vocabulary = 50
     context = 512
     level: Level = "tree"
+    row_bytes: int | None = 1000
 
-    def __init__(self) -> None:
+    def __init__(self, readings: Callable[[int], int] = lambda _: 0) -> None:
+        """`readings`: of the context's KV by a forward's width, each of which takes a millisecond a token."""
         self.now = 0.0
+        self.committed = 0
+        self._readings = readings
         self.used: Counter[tuple[int, bool]] = Counter()
         self.tokens: list[tuple[int, ...]] = []
         self.next_row = 0
@@ -37,13 +51,18 @@ class _Device:
 
     def prefill(self, tokens: list[int]) -> None:
         self.now += len(tokens)
+        self.committed = len(tokens)
+
+    def make_up(self, tokens: int) -> None:
+        self.committed = tokens
 
     def truncate(self, length: int) -> None:
-        assert length == 32
+        assert length == self.committed
 
     def evaluate(self, tokens: list[int], parents: list[int]) -> mx.array:
         kernel = len(tokens), parents == [-1, *range(self.next_row, self.next_row + len(tokens) - 1)]
-        self.now += len(tokens) + (0 if self.used[kernel] else 10)
+        behind = 0.001 * self._readings(len(tokens)) * (self.committed - 32)
+        self.now += len(tokens) + behind + (0 if self.used[kernel] else 10)
         self.used[kernel] += 1
         self.tokens.append(tuple(tokens))
         self.next_row += len(tokens)
@@ -93,13 +112,14 @@ def test_processes_that_share_a_gpu_measure_in_turns(held: int, waited: float, m
 
     def prefill(tokens: list[int]) -> None:
         began.append(device.now)
+        device.committed = len(tokens)
 
     if not held:
         other.close()
     monkeypatch.setattr(forward_costs.time, "sleep", sleep)
     monkeypatch.setattr(device, "prefill", prefill)
 
-    assert len(costs_at_load(device, 4e6)) == len(WIDTHS)
+    assert len(costs_at_load(device, 4e6).by_width) == len(WIDTHS)
     assert began == [waited]
     other.close()
 
@@ -145,14 +165,88 @@ def test_a_real_model_is_measured_and_its_sequences_are_not_touched():
     assert mx.array_equal(before, again)
 
 
+def attention(width: int) -> int:
+    """Readings of the KV by MLX's kernels for Metal."""
+    return width if width <= 8 else 16
+
+
+def behind(device: _Device, budget: float = 1e6) -> dict[int, float]:
+    short = [(width, float(width)) for width in WIDTHS]
+    return dict(measured_context_costs(device, sorted(short), device.clock, budget))
+
+
+def test_what_a_context_adds_is_measured_on_both_sides_of_the_steps_of_attention():
+    device = _Device(attention)
+    device.context = 8192
+
+    assert behind(device) == pytest.approx({width: attention(width) for width in (1, 2, 4, 5, 8, 9, 16, 17)})
+
+
+@pytest.mark.parametrize(
+    ("change", "most"),
+    [
+        ({"context": 2048}, 2048 - 17),
+        ({"row_bytes": 1 << 17}, 2048),
+        ({"row_bytes": 1 << 19}, None),
+        ({"row_bytes": 0}, None),
+        ({"row_bytes": None}, None),
+        ({"context": 1024}, None),
+        ({"level": "chain"}, None),
+    ],
+)
+def test_the_context_is_as_long_as_model_and_memory_allow(change: dict[str, Any], most: int | None):
+    device = _Device(attention)
+    device.context = 8192
+    for name, value in change.items():
+        setattr(device, name, value)
+
+    found = behind(device)
+    assert found == pytest.approx(found and {width: attention(width) for width in (1, 2, 4, 5, 8, 9, 16, 17)})
+    assert device.committed == (most or device.committed)
+    assert bool(found) is (most is not None)
+
+
+def test_too_little_time_for_the_step_beyond_eight_tokens_is_no_measurement():
+    device = _Device(attention)
+    device.context = 8192
+
+    assert behind(device, budget=100.0) == {}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_5"])
+@pytest.mark.parametrize("kind", [mx.float32, mx.float16, mx.bfloat16])
+def test_a_real_model_computes_behind_a_context_that_is_made_up(name: str, kind: mx.Dtype):
+    network = tiny(name)
+    network.set_dtype(kind)
+    model = LanguageModel(network)
+    sequence = model.sequence()
+    mx.eval(sequence.prefill([5, 9, 2]))
+    row = sequence.row_bytes
+    arrays = sum(
+        array.nbytes / array.shape[2]
+        for cache in sequence.caches
+        if isinstance(cache, RowCache)
+        for array in cache.arrays
+    )
+
+    sequence.make_up(1500)
+    mx.eval(sequence.evaluate([7, 8, 9], [-1, 0, 0]))
+    sequence.truncate(sequence.committed)
+    mx.eval(logits := sequence.evaluate([7, 8, 9], [-1, 3, 3]))
+
+    assert (row, sequence.committed) == (arrays, 1500)
+    assert mx.isfinite(logits).all()
+    assert [sequence.position(number) for number in (3, 4, 5)] == [1500, 1501, 1501]
+
+
 def test_a_processor_spends_no_time_on_it(monkeypatch: pytest.MonkeyPatch):
     device = _Device()
 
-    assert costs_at_load(device, 3.0) == ()
+    assert costs_at_load(device, 3.0, contexts=True) == ForwardCosts()
     assert not device.used
 
     _on_a_gpu(device, monkeypatch)
-    assert len(costs_at_load(device, 4e6)) == len(WIDTHS)
+    assert len(costs_at_load(device, 4e6).by_width) == len(WIDTHS)
 
 
 def test_a_device_that_fails_while_it_is_measured_still_serves(monkeypatch: pytest.MonkeyPatch):
@@ -163,4 +257,4 @@ def test_a_device_that_fails_while_it_is_measured_still_serves(monkeypatch: pyte
     monkeypatch.setattr(device, "prefill", fail)
     monkeypatch.setattr(forward_costs.mx, "default_device", lambda: mx.Device(mx.gpu))
 
-    assert costs_at_load(device, 1.0) == ()
+    assert costs_at_load(device, 1.0, contexts=True) == ForwardCosts()

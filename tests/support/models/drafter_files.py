@@ -155,6 +155,58 @@ def deepspec_dflash() -> Format:
     }
 
 
+def dflash2() -> Format:
+    """As z-lab publishes it: `block_size` nested, all layers with windows that are not causal."""
+    config, tensors = dflash()
+    inner = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": RANK, "selector_top_k": 5}
+    config["dflash_config"] |= inner | {"block_size": config.pop("block_size")}
+    windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 32, "is_causal": False}
+    for layer in range(2):
+        for place in ("attention_conv", "mlp_conv"):
+            tensors |= {
+                f"layers.{layer}.{place}.base_kernel": (2, 2, WIDTH),
+                f"layers.{layer}.{place}.kernel_projection.weight": (WIDTH, WIDTH),
+            }
+    tensors |= {f"candidate_selector.{name}_codebook": (VOCABULARY, RANK) for name in ("predecessor", "successor")}
+    tensors["candidate_selector.hidden_projection.weight"] = (RANK, WIDTH)
+    return config | windows | {"architectures": ["DFlash2DraftModel"]}, tensors
+
+
+def _packed(kind: str, given: Format, moved: tuple[str, ...]) -> Format:
+    """In speculators' packaging, with a reduced head unless there is a selector. `moved`: options beside the layers."""
+    config, tensors = given
+    config = config | config.pop("dflash_config", {})
+    drafted = VOCABULARY if kind == "dflash2" else DRAFTED
+    own = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": kind,
+        "draft_vocab_size": drafted,
+        "aux_hidden_state_layer_ids": [number + 1 for number in config.pop("target_layer_ids")],
+        "sample_from_anchor": kind == "dspark",
+        "sliding_window_non_causal": kind == "dflash2",
+    }
+    own |= {name: config.pop(name) for name in ("block_size", "mask_token_id", *moved)}
+    config.pop("num_target_layers")
+    tensors = tensors | {"embed_tokens.weight": (VOCABULARY, WIDTH), "lm_head.weight": (drafted, WIDTH)}
+    if drafted < VOCABULARY:
+        tensors |= {"d2t": (drafted,), "t2d": (VOCABULARY,)}
+    if kind == "dspark":
+        tensors["markov_head.markov_w2.weight"] = (drafted, RANK)
+    return own | {"transformer_layer_config": config}, tensors
+
+
+def speculators_dflash() -> Format:
+    return _packed("dflash", dflash(), ())
+
+
+def speculators_dspark() -> Format:
+    return _packed("dspark", dspark(), ("markov_rank", "markov_head_type"))
+
+
+def speculators_dflash2() -> Format:
+    return _packed("dflash2", dflash2(), ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"))
+
+
 def qwen_mtp() -> Format:
     config = _LAYER | {"model_type": "qwen3_next", "num_hidden_layers": LAYERS, "mtp_num_hidden_layers": 1}
     tensors = {
@@ -191,6 +243,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
     each.__name__: each
     for each in (
         *(safeailab, specforge, speculators, deepspec_eagle3, dflash, dspark, specforge_dspark, deepspec_dflash),
+        *(dflash2, speculators_dflash, speculators_dspark, speculators_dflash2),
         *(qwen_mtp, deepseek_mtp, trained_exit),
     )
 }

@@ -9,7 +9,7 @@ import numpy as np
 from mlx import optimizers
 from numpy.typing import NDArray
 
-from draft_worker.drafters.block import BlockDrafter
+from draft_worker.drafters.block import BlockDrafter, BlockPart
 from protocol.messages.features import FINAL
 
 _STEPS = 40
@@ -49,8 +49,8 @@ def fit_block(network: BlockDrafter, target: Any, text: Sequence[int]) -> None:
     right = mx.array([list(text[anchor + 1 : anchor + 1 + form.rows]) for anchor in anchors])
 
     def loss(network: BlockDrafter) -> mx.array:
-        keys_values = network.keys_values(network.encode(read), context)
-        states = network(target.model.embed_tokens(tokens), positions, keys_values, visible)
+        part = BlockPart(tokens.shape[1], network.keys_values(network.encode(read), context), visible)
+        states = network(target.model.embed_tokens(tokens), positions, [part], numbers)
         states = states.reshape(len(anchors), form.block, -1)[:, form.block - form.rows :]
         logits = target.lm_head(states)
         if form.markov is not None:

@@ -26,6 +26,7 @@ SHORT_HEAD = np.array([token for token in range(VOCABULARY) if token % 3], np.in
 BLOCK_KINDS = (
     *("z-lab", "z-lab with windows", "z-lab with two-way windows", "z-lab, causal"),
     *("SpecForge", "rank 0", "vanilla", "gated", "rnn"),
+    *("DFlash2", "DFlash2, scaled"),
 )
 
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -56,6 +57,10 @@ def block_form(kind: str, **changes: Any) -> BlockForm:
         options = {"windows": (5, 5), "causal": "none"}
     elif kind == "z-lab, causal":
         options = {"causal": "all"}
+    elif kind.startswith("DFlash2"):
+        options = {"taps": 2, "tap_group": 4, "choices": 9, "rank": 6, "windows": (6, 6), "causal": "none"}
+        if kind != "DFlash2":
+            options |= {"taps": 3, "windows": (), "input_scale": 1.5, "logit_scale": 0.5, "soft_cap": 8.0}
     elif kind == "SpecForge":
         options = {"anchor_predicts": True, "markov": "vanilla", "rank": 6}
     elif kind != "z-lab":
@@ -92,14 +97,54 @@ def write_block_folder(folder: Path, kind: str, target: Any, seed: int = 0, **ch
     if kind == "SpecForge":
         names = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
         config["dflash_config"] = {"projector_type": "dspark"} | {name: config.pop(name) for name in names}
-    if kind == "z-lab with windows":
-        config |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": form.windows[1]}
     if kind == "z-lab with two-way windows":
         config["dflash_config"] |= {"use_swa": True, "swa_window_size": form.windows[1], "causal": False}
-    if kind == "z-lab, causal":
-        config["dflash_config"]["causal"] = True
     (folder / "config.json").write_text(json.dumps(config))
     return form
+
+
+_NESTED = (
+    *("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "vocab_size", "rms_norm_eps", "rope_theta", "max_position_embeddings", "layer_types"),
+    *("sliding_window", "attention_bias", "hidden_act"),
+)
+
+
+def pack_as_speculators(folder: Path, target: Path, head: NDArray[np.int32] | None = None) -> Path:
+    """Write the drafter in `folder` again as vllm-project/speculators saves it. `head`: the tokens of a reduced one."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config |= config.pop("dflash_config", {})
+    kind = "dspark" if config.get("markov_rank") else "dflash2" if "selector_top_k" in config else "dflash"
+    kept = {name: config[name] for name in ("block_size", "mask_token_id")}
+    named = ("markov_rank", "markov_head_type", "conv_", "selector_")
+    kept |= {name: value for name, value in config.items() if name.startswith(named)}
+    stored: Any = mx.load(str(folder / "model.safetensors"))
+    ends: Any = mx.load(str(target / "model.safetensors"))
+    tensors = stored | {
+        "embed_tokens.weight": ends["model.embed_tokens.weight"],
+        "lm_head.weight": ends["lm_head.weight"],
+    }
+    if head is not None:
+        for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+            if name in tensors:
+                tensors[name] = tensors[name][mx.array(head)]
+        tensors["d2t"] = mx.array(head - np.arange(len(head)), dtype=mx.int64)
+        tensors["t2d"] = mx.array(np.isin(np.arange(config["vocab_size"]), head))
+    mx.eval(tensors)
+    written = kept | {
+        "architectures": ["DFlash2DraftModel" if kind == "dflash2" else "DSparkSpeculator"],
+        "speculators_model_type": kind,
+        "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": str(target), "architectures": []}},
+        "aux_hidden_state_layer_ids": [number + 1 for number in config["target_layer_ids"]],
+        "draft_vocab_size": config["vocab_size"] if head is None else len(head),
+        "sample_from_anchor": kind == "dspark",
+        "sliding_window_non_causal": config.get("is_causal") is False,
+        "target_hidden_size": None,
+        "transformer_layer_config": {name: config[name] for name in _NESTED if name in config},
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    (folder / "config.json").write_text(json.dumps(written))
+    return folder
 
 
 def shorten(folder: Path) -> Path:

@@ -394,18 +394,29 @@ def micro(target: str | None, draft: str | None, as_json: bool) -> None:
 @click.option(
     "--kind", "kinds", type=click.Choice(LAYER_KINDS), multiple=True, help="Of layer. May be given several times."
 )
+@click.option(
+    "--context",
+    "contexts",
+    metavar="N",
+    type=click.IntRange(min=1, max=65_000),
+    multiple=True,
+    default=ComparisonOrder().contexts,
+    show_default=True,
+    help="Tokens before a forward. May be given several times.",
+)
 @_repeats_option(ComparisonOrder().samples)
 @_json_option
 @stays_awake
-def forwards(kinds: tuple[LayerKind, ...], repeats: int, as_json: bool) -> None:
+def forwards(kinds: tuple[LayerKind, ...], contexts: tuple[int, ...], repeats: int, as_json: bool) -> None:
     """Measure forwards of random models beside mlx-lm's own, by kind of layer.
 
     \b
     launch-pipeline bench forwards --kind delta --kind windows
+    launch-pipeline bench forwards --context 256 --context 8192
     """
     from orchestrator.lab.bench.forwards import measure
 
-    order = ComparisonOrder(kinds=kinds or LAYER_KINDS, samples=repeats)
+    order = ComparisonOrder(kinds=kinds or LAYER_KINDS, contexts=contexts, samples=repeats)
     with ProgressBar() as bar:
         found = measure(order, bar)
     show(found, as_json)

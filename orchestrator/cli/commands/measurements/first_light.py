@@ -147,6 +147,10 @@ def _tell_begin(folder: "LightFolder", quiet: bool) -> None:
 
 
 def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
+    from orchestrator.lab.first_light.report import settled
+
+    for sentence in settled(report.stages):
+        click.echo(sentence)
     click.echo(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {_shown(archive)}")
     wrong = [stage for stage in report.stages if not stage.good]
     if wrong:

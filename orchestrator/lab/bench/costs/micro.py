@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +17,8 @@ from orchestrator.machine.hardware import chip, partition_cores, worker_environm
 from protocol.errors import PipelineError
 from protocol.messages.base import Role
 from protocol.own_modules import module_command
+
+T = TypeVar("T")
 
 
 class CostLine(NamedTuple):
@@ -65,6 +67,28 @@ class ForwardCost:
         }
 
 
+class HostCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of the host in a round of a network with so many layers, where computing takes no time."""
+
+    layers: int
+    loop: str
+    host: float
+    """In all."""
+    answer: float
+    """From a forward's result to the verdict."""
+    commit: float
+    """From there until the next forward begins to be built."""
+    build: float
+    """From there until the device has its first work."""
+    stock: float
+    """`host` of mlx-lm's own loop."""
+
+    @property
+    def idle(self) -> float:
+        """What the device waits for."""
+        return self.answer + self.commit + self.build
+
+
 def least_squares(seconds: Mapping[int, float]) -> CostLine:
     """The line through times by width, at least two, with the least sum of squared distances."""
     widths, times = np.array(list(seconds)), np.array(list(seconds.values()))
@@ -76,17 +100,29 @@ def least_squares(seconds: Mapping[int, float]) -> CostLine:
 
 _ADOPTION = "orchestrator.lab.bench.costs.micro_adoption"
 _STREAM = "orchestrator.lab.bench.costs.micro_bandwidth"
+_IDLE = "orchestrator.lab.bench.costs.micro_idle"
 _TIMEOUT_SECONDS = 600.0
 _FORWARD_NOTE = """\
 A target's forward verifies that many tokens; a draft's is a growth step that evaluates that many nodes. Medians of \
 real workers, one computing at a time, each on its own cores. fixed, per token: the least-squares line through these \
 times; off: the largest distance from it. read: weights that a forward of one token reads. stream: the best copy or \
 dot product through memory on the same cores. share: read, divided by the time at width 1, as a share of stream."""
+_HOST_NOTE = """\
+Processor time of the target's thread with a network of so many layers and so few features that computing takes none; \
+the orchestrator and its messages are left out. idle: from a forward's result until the device has work again, the sum \
+of answer (until the verdict), commit (until the next forward begins to be built) and build. mlx-lm: the host's time \
+of its own loop with the same network, over ours. Rounds that hit verify trees of five tokens, two of which are \
+accepted beside the bonus token."""
 
 
 def adoption(*arguments: str) -> list[Value]:
     """How long a target takes to adopt the KV of another process, on one core. Raises PipelineError if that fails."""
-    return _run([_ADOPTION, *arguments], worker_environment("draft", (0,)))
+    return _run([_ADOPTION, *arguments], worker_environment("draft", (0,)), list[Value])
+
+
+def host_costs(*arguments: str) -> list[HostCost]:
+    """What the target's host does between two forwards. Raises PipelineError if that fails."""
+    return _run([_IDLE, *arguments], {}, list[HostCost])
 
 
 def measured_forwards(
@@ -116,12 +152,14 @@ def measure(target: Path, draft: Path, watch: Listener) -> Findings:
     """Of the models in these folders. Raises PipelineError if a process fails."""
     costs = measured_forwards(target, draft, notice=watch.starting)
     watch.starting("adopting KV from shared memory")
-    return findings(adoption(), costs)
+    adopted = adoption()
+    watch.starting("the host between two forwards")
+    return findings(adopted, costs, host_costs())
 
 
-def findings(values: Sequence[Value], costs: Sequence[ForwardCost]) -> Findings:
-    """A row a model: milliseconds by width, the line through them, and the share of the memory's bandwidth; and the
-    single steps as numbers."""
+def findings(values: Sequence[Value], costs: Sequence[ForwardCost], hosts: Sequence[HostCost]) -> Findings:
+    """A row a model: milliseconds by width, the line through them, and the share of the memory's bandwidth; a row a
+    loop: what the host does in a round; and the single steps as numbers."""
     widths = list(dict.fromkeys(width for cost in costs for width in cost.seconds))
     fields: list[Field[ForwardCost]] = [
         Field("model", lambda cost: cost.model),
@@ -137,13 +175,29 @@ def findings(values: Sequence[Value], costs: Sequence[ForwardCost]) -> Findings:
         title="single steps",
         conditions=(f"{chip()}; the single steps on one core, medians.",),
         values=tuple(values),
-        tables=(tabulated("Forwards, ms by number of tokens", fields, costs, note=_FORWARD_NOTE),),
+        tables=(
+            tabulated("Forwards, ms by number of tokens", fields, costs, note=_FORWARD_NOTE),
+            tabulated("The host between two forwards, ms", _HOST_FIELDS, hosts, note=_HOST_NOTE),
+        ),
         figures={
             "machine": chip(),
             "figures": [msgspec.to_builtins(value) for value in values],
             "forwards": [cost.to_json() for cost in costs],
+            "host": [msgspec.to_builtins(cost) for cost in hosts],
         },
     )
+
+
+_HOST_FIELDS: list[Field[HostCost]] = [
+    Field("layers", lambda cost: cost.layers),
+    Field("loop", lambda cost: cost.loop),
+    Field("idle", lambda cost: cost.idle, ".2f", scale=1e3),
+    Field("answer", lambda cost: cost.answer, ".2f", scale=1e3),
+    Field("commit", lambda cost: cost.commit, ".2f", scale=1e3),
+    Field("build", lambda cost: cost.build, ".2f", scale=1e3),
+    Field("host", lambda cost: cost.host, ".2f", scale=1e3),
+    Field("mlx-lm", lambda cost: cost.stock / cost.host, ".2f"),
+]
 
 
 def _of_width(width: int) -> Field[ForwardCost]:
@@ -154,10 +208,10 @@ def _stream(role: Role, cores: Sequence[int]) -> float:
     """Bytes a second: the faster of the two streams."""
     # The program has a thread a core; BLAS must not add any.
     environment = worker_environment(role, cores) | {"OPENBLAS_NUM_THREADS": "1"}
-    return max(figure.value for figure in _run([_STREAM, ",".join(map(str, cores))], environment))
+    return max(figure.value for figure in _run([_STREAM, ",".join(map(str, cores))], environment, list[Value]))
 
 
-def _run(program: Sequence[str], environment: Mapping[str, str]) -> list[Value]:
+def _run(program: Sequence[str], environment: Mapping[str, str], form: type[T]) -> T:
     command = [*module_command(program[0]), *program[1:]]
     everything = {**os.environ, **environment}
     try:
@@ -168,4 +222,4 @@ def _run(program: Sequence[str], environment: Mapping[str, str]) -> list[Value]:
     if out.returncode:
         last_line = (out.stderr.strip().splitlines() or ["none"])[-1]
         raise PipelineError(f"{program[0]} failed; its last line: {last_line}")
-    return msgspec.json.decode(out.stdout, type=list[Value])
+    return msgspec.json.decode(out.stdout, type=form)

@@ -3,10 +3,13 @@
 import resource
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import msgspec
 
 from orchestrator.lab.findings import Cell, Findings, Table, Value
+from orchestrator.lab.first_light.forwards import ForwardOrder, examined
 from orchestrator.lab.first_light.measurements.texts import plan
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.check import Check
@@ -14,10 +17,12 @@ from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import place_of
 from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
-from protocol.contracts.coreml.examination import RuntimeName
+from protocol.contracts.coreml.examination import Loaded, Loading, RuntimeName, Timed
 from protocol.contracts.coreml.neural_engine import record
 
 _MIB = 1 << 20
+_BUSY_WIDTH, _ENDLESS = 8, 10**9
+"""Tokens of a forward that keeps the GPU busy, and how many of them there are: the process is ended."""
 
 
 def measure(asked: Asked) -> Findings:
@@ -26,9 +31,17 @@ def measure(asked: Asked) -> Findings:
 
 def examination(asked: Asked, runtime: RuntimeName, examiner: Sequence[str]) -> Findings:
     """The findings of every stage of the examination. The verdict is kept for `--draft-engine coreml`."""
-    folder = converted_draft(str(plan().models().draft), lambda report: asked.notice(report.stage))
+    models = plan().models()
+    folder = converted_draft(str(models.draft), lambda report: asked.notice(report.stage))
     predicts = asked.sized(30, PREDICTS)
-    outcomes = examine(folder, runtime, examiner=examiner, predicts=predicts, on_stage=asked.notice)
+    outcomes = examine(
+        folder,
+        runtime,
+        examiner=examiner,
+        predicts=predicts,
+        on_stage=asked.notice,
+        busy=lambda: _busy_target(models.target),
+    )
     found, verdict = judge(outcomes, place_of(folder), rehearsal=runtime == "executor")
     if runtime == "coreml" and verdict is not None:
         record(verdict)
@@ -37,7 +50,41 @@ def examination(asked: Asked, runtime: RuntimeName, examiner: Sequence[str]) -> 
         values=(_peak_memory(),),
         tables=tuple(report_tables(outcomes)),
         checks=(*map(_check, found), Check("verdict", "ok", told)),
+        settled=tuple(sentences(outcomes)),
     )
+
+
+@contextmanager
+def _busy_target(target: Path) -> Iterator[None]:
+    """The target computes forwards without a pause as long as the context lasts."""
+    order = ForwardOrder(folder=str(target), timed=(_BUSY_WIDTH,), contexts=(32,), samples=_ENDLESS)
+    with closing(examined(order)) as reports:
+        next(reports)
+        yield
+
+
+def sentences(outcomes: Sequence[StageOutcome]) -> Iterator[str]:
+    """Which widths of the package load on the Neural Engine, in what time, and what a predict takes, beside a busy GPU
+    too."""
+    engine = [each for each in outcomes if each.stage == "predict" and each.units == "CPU_AND_NE"]
+    alone = next((each for each in engine if not each.beside), None)
+    if alone is None:
+        return
+    loaded: list[Loaded] = alone.of(Loaded)
+    if loaded:
+        times = ", ".join(f"width {each.width} in {each.seconds:.1f} s" for each in loaded)
+        yield f"The package loads on the Neural Engine, compiled if need be: {times}."
+    begun = [each.width for each in alone.of(Loading) if each.width is not None]
+    if alone.ending != "done" and len(begun) > len(loaded):
+        yield f"The package's width {begun[-1]} does not load on the Neural Engine: {alone.text}."
+    beside = {timed.width: timed.milliseconds for each in engine if each.beside for timed in each.of(Timed)}
+    for timed in alone.of(Timed):
+        if timed.width in beside:
+            more = beside[timed.width] / timed.milliseconds
+            yield (
+                f"A predict of width {timed.width} on the Neural Engine takes {timed.milliseconds:.2f} ms, and "
+                f"{beside[timed.width]:.2f} ms beside a busy GPU ({more:.2f} times)."
+            )
 
 
 def report_tables(outcomes: Sequence[StageOutcome]) -> Iterator[Table]:
@@ -47,7 +94,9 @@ def report_tables(outcomes: Sequence[StageOutcome]) -> Iterator[Table]:
             fields = [field.name for field in msgspec.structs.fields(kind)]
             if fields:
                 rows = tuple(tuple(_cell(getattr(report, name)) for name in fields) for report in outcome.of(kind))
-                yield Table(f"{outcome.units}, {outcome.stage}: {kind.__name__.lower()}", tuple(fields), rows)
+                beside = " beside a busy GPU" if outcome.beside else ""
+                title = f"{outcome.units}, {outcome.stage}{beside}: {kind.__name__.lower()}"
+                yield Table(title, tuple(fields), rows)
 
 
 def _check(finding: Check) -> Check:

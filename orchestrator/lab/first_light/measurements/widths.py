@@ -1,7 +1,9 @@
 """Forwards by width: whether their logits depend on it, and what they take, by context too."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.ties import TIE
 from orchestrator.lab.findings import Cell, Findings, Table
 from orchestrator.lab.first_light.forwards import (
@@ -10,30 +12,50 @@ from orchestrator.lab.first_light.forwards import (
     ForwardReport,
     ForwardsReady,
     ForwardTimed,
+    Head,
+    LoopTimed,
     Precision,
+    Ties,
     examined,
 )
 from orchestrator.lab.first_light.measurements.texts import measured_pair, plan, text
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
+from orchestrator.machine.pairs.recommended_pairs import pairs
 
 _PROMPT = 32
 _EVERY_WIDTH = (*range(1, 18), 32)
 _FEW_WIDTHS = (1, 2, 5, 8)
-_COLUMNS = ("width", "largest difference (std)", "flips", "positions", "gap at a flip (std)", "shape")
+_COLUMNS = ("head", "width", "largest difference (std)", "flips", "positions", "gap at a flip (std)", "shape")
+_CONTEXTS, _CONTEXTS_ON_GPU = (32, 512, 2048), (32, 4096, 16384)
+_CHEAP = 1.25
+"""Times a forward of one token: so much does a forward cost at most whose further tokens are called cheap."""
 
 
 def measure(asked: Asked) -> Findings:
-    ours = plan()
-    models = ours.models()
     gpu = computes_on_gpu()
-    tokens = text(models, ours, _PROMPT + asked.sized(40, 256 if gpu else 96))
+    return _measured(asked, plan(), gpu, asked.sized(40, 256 if gpu else 96))
+
+
+def measure_larger(asked: Asked) -> Findings:
+    """Of the second pair's target, which the first use downloads. Its float32 copy would not fit."""
+    pair = pairs()[asked.settings.second_pair]
+    asked.notice(f"{asked.settings.second_pair}: fetching what is not on the disk")
+    ours = plan(target=pair.target.id, draft=pair.draft.id)
+    return _measured(asked, ours, True, asked.sized(40, 96), precisions=("stored",))
+
+
+def _measured(
+    asked: Asked, ours: BenchPlan, gpu: bool, places: int, precisions: tuple[Precision, ...] = ("stored", "float32")
+) -> Findings:
+    models = ours.models()
+    tokens = text(models, ours, _PROMPT + places)
     widths = _FEW_WIDTHS if asked.settings.short else _EVERY_WIDTH
     tables: list[Table] = []
     checks: list[Check] = []
-    precisions: tuple[Precision, ...] = ("stored", "float32") if gpu and not asked.settings.short else ("stored",)
-    for precision in precisions:
+    settled: list[str] = []
+    for precision in precisions if gpu and not asked.settings.short else ("stored",):
         reports: list[ForwardReport] = []
         order = ForwardOrder(
             folder=str(models.target),
@@ -41,8 +63,9 @@ def measure(asked: Asked) -> Findings:
             tokens=tokens,
             prompt=_PROMPT,
             compared=widths,
+            heads=("own", "float32") if precision == "stored" else ("own",),
             timed=widths,
-            contexts=(64,) if asked.settings.short else (64, 512, 2048) if not gpu else (64, 512, 2048, 6144),
+            contexts=_CONTEXTS_ON_GPU if gpu else _CONTEXTS[: asked.sized(1, 3)],
             samples=asked.sized(2, 8 if gpu else 4),
         )
         for report in examined(order):
@@ -51,14 +74,52 @@ def measure(asked: Asked) -> Findings:
             asked.so_far(Findings(tables=(*tables, *report_tables(precision, reports)), notes=measured_pair(models)))
         tables += report_tables(precision, reports)
         checks.append(check(precision, reports, gpu))
-    return Findings(tables=tuple(tables), checks=tuple(checks), notes=measured_pair(models))
+        if precision == "stored":
+            settled += sentences(reports)
+    return Findings(tables=tuple(tables), checks=tuple(checks), settled=tuple(settled), notes=measured_pair(models))
+
+
+def sentences(reports: Sequence[ForwardReport]) -> list[str]:
+    """How often rounding decides a token in the model's own type, and where forwards become dearer."""
+    found: list[str] = []
+    kind = next((one.activations for one in reports if isinstance(one, ForwardsReady)), "its own type")
+    for one in reports:
+        if isinstance(one, Ties):
+            flips, places = _flips(reports, one.head)
+            type = f"{kind}, by the model's own head" if one.head == "own" else "float32, by the same head in 32 bits"
+            found.append(
+                f"Ties ({type}): the two best logits are equal at {one.equal} of {one.positions} places and within one "
+                f"unit of the last place at {one.near}; {flips} of {places:,} favourites change with the width."
+            )
+    times: dict[int, dict[int, float]] = {}
+    for one in reports:
+        if isinstance(one, ForwardTimed):
+            times.setdefault(one.context, {})[one.width] = one.milliseconds
+    return found + [_steps(context, of_width) for context, of_width in times.items() if len(of_width) > 1]
+
+
+def _flips(reports: Sequence[ForwardReport], head: Head) -> tuple[int, int]:
+    compared = [one for one in reports if isinstance(one, Compared) and one.head == head]
+    return sum(one.flips for one in compared), sum(one.positions for one in compared)
+
+
+def _steps(context: int, times: dict[int, float]) -> str:
+    """`times`: milliseconds by rising width."""
+    alone = times[min(times)]
+    cheap = max(width for width in times if all(times[each] <= _CHEAP * alone for each in times if each <= width))
+    narrow, wide = max(pairwise(times), key=lambda step: times[step[1]] / times[step[0]])
+    return (
+        f"Width steps behind {context:,} tokens: a forward of up to {cheap} tokens takes at most {_CHEAP:g} times that "
+        f"of a single one ({alone:.2f} ms); the largest step is from {narrow} to {wide} tokens, "
+        f"{times[wide] / times[narrow]:.2f} times."
+    )
 
 
 def report_tables(precision: Precision, reports: Sequence[ForwardReport]) -> list[Table]:
     """Logits by width, and milliseconds by width with a column for each context."""
     kind = ", ".join(f"{one.activations} on the {one.device}" for one in reports if isinstance(one, ForwardsReady))
     logits: list[tuple[Cell, ...]] = [
-        (one.width, one.difference, one.flips, one.positions, one.gap, one.shape)
+        (one.head, one.width, one.difference, one.flips, one.positions, one.gap, one.shape)
         for one in reports
         if isinstance(one, Compared)
     ]
@@ -74,20 +135,20 @@ def report_tables(precision: Precision, reports: Sequence[ForwardReport]) -> lis
             tuple(logits),
             "difference: the largest at any position, in standard deviations of the position's logits. flips: "
             "positions with another most probable token. gap: the largest between the two most probable tokens at "
-            "a flip.",
+            "a flip. head: the model's own, or the same in 32 bits behind the same states.",
         ),
         Table(
             f"Time of a forward by width ({precision}, {kind})",
             ("tokens", *(f"ms behind {context} tokens" for context in contexts)),
             tuple(rows),
-            "Medians of a process that does nothing else; the logits are waited for.",
+            "Medians of a process that does nothing else; the logits are waited for. The context's KV is made up.",
         ),
     ]
 
 
 def check(precision: Precision, reports: Sequence[ForwardReport], gpu: bool) -> Check:
     """On a processor no favourite changes with the width; on a GPU only one that is nearly tied does."""
-    compared = [one for one in reports if isinstance(one, Compared)]
+    compared = [one for one in reports if isinstance(one, Compared) and one.head == "own"]
     flips, positions = sum(one.flips for one in compared), sum(one.positions for one in compared)
     largest, gap = max(one.difference for one in compared), max((one.gap or 0.0 for one in compared), default=0.0)
     name = f"logits, {precision}"
@@ -106,5 +167,9 @@ def _words(precision: Precision, report: ForwardReport) -> str:
             return f"{precision}: comparing logits"
         case Compared(width):
             return f"{precision}: logits of width {width}"
+        case Ties(head):
+            return f"{precision}: ties, {head} head"
         case ForwardTimed(width, context):
             return f"{precision}: width {width} behind {context} tokens"
+        case LoopTimed(loop, width):
+            return f"{precision}: {loop}, {width} tokens"

@@ -6,13 +6,18 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from orchestrator.core.drafts.history import costs_behind
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import WidthCost
 from orchestrator.core.policy.expected_rate import best_count
-from orchestrator.lab.simulate.workers import modelled_hello
+from orchestrator.lab.simulate.acceptance import ModelledLanguage
+from orchestrator.lab.simulate.devices import Devices
+from orchestrator.lab.simulate.prediction.plan import GREEDY
+from orchestrator.lab.simulate.workers import modelled_hello, modelled_pipeline
 from protocol.messages.sampling import Sampling
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import DRAFT, TARGET
@@ -125,13 +130,50 @@ def test_requests_begin_with_the_costs_in_the_hellos_of_both_workers_and_a_secon
     machine, drafted = Machine(Options()), DevicePace(steps=((1, 0.004), (16, 0.012)), prefill_rate=4000.0)
     request = Request((1, 2), Sampling(), 5)
     bring_up(machine, TARGET, drafted)
-    estimates = machine.drafts.estimates(request)
+    estimates = machine.drafts.estimates(request, 3)
     first, growth = [estimates.target(width) for width in WIDTHS], estimates.growth(16)
     bring_up(machine, DevicePace(steps=((1, 0.5),), prefill_rate=1.0), DRAFT)
 
     assert first == pytest.approx([TARGET.forward(width) for width in WIDTHS])
     assert growth == pytest.approx(drafted.forward(16))
-    assert machine.drafts.estimates(request).target(4) == pytest.approx(0.5)
+    assert machine.drafts.estimates(request, 3).target(4) == pytest.approx(0.5)
+
+
+LONG = replace(TARGET, context_seconds=5e-7, vector_queries=8)
+
+
+@pytest.mark.parametrize(("prompt", "typical"), [(3, 0), (511, 0), (512, 1024), (5000, 4096), (20_000, 16_384)])
+def test_requests_begin_with_what_their_context_adds_by_width(prompt: int, typical: int):
+    """On Metal nine tokens read the KV like sixteen, and one like one: the widths do not move alike."""
+    machine = Machine(Options())
+    bring_up(machine, LONG, DRAFT)
+    cost = machine.drafts.estimates(Request((1,), Sampling(), 5), prompt).target
+
+    assert [cost(width) for width in WIDTHS] == pytest.approx([LONG.forward(width, typical) for width in WIDTHS])
+
+
+def test_between_widths_whose_contexts_were_measured_lies_a_line_and_beyond_the_widest_none():
+    told = replace(modelled_hello("target", pace=TARGET), context_costs=((1, 0.001), (8, 0.004), (9, 0.01)))
+
+    added = [behind - alone for (_, behind), (_, alone) in zip(costs_behind(told, 2000), told.costs, strict=True)]
+    assert added == pytest.approx([0.002 + 0.006 * step / 7 for step in range(8)] + [0.02] * 9)
+    assert costs_behind(replace(told, context_costs=()), 2000) == list(told.costs)
+
+
+def test_a_text_that_grows_long_is_decoded_by_the_costs_behind_long_contexts():
+    language = ModelledLanguage(GREEDY, 0, prompt_tokens=400)
+    simulation = modelled_pipeline(Options(), language, Devices(target=LONG, draft=DRAFT, baseline_draft=DRAFT))
+    simulation.submit(1, 100)
+    simulation.run()
+    drafts, request = simulation.machine.drafts, next(iter(simulation.clients.values())).request
+    assert drafts.estimates(request, 500).target.observed
+    assert not drafts.estimates(request, 600).target.observed
+
+    simulation.submit(1, 300)
+    simulation.run()
+
+    assert drafts.estimates(request, 600).target.observed
+    assert not drafts.estimates(request, 3000).target.observed
 
 
 def bring_up(machine: Machine, target: DevicePace, draft: DevicePace) -> None:

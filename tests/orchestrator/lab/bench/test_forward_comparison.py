@@ -5,11 +5,11 @@ import itertools
 import mlx.core as mx
 import pytest
 
-from orchestrator.lab.bench.forwards import LAYER_KINDS, Built, ComparisonOrder, LayerKind, Sampled
+from orchestrator.lab.bench.forwards import LAYER_KINDS, PROMPT, Built, ComparisonOrder, LayerKind, Sampled
 from orchestrator.lab.bench.forwards_process import OurSequence, StockSequence, compare, random_network, same_network
 from protocol.inference.language_model import LanguageModel
 
-CONTEXT = [int(token) for token in range(1, 160)]
+CONTEXT = [token % 250 for token in range(1, 300)]
 """Longer than the window of the kind that has one."""
 CHAIN = [5, 9, 2, 200]
 BELOW_TREE = {"rwkv"}
@@ -30,6 +30,22 @@ def test_both_sequences_give_the_same_logits_again_after_they_are_undone(kind: L
         assert mx.allclose(forward(CHAIN), expected, atol=1e-3).item()
 
     assert model.level == ("chain" if kind in BELOW_TREE else "tree")
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", LAYER_KINDS)
+def test_a_context_that_repeats_a_prompt_is_the_same_for_both(kind: LayerKind):
+    network = random_network(kind, "tiny")
+    context = list(range(250)) * 9
+    assert len(context) > 2 * PROMPT
+    stock, ours = StockSequence(network, context), OurSequence(LanguageModel(same_network(network)), context)
+    expected = stock.evaluate(CHAIN)
+    mx.eval(expected)
+    stock.undo()
+    for logits in (ours.chain(CHAIN), stock.evaluate(CHAIN)):
+        assert mx.allclose(logits, expected, atol=1e-3).item()
+    ours.undo()
+    assert mx.allclose(ours.chain(CHAIN), expected, atol=1e-3).item()
 
 
 @pytest.mark.sampled(2)
@@ -61,7 +77,7 @@ def test_a_kept_half_is_committed_and_can_be_undone(kind: LayerKind):
 
 def test_everyone_takes_turns_at_every_width_and_the_first_turn_is_not_reported():
     ticks = itertools.count()
-    order = ComparisonOrder(size="tiny", context=16, widths=(1, 3), samples=2, round=4)
+    order = ComparisonOrder(size="tiny", contexts=(16,), widths=(1, 3), samples=2, round=4)
     built, *samples = compare("attention", order, lambda: float(next(ticks)))
 
     assert isinstance(built, Built)
@@ -74,7 +90,7 @@ def test_everyone_takes_turns_at_every_width_and_the_first_turn_is_not_reported(
 
 
 def test_what_the_next_forward_repeats_counts_as_undoing():
-    order = ComparisonOrder(size="tiny", context=16, widths=(1,), samples=1, round=4)
+    order = ComparisonOrder(size="tiny", contexts=(16,), widths=(1,), samples=1, round=4)
     # Of the clock, each pair is one time: two warm forwards, a round, its keep, and two next forwards.
     seconds = [1.0, 1.0, 1.0, 0.5, 3.0, 1.0, 2.0]
     ticks = itertools.accumulate(each for length in 2 * seconds for each in (0.0, length))

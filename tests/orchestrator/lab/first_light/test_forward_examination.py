@@ -8,12 +8,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from orchestrator.lab.first_light.forward_examination import In32Bits, compare, examine
-from orchestrator.lab.first_light.forwards import Compared, ForwardOrder, ForwardsReady, ForwardTimed
+from orchestrator.lab.first_light.forward_examination import In32Bits, Rounds, compare, examine, ties
+from orchestrator.lab.first_light.forwards import (
+    Compared,
+    ForwardOrder,
+    ForwardsReady,
+    ForwardTimed,
+    LoopTimed,
+    Ties,
+)
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Level
 from target_worker.float32_copy import copy_in_32_bits
-from tests.support.models.tiny_models import VOCABULARY, tree_model
+from tests.support.models.tiny_models import VOCABULARY, network, tree_model
 from tests.support.paths import DEMO_TARGET
 
 TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(VOCABULARY, size=40))
@@ -21,9 +28,10 @@ TOKENS = tuple(int(token) for token in np.random.default_rng(3).integers(VOCABUL
 
 def test_every_width_and_shape_is_compared_with_width_1_and_none_differs_here():
     order = ForwardOrder(folder="", tokens=TOKENS, prompt=8, compared=(1, 2, 5, 9))
-    loaded, *compared = examine(tree_model(), order, lambda: 0.0)
+    loaded, counted, *compared = examine(tree_model(), order, lambda: 0.0)
 
     assert isinstance(loaded, ForwardsReady)
+    assert counted == Ties("own", 32, 0, 0)
     assert [(one.width, one.shape) for one in compared if isinstance(one, Compared)] == [
         *((1, "chain"), (2, "chain"), (2, "tree"), (5, "chain"), (5, "tree"), (9, "chain"), (9, "tree"))
     ]
@@ -63,14 +71,61 @@ def test_a_flip_is_counted_with_the_gap_that_it_had():
     assert found.gap == pytest.approx(0.1 / spread, rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
+def test_in_half_precision_a_head_in_32_bits_is_compared_too_and_left_as_it_was(kind: mx.Dtype):
+    stock = network()
+    stock.set_dtype(kind)
+    model = LanguageModel(stock)
+    order = ForwardOrder(folder="", tokens=TOKENS, prompt=8, compared=(1, 5), heads=("own", "float32"))
+    reports = list(examine(model, order, lambda: 0.0))
+
+    assert [one.head for one in reports if isinstance(one, Ties)] == ["own", "float32"]
+    assert [one.head for one in reports if isinstance(one, Compared)] == [*["own"] * 3, *["float32"] * 3]
+    assert all(one.flips == 0 for one in reports if isinstance(one, Compared))
+    assert model.sequence().evaluate((5,), (-1,)).dtype == kind
+
+
+def test_ties_are_counted_in_units_of_the_logits_own_type():
+    """Between 2 and 4 bfloat16 has a number every 1/64."""
+    rows = np.array([[1, 3, 3], [1, 3, 3 - 1 / 64], [1, 3, 3 - 1 / 32], [-4, -3, -3]], np.float32)
+
+    assert ties(rows, 2**-7, "own") == Ties("own", 4, 2, 3)
+    assert ties(rows, 2**-23, "float32") == Ties("float32", 4, 2, 2)
+
+
+def test_loops_are_timed_as_mlx_lm_runs_and_ours_await_each_result_or_dispatch_the_next_before():
+    ticks = itertools.count()
+    order = ForwardOrder(folder="", tokens=TOKENS, prompt=8, rounds=4)
+    timed = [one for one in examine(tree_model(), order, lambda: float(next(ticks))) if isinstance(one, LoopTimed)]
+
+    assert timed == [
+        LoopTimed("mlx-lm", 1, 250.0),
+        *(LoopTimed(loop, width, 250.0) for width in (1, 5) for loop in ("waited", "ahead")),
+    ]
+
+
+@pytest.mark.parametrize("parents", [(-1,), (-1, 0, 0, 1, 1)])
+def test_forwards_that_are_dispatched_ahead_leave_the_sequence_as_those_that_are_awaited(parents: tuple[int, ...]):
+    model, left = tree_model(), []
+    for ahead in (False, True):
+        sequence = model.sequence()
+        mx.eval(sequence.prefill(TOKENS[:8]))
+        rounds = Rounds(sequence, parents, ahead)
+        for _ in range(5):
+            rounds.advance()
+        left.append(np.array(sequence.evaluate([9], [-1])))
+
+    assert np.array_equal(*left)
+
+
 def test_a_forward_is_timed_behind_each_context_that_fits():
     model = tree_model()
     ticks = itertools.count()
-    order = ForwardOrder(folder="", timed=(1, 3), contexts=(16, 40, 10**6), samples=2)
+    order = ForwardOrder(folder="", timed=(1, 3), contexts=(16, 4000, 10**6), samples=2)
     timed = [one for one in examine(model, order, lambda: float(next(ticks))) if isinstance(one, ForwardTimed)]
 
     assert [(one.width, one.context, one.milliseconds) for one in timed] == [
-        *((1, 16, 1000.0), (3, 16, 1000.0), (1, 40, 1000.0), (3, 40, 1000.0))
+        *((1, 16, 1000.0), (3, 16, 1000.0), (1, 4000, 1000.0), (3, 4000, 1000.0))
     ]
 
 

@@ -2,19 +2,27 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.lab.bench.contender import TimedGeneration
 from orchestrator.lab.findings import Findings, Table, Value
-from orchestrator.lab.first_light.forwards import Compared
-from orchestrator.lab.first_light.measurements import neural_engine, widths
+from orchestrator.lab.first_light.forwards import Compared, ForwardsReady, ForwardTimed, Loop, Ties
+from orchestrator.lab.first_light.measurements import idle, neural_engine, placement, widths
 from orchestrator.lab.first_light.measurements.overlap import Overlap, efficiency
+from orchestrator.lab.first_light.measurements.placement import Decoded
 from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.stages import Asked, LightSettings
 from orchestrator.machine.check import Check
+from orchestrator.machine.downloads.default_target import VARIABLE
+from orchestrator.machine.neural_engine.examination import StageOutcome
+from orchestrator.machine.neural_engine.judgement import judge
+from protocol.contracts.coreml.examination import Agreed, Loaded, Loading, Predicted, Timed
 from protocol.contracts.coreml.neural_engine import ExaminedSystem
 
+PREDICT_TABLES = ("loading", "loaded", "agreed", "predicted", "timed")
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")
 
 
@@ -47,23 +55,45 @@ def test_the_longer_step_runs_alone_once_the_shorter_has_ended():
 
 
 def test_an_examination_shows_every_kind_of_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, "demo")
     monkeypatch.setattr(neural_engine, "converted_draft", lambda *_: tmp_path)
     monkeypatch.setattr(neural_engine, "place_of", lambda _: ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64))
     found = neural_engine.examination(Asked(LightSettings(short=True), lambda _: None), "executor", FAKE)
     titles = [table.title for table in found.tables]
 
     assert titles == [
-        "CPU_AND_NE, predict: agreed",
-        "CPU_AND_NE, predict: predicted",
-        "CPU_AND_NE, predict: timed",
-        "CPU_ONLY, predict: agreed",
-        "CPU_ONLY, predict: predicted",
-        "CPU_ONLY, predict: timed",
+        *(f"CPU_AND_NE, predict: {kind}" for kind in PREDICT_TABLES),
+        *(f"CPU_ONLY, predict: {kind}" for kind in PREDICT_TABLES),
         "CPU_AND_NE, plan: placed",
+        *(f"CPU_AND_NE, predict beside a busy GPU: {kind}" for kind in PREDICT_TABLES),
     ]
-    assert [table.rows for table in found.tables if table.title.endswith("timed")] == [((8, 7.0),), ((8, 30.0),)]
+    times = [table.rows for table in found.tables if table.title.endswith("timed")]
+    assert times == [((8, 7.0),), ((8, 30.0),), ((8, 7.0),)]
+    assert found.settled == (
+        "The package loads on the Neural Engine, compiled if need be: width 8 in 1.5 s.",
+        "A predict of width 8 on the Neural Engine takes 7.00 ms, and 7.00 ms beside a busy GPU (1.00 times).",
+    )
     assert [value.unit for value in found.values] == ["MiB"]
     assert found.checks[-1] == Check("verdict", "ok", "coreml: all that was examined is as it should be")
+
+
+def test_a_width_that_does_not_load_is_told_with_the_reason():
+    told = StageOutcome(
+        "predict", "CPU_AND_NE", (Loading(None), Loading(1), Loaded(1, 2.0), Loading(8)), "hung", "said no"
+    )
+
+    assert list(neural_engine.sentences([told])) == [
+        "The package loads on the Neural Engine, compiled if need be: width 1 in 2.0 s.",
+        "The package's width 8 does not load on the Neural Engine: said no.",
+    ]
+
+
+def test_what_is_slower_beside_a_busy_gpu_decides_nothing():
+    place, agreed = ExaminedSystem("macOS 25A1", "Apple M9", "f" * 64), Agreed(8, 0.01, 30, 30)
+    alone = StageOutcome("predict", "CPU_AND_NE", (agreed, Predicted(30, True), Timed(8, 7.0)), "done")
+    beside = StageOutcome("predict", "CPU_AND_NE", (Timed(8, 70.0),), "crashed", "ended by signal 11", beside=True)
+
+    assert judge([alone, beside], place) == judge([alone], place)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +107,60 @@ def test_only_a_near_tie_may_fall_otherwise_and_only_on_a_gpu(flips: int, gap: f
     assert f"{flips} of 100" in found.text
 
 
+def test_ties_and_width_steps_are_told_in_a_sentence_each():
+    reports = [
+        ForwardsReady("GPU", "bfloat16"),
+        Ties("own", 120, 4, 15),
+        Compared(5, "chain", 120, 0.2, 3, 0.01),
+        Ties("float32", 120, 0, 1),
+        Compared(5, "chain", 120, 0.2, 1, 0.01, "float32"),
+        *(ForwardTimed(width, 4096, ms) for width, ms in ((1, 20.0), (4, 24.0), (8, 26.0), (9, 40.0))),
+    ]
+
+    assert widths.sentences(reports) == [
+        "Ties (bfloat16, by the model's own head): the two best logits are equal at 4 of 120 places and within one "
+        "unit of the last place at 15; 3 of 120 favourites change with the width.",
+        "Ties (float32, by the same head in 32 bits): the two best logits are equal at 0 of 120 places and within one "
+        "unit of the last place at 1; 1 of 120 favourites change with the width.",
+        "Width steps behind 4,096 tokens: a forward of up to 4 tokens takes at most 1.25 times that of a single one "
+        "(20.00 ms); the largest step is from 8 to 9 tokens, 1.54 times.",
+    ]
+
+
+def test_idle_time_is_what_a_round_takes_beyond_forwards_that_are_dispatched_ahead():
+    loops: dict[tuple[Loop, int], float] = {
+        ("mlx-lm", 1): 20.0,
+        ("waited", 1): 22.0,
+        ("ahead", 1): 19.5,
+        ("waited", 5): 25.0,
+        ("ahead", 5): 23.0,
+    }
+    plain = TimedGeneration(tokens=(), tokens_per_second=40.0, tokens_per_round=1.0, overhead_per_round=0.001)
+    guessing = replace(plain, tokens_per_second=80.0, tokens_per_round=2.5)
+    found = idle.findings(loops, {"ar": plain, "adaptive": guessing}, ())
+
+    assert found.settled == (
+        "Plain rounds: the pipeline takes 25.00 ms a token and mlx-lm's own loop 20.00 ms, 0.80 of its speed; the "
+        "device is idle for 5.50 ms of each round.",
+        "Rounds with guesses: the device is idle for 3.00 of 31.25 ms a round, 1.00 ms for messages and decisions and "
+        "2.00 ms while the forward is built.",
+    )
+    assert [row[3] for row in found.tables[0].rows] == [None, 2.5, None, 2.0, None, 5.5, 3.0]
+
+
+def test_the_fastest_place_of_the_draft_is_named_by_temperature():
+    found = [
+        *(Decoded("in turns", heat, rate, None, None) for heat, rate in ((0.0, 50.0), (0.8, 45.0))),
+        *(Decoded("Core ML, beside", heat, rate, None, None) for heat, rate in ((0.0, 60.0), (0.8, 40.0))),
+    ]
+
+    assert placement.findings(found, ()).settled == (
+        "Placement at T = 0, tokens/s with the draft on: in turns 50.0, Core ML, beside 60.0; fastest: Core ML, "
+        "beside.",
+        "Placement at T = 0.8, tokens/s with the draft on: in turns 45.0, Core ML, beside 40.0; fastest: in turns.",
+    )
+
+
 # The page --------------------------------------------------------------------------------------------
 
 
@@ -86,6 +170,7 @@ def report() -> LightReport:
         values=(Value("gain <b>", 1.25, "×", "computed", "a & b"),),
         tables=(Table("Times", ("tokens", "ms"), (*rows,), "note"), Table("Empty", ("a", "b"), (("x", None),))),
         checks=(Check("OpenBLAS", "warn", "not found", "install it"),),
+        settled=("Nothing & all.",),
     )
     stages = (
         StageReport(stage="a", title="First", status="done", seconds=3.0, findings=found),
@@ -108,6 +193,7 @@ def test_the_page_shows_units_origins_pictures_and_what_is_not_here():
     assert "<td>1.25</td><td" in text
     assert ">computed<" in text
     assert text.count("<svg") == 1
+    assert text.index("<li>Nothing &amp; all.</li>") < text.index('href="#a"')
     assert "not here: no Neural Engine" in text
     assert "&lt;script&gt;" in text
     assert "next: install it" in text

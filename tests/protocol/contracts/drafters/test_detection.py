@@ -22,6 +22,7 @@ from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 TARGET = TargetShape(LAYERS, WIDTH, VOCABULARY)
 _LAYER = 16 * WIDTH + 2 * 8 * WIDTH + 16 * WIDTH + 3 * 24 * WIDTH + 2 * WIDTH
+_CONVOLUTION = 2 * 2 * WIDTH + WIDTH * WIDTH
 _WIDE_LAYER = _LAYER + (16 + 2 * 8) * WIDTH + WIDTH
 
 
@@ -42,6 +43,10 @@ def found(folder: Path, form: str) -> Drafter:
         ("dspark", "dspark", "DeepSpec", (1, 3, 5)),
         ("specforge_dspark", "dspark", "SpecForge", (1, 3, 5)),
         ("deepspec_dflash", "dflash", "DeepSpec", (1, 3, 5)),
+        ("dflash2", "dflash2", "z-lab", (1, 3, 5)),
+        ("speculators_dflash", "dflash", "speculators", (1, 3, 5)),
+        ("speculators_dspark", "dspark", "speculators", (1, 3, 5)),
+        ("speculators_dflash2", "dflash2", "speculators", (1, 3, 5)),
         ("qwen_mtp", "mtp", "Qwen", (FINAL,)),
         ("deepseek_mtp", "mtp", "DeepSeek", (FINAL,)),
         ("trained_exit", "exit", "this program's", ()),
@@ -65,6 +70,9 @@ def test_each_published_format_is_recognised(
         ("dflash", None, 7),
         ("dspark", None, 7),
         ("specforge_dspark", None, 7),
+        ("dflash2", None, 7),
+        ("speculators_dflash", DRAFTED, 7),
+        ("speculators_dspark", DRAFTED, 7),
     ],
 )
 def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str, drafted: int | None, block: int):
@@ -79,6 +87,8 @@ def test_the_reduced_vocabulary_and_the_block_are_told(tmp_path: Path, form: str
         ("safeailab", _WIDE_LAYER + WIDTH + DRAFTED * WIDTH),
         ("dflash", 2 * (_LAYER + 8) + 2 * WIDTH + VOCABULARY * WIDTH),
         ("dspark", 2 * (_LAYER + 8) + 2 * WIDTH + VOCABULARY * WIDTH + VOCABULARY * RANK + WIDTH + RANK + 1),
+        ("dflash2", 2 * (_LAYER + 8 + 2 * _CONVOLUTION) + 2 * WIDTH + RANK * WIDTH + VOCABULARY * WIDTH),
+        ("speculators_dflash", 2 * (_LAYER + 8) + 2 * WIDTH + DRAFTED * WIDTH),
         ("qwen_mtp", _LAYER + 2 * WIDTH * WIDTH + 3 * WIDTH + VOCABULARY * WIDTH),
     ],
 )
@@ -177,6 +187,10 @@ def changed(**changes: Any) -> Callable[[Format], Format]:
     return lambda given: (given[0] | changes, given[1])
 
 
+def nested(**changes: Any) -> Callable[[Format], Format]:
+    return lambda given: (given[0] | {"dflash_config": given[0]["dflash_config"] | changes}, given[1])
+
+
 def reshaped(name: str, shape: tuple[int, ...]) -> Callable[[Format], Format]:
     return lambda given: (given[0], given[1] | {name: shape})
 
@@ -203,14 +217,37 @@ DAMAGES: list[tuple[str, Callable[[Format], Format], str]] = [
     ("speculators", changed(transformer_layer_config=[]), "has no transformer_layer_config"),
     ("speculators", changed(eagle_aux_hidden_state_layer_ids=[0, 3, 4]), "target's embedding"),
     ("speculators", changed(speculators_model_type="peagle"), "of the kind peagle"),
-    ("speculators", changed(speculators_model_type="dflash"), "in speculators' packaging"),
     ("safeailab", changed(num_hidden_layers=2), "of 2 layers"),
     ("dflash", changed(num_hidden_layers=1 << 20), "1,048,576 layers"),
     ("deepspec_eagle3", changed(target_layer_ids=[-1, 2]), "ascending order"),
     ("dflash", changed(block_size=4096), "blocks of 4096 tokens"),
     ("dflash", changed(dflash_config={}), "does not say which layers"),
     ("dflash", changed(num_hidden_layers=3), r"lacks the tensor layers\.2"),
-    ("dflash", changed(architectures=["DFlash2DraftModel"]), "of the kind DFlash2DraftModel"),
+    ("dflash", changed(num_target_layers=5), r"target_layer_ids \(1, 3, 5\), counted from 0, for a target of 5 layers"),
+    ("dflash2", lacking("layers.1.mlp_conv.base_kernel"), r"lacks the tensor layers\.1\.mlp_conv\.base_kernel"),
+    (
+        "dflash2",
+        reshaped("layers.0.attention_conv.kernel_projection.weight", (9, WIDTH)),
+        "kernel_projection.weight has",
+    ),
+    (
+        "dflash2",
+        reshaped("candidate_selector.successor_codebook", (VOCABULARY - 1, RANK)),
+        "successor_codebook has the",
+    ),
+    ("dflash2", lacking("candidate_selector.hidden_projection.weight"), "lacks the tensor candidate_selector"),
+    ("dflash2", nested(conv_group_size=5), "conv_group_size 5, which don't fit blocks of 8 tokens and a width of 16"),
+    ("dflash2", nested(conv_kernel_size=9), "conv_kernel_size 9"),
+    ("dflash2", nested(selector_rank=None), "selector_rank None"),
+    ("speculators_dflash2", changed(draft_vocab_size=DRAFTED), "lm_head.weight has the shape"),
+    ("speculators_dflash", changed(draft_vocab_size=VOCABULARY + 1), "drafts 41 of 40 tokens"),
+    ("speculators_dflash", lacking("d2t"), "lacks the tensor d2t"),
+    ("speculators_dflash", changed(aux_hidden_state_layer_ids=[0, 2]), "ascending order"),
+    (
+        "speculators_dspark",
+        reshaped("markov_head.markov_w2.weight", (VOCABULARY, RANK)),
+        "markov_w2.weight has the shape",
+    ),
     ("dspark", lacking("markov_head.markov_w1.weight"), "markov_w1"),
     ("dspark", changed(markov_rank=-1), "markov_rank -1"),
     ("qwen_mtp", reshaped("mtp.fc.weight", (WIDTH, WIDTH)), r"mtp\.fc\.weight has the shape"),

@@ -16,7 +16,7 @@ BUILT = Built(kind="delta", architecture="qwen3_5", level="tree", parameters=290
 def sampled(stock: float, chain: float, tree: float, undo: float) -> Sampled:
     """One forward of 2 and of 8 tokens."""
     by_name = {name: {2: time, 8: 2 * time} for name, time in (("stock", stock), ("chain", chain), ("tree", tree))}
-    return Sampled(kind="delta", **by_name, round=100.0, undo=undo)
+    return Sampled(kind="delta", context=256, **by_name, round=100.0, undo=undo)
 
 
 def test_ratios_are_taken_within_a_sample():
@@ -38,6 +38,7 @@ def test_two_tokens_are_a_chain_in_any_tree():
     assert widths[8].tree is not None
     assert widths[8].tree.median == pytest.approx(1.1)
     assert widths[8].chain.interval is None
+    assert widths[8].alone.median == pytest.approx(2.0)
 
 
 def test_a_missed_aim_is_named():
@@ -46,13 +47,14 @@ def test_a_missed_aim_is_named():
 
 @pytest.mark.thorough
 def test_the_command_measures_random_models_in_a_process(monkeypatch: pytest.MonkeyPatch):
-    tiny = partial(ComparisonOrder, size="tiny", widths=(1, 4), context=24, round=4)
+    tiny = partial(ComparisonOrder, size="tiny", widths=(1, 4), round=4)
     monkeypatch.setattr(command, "ComparisonOrder", tiny)
-    arguments = ["forwards", "--kind", "delta", "--kind", "rwkv", "--repeats", "6"]
+    arguments = ["forwards", "--kind", "delta", "--kind", "rwkv", "--repeats", "6", "--context", "24"]
     printed = CliRunner().invoke(bench, [*arguments, "--json"], catch_exceptions=False)
     found = json.loads(printed.stdout)
 
     assert found["settings"]["samples"] == 6
+    assert {one["context"] for one in found["results"]} == {24}
     assert [(one["kind"], one["level"]) for one in found["results"]] == [("delta", "tree"), ("rwkv", "chain")]
     for one in found["results"]:
         assert one["undo"]["interval"] is not None

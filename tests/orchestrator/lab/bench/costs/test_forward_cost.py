@@ -106,7 +106,7 @@ def test_the_stream_test_has_a_copy_and_a_dot_product():
 def test_real_forwards_are_measured_and_shown_by_width():
     costs = measured_forwards(demo_model("target"), demo_model("draft"), samples=1)
 
-    found = findings([], costs)
+    found = findings([], costs, [])
     lines = shown(found, width=128).splitlines()
     assert max(map(len, lines)) <= 128
     assert [line.split()[0] for line in lines[2:4]] == ["target", "draft"]

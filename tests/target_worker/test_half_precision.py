@@ -1,0 +1,111 @@
+"""What a target decides in float16 and bfloat16, the types of a Mac: trees, several requests, adopted KV and rejection
+give the tokens of single rounds."""
+
+import os
+import random
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from protocol.inference.language_model import LanguageModel
+from protocol.kv.exchange import KvExchange
+from protocol.messages.base import SequenceId
+from protocol.messages.kv import KvReference
+from protocol.messages.plans import Distribution
+from protocol.messages.sampling import Sampling
+from protocol.messages.worker import Forest, Start, Verify
+from protocol.sampling.sampler import Noise
+from target_worker.engine import TargetEngine
+from target_worker.verification import ProposedTree, likelihoods, rejection
+from target_worker.worker import TargetWorker
+from tests.support.models.architectures import tiny
+from tests.support.models.tiny_models import VOCABULARY, network
+from tests.support.target_requests import HELLO, ROOT, Request, answers
+
+both_kinds = pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
+PROMPT = tuple(random.Random(1).choices(range(VOCABULARY), k=90))
+ROUNDS = 8
+HOT = Sampling(temperature=0.7, seed=3, top_p=0.9, logprobs=2)
+
+
+def halved(stock: Any, kind: mx.Dtype) -> LanguageModel:
+    stock.set_dtype(kind)
+    return LanguageModel(stock)
+
+
+def target(made: LanguageModel, sharing: KvExchange | None = None) -> TargetWorker:
+    ticks = count()
+    return TargetWorker(TargetEngine(made, 64, sharing), lambda: float(next(ticks)), HELLO)
+
+
+def start(sampling: Sampling, tokens: Sequence[int] = PROMPT, sequence: int = 1, **others: Any) -> Start:
+    return Start(SequenceId(sequence), others.pop("round", 0), tuple(tokens), ROOT, sampling, **others)
+
+
+def tree(text: Sequence[int], place: int) -> tuple[list[int], list[int]]:
+    """Three right tokens behind the place, each with a wrong one beside it."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for depth, token in enumerate(text[place : place + 3]):
+        tokens += [token, (token + 1) % VOCABULARY]
+        parents += [2 * depth - 1 if depth else 0] * 2
+    return tokens, parents
+
+
+@both_kinds
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("sampling", [Sampling(), HOT])
+def test_trees_of_several_requests_in_one_forward_give_the_tokens_of_single_rounds(
+    name: str, sampling: Sampling, kind: mx.Dtype
+):
+    made = halved(tiny(name), kind)
+    assert (made.level, made.joins) == ("tree", True)
+    prompts = (PROMPT, PROMPT[:31])
+    texts = [Request(target(made), start(sampling, prompt)).decode(4 * ROUNDS) for prompt in prompts]
+
+    worker = target(made)
+    requests = [Request(worker, start(sampling, prompt, id)) for id, prompt in enumerate(prompts, 1)]
+    for _ in range(ROUNDS):
+        trees = [each.verify(*tree(text, len(each.tokens))) for each, text in zip(requests, texts, strict=True)]
+        replies = answers(worker, Forest(tuple(trees)))
+        assert all(len(each.fold(verify, replies).path) == 3 for each, verify in zip(requests, trees, strict=True))
+
+    assert [each.tokens for each in requests] == texts
+
+
+@both_kinds
+@pytest.mark.usefixtures("registry")
+def test_a_restarted_target_adopts_the_saved_kv_and_gives_the_same_tokens(kind: mx.Dtype):
+    made = halved(network(max_position_embeddings=4096), kind)
+    assert made.layout is not None
+    sharing = KvExchange(made.layout, fingerprint="m", epoch=7, owner=os.getpid())
+    whole = Request(target(made), start(HOT)).decode(140)
+    first = Request(target(made, sharing), start(HOT))
+    tokens = first.decode(70)
+
+    reference = KvReference(first.offers[-1].name, first.offers[-1].tokens)
+    second = Request(target(made, sharing), start(HOT, tokens, adopt=reference, round=70))
+
+    assert second.prefilled.adopted == 153
+    assert second.decode(70) == whole
+
+
+@both_kinds
+def test_log_probabilities_and_rejection_are_those_of_the_same_logits_in_float32(kind: mx.Dtype):
+    logits = (mx.random.normal((4, VOCABULARY), key=mx.random.key(4)) * 3).astype(kind)
+    verify = Verify(SequenceId(1), 0, ROOT, 9, (5, 8, 2, 60), (-1, 0, 1, 2))
+    proposal = ProposedTree(verify)
+    shares = tuple(
+        Distribution(node, (token, 1), (0.75, 0.25)) for node, token in zip(proposal.ids, (8, 2, 60), strict=False)
+    )
+    drawn = ProposedTree(Verify(SequenceId(1), 0, ROOT, 9, verify.tokens, verify.parents, shares))
+    noise = Noise(VOCABULARY)
+
+    for seed in range(50):
+        sampling = Sampling(temperature=0.8, seed=seed, verification="rejection")
+        assert rejection(logits, drawn, sampling, noise) == rejection(logits.astype(mx.float32), drawn, sampling, noise)
+    told = likelihoods(logits, range(4), (8, 2, 60, 7), 5)
+    assert told == likelihoods(logits.astype(mx.float32), range(4), (8, 2, 60, 7), 5)
