@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ class Help(click.HelpFormatter):
             width = columns
         super().__init__(indent_increment, width, max_width)
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         super().write_dl(rows, col_max if self.width >= _NARROW - 2 else 2, col_spacing)
 
 

@@ -106,7 +106,7 @@ def attach(
     \b
     launch-pipeline attach draft lp1:mac-studio.local:5571:...
     launch-pipeline attach draft mac-studio.local:5571 --draft-engine coreml
-    launch-pipeline attach prefill mac-studio.local:5571 --target MODEL       where --prefill-engine guest was given
+    launch-pipeline attach prefill mac-studio.local:5571 --target MODEL
     """
     # It imports the workers' loop and with it numpy, which takes a moment.
     from orchestrator.cli.serving.attachment import Attachment, Lending
@@ -148,8 +148,8 @@ def target_rank(file: str, rank: int, target: str | None, kv_bits: KvBits) -> No
     must still be one that you trust: MLX does not encrypt what goes over it.
 
     \b
-    launch-pipeline start --target-hosts hosts.json --target MODEL              on the first host
-    launch-pipeline target-rank --hosts hosts.json --rank 1 --target MODEL      on the second
+    launch-pipeline start --target-hosts hosts.json --target MODEL
+    launch-pipeline target-rank --hosts hosts.json --rank 1 --target MODEL
     """
     folder = target_folder(target, quiet=False)
     hosts = checked_hosts(file, folder)

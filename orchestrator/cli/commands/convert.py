@@ -49,8 +49,8 @@ def convert(
 
     \b
     launch-pipeline convert --out default-draft
-    launch-pipeline convert mlx-community/Qwen2.5-0.5B-Instruct-bf16 --out qwen --weights int8 --context 4096
-    launch-pipeline convert deepseek-ai/dspark_qwen3_4b_block7 --target Qwen/Qwen3-4B --out dspark
+    launch-pipeline convert MODEL --out qwen --weights int8 --context 4096
+    launch-pipeline convert DRAFTER --target Qwen/Qwen3-4B --out dspark
     """
     choices = Choices(widths=_widths(widths), **options)
     source, beside = _source(model, target, quiet=as_json)

@@ -103,7 +103,7 @@ def train_draft(
     --minutes continue a training that is over.
 
     \b
-    launch-pipeline train-draft --kind eagle3 --target MODEL --data chats.jsonl --out my-eagle3
+    launch-pipeline train-draft --kind eagle3 --target MODEL --out my-eagle3
     """
     work = work or out / "work"
     _require_own(out)

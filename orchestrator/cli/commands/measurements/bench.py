@@ -247,11 +247,11 @@ def strategies(**options: Any) -> None:
     launch-pipeline bench strategies
     launch-pipeline bench --pair demo --limit 2 --draft-tokens 2-4 --temperature 0
     launch-pipeline bench --mode speculative,adaptive --same-model
-    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --verification rejection --plot m4.png
+    launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --plot m4.png
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
-    launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2 --no-controls --temperature 0
+    launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2
     launch-pipeline bench --rivals llama.cpp --temperature 0
-    launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01 --strategies ar,adaptive --draft-tokens 0
+    launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01
     """
     print_notes(without_effect())
     _compare(**options)
@@ -267,7 +267,7 @@ def drafters(folders: tuple[str, ...], **options: Any) -> None:
     """Compare the drafts in these FOLDERs, of any kind, with the pair's own, under the same strategies.
 
     \b
-    launch-pipeline bench drafters my-draft eagle3 --strategies adaptive --temperature 0
+    launch-pipeline bench drafters my-draft eagle3 --temperature 0
     """
     print_notes(without_effect())
     _compare(drafters=",".join(folders), **options)

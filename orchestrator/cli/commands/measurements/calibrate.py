@@ -36,7 +36,7 @@ def calibrate(out: Path | None, **options: Any) -> None:
 
     \b
     launch-pipeline calibrate
-    launch-pipeline calibrate --target mlx-community/Qwen2.5-3B-Instruct-4bit --out mine.toml
+    launch-pipeline calibrate --pair qwen2.5-3b --out mine.toml
     launch-pipeline bench --pace mine.toml
     """
     from orchestrator.lab.calibration.calibrate import calibrate as measured
