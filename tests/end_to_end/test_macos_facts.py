@@ -11,6 +11,7 @@ import pytest
 from orchestrator.runtime import session
 from orchestrator.runtime.session import Session
 from protocol.kv.segments import create_segment, sweep
+from protocol.paths import SESSIONS_VARIABLE
 from protocol.security.addresses import require_local
 
 LONGEST_SOCKET_PATH = 100
@@ -30,6 +31,7 @@ def test_socket_paths_fit_for_the_longest_user_and_process_ids(monkeypatch: pyte
     monkeypatch.setattr(os, "getpid", lambda: HIGHEST_PROCESS)
     monkeypatch.setattr(session.tempfile, "mkdtemp", made_there)
     monkeypatch.setattr(session, "private_folder", lambda home: home)
+    monkeypatch.delenv(SESSIONS_VARIABLE)
     # The registry is the present user's.
     monkeypatch.setattr(session.segments, "sweep", lambda: [])
     opened = Session.create()

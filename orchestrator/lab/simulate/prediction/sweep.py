@@ -147,6 +147,12 @@ DRAFTERS: Mapping[DrafterKind, ModelledDrafter] = MappingProxyType(
         "eagle3": ModelledDrafter(
             read=0.35, accept=0.64, source="DSpark's paper (DeepSpec): 0.53 at depth 1 to 0.74 on chat; 32,000-row head"
         ),
+        "peagle": ModelledDrafter(
+            read=4 * _LAYER + _HEAD,
+            accept=None,
+            block=7,
+            source="none by depth is published (at most 1.69 times EAGLE-3's speed); four layers and the whole head",
+        ),
         "mtp": ModelledDrafter(
             read=_LAYER + 2 * 4096 * 4096 / 1e9 + _HEAD,
             accept=0.58,
