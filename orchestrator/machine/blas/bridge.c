@@ -20,6 +20,9 @@ enum { LANES = 16, MOST_ROWS = 32, CHUNK = 64, WIDEST = 512, LEAST_SHARED = 1 <<
  * not transposed; beyond, its rows are too far from each other. Least shared: numbers of a matrix that several threads
  * share. Spins: turns in which a thread waits for the next product before it sleeps, about 0.1 ms: the time between two
  * products of a forward, and no longer, because another worker may need the core. */
+enum { AHEAD = 1024, MOST_STRIPS = 4, MOST_COPIED = 1 << 15 };
+/* Ahead: numbers between those that are multiplied and those that are fetched from memory meanwhile. Strips: rows up to
+ * which one column at a time may pay. Copied: numbers of these rows. */
 
 extern void scipy_cblas_sgemm64_(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k,
                                  float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
@@ -74,6 +77,27 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
         }
 }
 
+/* The same for one column and up to MOST_STRIPS rows: b is read from its beginning to its end, as fast as the memory gives it. */
+INLINE void strip(const Product *p, int row, int column, const int rows, const int columns) {
+    const float *a = p->a + row * p->lda, *b = p->b + column * p->ldb;
+    Lanes sums[MOST_STRIPS] = {0};
+    int done = 0;
+    for (; done + LANES <= p->k; done += LANES) {
+        Lanes weights = *(const Lanes *)(b + done);
+        __builtin_prefetch(b + done + AHEAD);
+        for (int i = 0; i < rows; i++) sums[i] += *(const Lanes *)(a + i * p->lda + done) * weights;
+    }
+    float totals[MOST_STRIPS];
+#pragma unroll
+    for (int i = 0; i < rows; i++) totals[i] = sum_of(sums[i]);
+#pragma unroll
+    for (int i = 0; i < rows; i++) {
+        float total = totals[i], *c = p->c + (row + i) * p->ldc + column;
+        for (int k = done; k < p->k; k++) total += a[i * p->lda + k] * b[k];
+        *c = p->alpha * total + (p->beta == 0 ? 0 : p->beta * *c);
+    }
+}
+
 /* The same for b (k, n), with `vectors` times LANES columns. */
 INLINE void wide_tile(const Product *p, int row, int column, const int rows, const int vectors) {
     const float *a = p->a + row * p->lda, *b = p->b + column;
@@ -110,10 +134,13 @@ INLINE void all_rows(const Product *p, int column, Tile *tile, const int rows, c
         }
 }
 
-/* `rows` and `columns`: how many sums, vectors of LANES numbers, fit into the processor's registers. */
-INLINE void part(const Product *p, int first, int last, const int rows, const int columns) {
+/* `rows` and `columns`: how many sums, vectors of LANES numbers, fit into the processor's registers; `strips`: up to how
+ * many rows one column at a time is faster. */
+INLINE void part(const Product *p, int first, int last, const int rows, const int columns, const int strips) {
     int column = first;
-    if (p->transposed) {
+    if (p->transposed && p->m <= strips && (int64_t)p->m * p->k <= MOST_COPIED) {
+        for (; column < last; column++) all_rows(p, column, strip, strips, 1);
+    } else if (p->transposed) {
         for (; column + columns <= last; column += columns) all_rows(p, column, tile, rows, columns);
         for (; column < last; column++) all_rows(p, column, tile, rows, 1);
     } else {
@@ -128,11 +155,11 @@ INLINE void part(const Product *p, int first, int last, const int rows, const in
 #include <cpuid.h>
 
 __attribute__((target("avx512f,fma"))) static void part_avx512(const Product *p, int first, int last) {
-    part(p, first, last, 4, 4);
+    part(p, first, last, 4, 4, MOST_STRIPS);
 }
 
 __attribute__((target("avx2,fma"))) static void part_avx2(const Product *p, int first, int last) {
-    part(p, first, last, 2, 2);
+    part(p, first, last, 2, 2, 4);
 }
 
 static const long SYS_FUTEX = 202;
@@ -148,7 +175,7 @@ static Part *best_part(void) {
     return b & bit_AVX2 ? part_avx2 : 0;
 }
 #else
-static void part_neon(const Product *p, int first, int last) { part(p, first, last, 2, 2); }
+static void part_neon(const Product *p, int first, int last) { part(p, first, last, 2, 2, 0); }
 static const long SYS_FUTEX = 98;
 static void pause_turn(void) { __asm__ volatile("yield"); }
 static Part *best_part(void) { return part_neon; }
@@ -231,6 +258,14 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
         return;
     }
     Product product = {a, b, c, lda, ldb, ldc, m, n, k, transpose_b == TRANSPOSED, alpha, beta};
+    /* Each column reads all rows, and at half the speed what lies across two lines of the cache. */
+    float copied[MOST_COPIED] __attribute__((aligned(4 * LANES)));
+    int length = (k + LANES - 1) / LANES * LANES;
+    if (m > 1 && (int64_t)m * length <= MOST_COPIED && product.transposed) {
+        for (int row = 0; row < m; row++)
+            for (int i = 0; i < k; i++) copied[row * length + i] = a[(int64_t)row * lda + i];
+        product.a = copied, product.lda = length;
+    }
     int threads = (int64_t)n * k < LEAST_SHARED ? 1 : scipy_openblas_get_num_threads64_();
     if (threads > 1 && !__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) {
         compute_together(&product, best, threads < MOST_THREADS ? threads : MOST_THREADS);
