@@ -22,8 +22,8 @@ Scores: TypeAlias = npt.NDArray[np.float32]
 _LEAST = 1 << 15
 """Attention scores of a layer. With fewer, waiting for each layer costs more than the exponentials."""
 _ROWS = 32
-"""Up to so many tokens a row's products don't depend on the other rows (`orchestrator/machine/blas`). Such forwards come
-here with however few scores, so that a row has the same bits alone and beside others."""
+"""Up to so many tokens a row's products don't depend on the other rows (`orchestrator/machine/blas`). Such forwards
+come here with however few scores, so that a row has the same bits alone and beside others."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
 _SUMMED = 64
@@ -33,8 +33,8 @@ _STOCK = mx.fast.scaled_dot_product_attention
 
 @contextmanager
 def vector_softmax() -> Generator[None]:
-    """While it lasts, MLX's attention in float32 is `attention`, if this process computes on a Linux
-    processor. Only for forwards without gradients: its softmax is no part of MLX's graph."""
+    """While it lasts, MLX's attention in float32 is `attention`, if this process computes on a Linux processor. Only for
+    forwards without gradients: its softmax is no part of MLX's graph."""
     if sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu):
         yield
         return
@@ -101,8 +101,8 @@ def _added(mask: mx.array | str | None, length: int, total: int) -> mx.array | N
 
 
 def _normalise(scores: Scores, shift: Scores | None, few: bool) -> None:
-    """Softmax of each row of (..., T), after `shift` is added, in place. A row of -inf becomes NaN, as in MLX. `few`: of
-    a forward whose rows must not depend on one another."""
+    """Softmax of each row of (..., T), after `shift` is added, in place. A row of -inf becomes NaN, as in MLX. `few`:
+    of a forward whose rows must not depend on one another."""
     if shift is not None:
         scores += shift
     scores -= scores.max(axis=-1, keepdims=True)
