@@ -16,6 +16,7 @@ from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.api.validation import InvalidValue
 from orchestrator.cli.configuration import default_map, origin, read_environment
 from orchestrator.cli.pipeline_options import nearest
+from orchestrator.cli.sentences import say
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file
 
@@ -200,13 +201,13 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        click.echo(f"Error: {_usage(error)}", err=True)
+        say(f"Error: {_usage(error)}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         sys.exit(_INTERRUPTED)
     except PipelineError as error:
-        click.echo(f"Error: {error}", err=True)
+        say(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, InputError) else _FAILED)
     except BrokenPipeError:
         # The reader of our output has ended; stderr may have had the same reader.

@@ -5,6 +5,7 @@ from threading import Lock
 
 import click
 
+from orchestrator.cli.sentences import say
 from orchestrator.runtime.notices import Notice
 
 _CLEAR = "\r\033[K"
@@ -31,7 +32,7 @@ class Notices:
                 self._show_progress(notice.text)
             elif self._at_once:
                 self._clear()
-                click.echo(notice.text, err=True)
+                say(notice.text, err=True)
             else:
                 self._progress = ""
                 self._held.append(notice.text)
@@ -40,9 +41,9 @@ class Notices:
         """The pipeline has ended."""
         with self._lock:
             for text in self._held:
-                click.echo(text, err=True)
+                say(text, err=True)
             if self._progress and not self._at_once:
-                click.echo(f"{_stage(self._progress)}: not finished, so that the next start does it.", err=True)
+                say(f"{_stage(self._progress)}: not finished, so that the next start does it.", err=True)
             self._clear()
             self._held = []
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import click
 from rich.console import Console
 
 from orchestrator.api.client import Client
@@ -12,6 +11,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.notices import Notices
+from orchestrator.cli.sentences import say
 from orchestrator.machine.downloads.default_target import default_target
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.models.levels import level_note
@@ -85,4 +85,4 @@ def tokenizer_folder(client: Client, target: str | None) -> Path:
 def print_notes(sentences: Sequence[str]) -> None:
     """One line on stderr for each sentence that is not empty."""
     for sentence in filter(None, sentences):
-        click.echo(sentence, err=True)
+        say(sentence, err=True)

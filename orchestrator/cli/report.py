@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.api.result import Result, conclusion, counts, figures, speed
+from orchestrator.cli.sentences import say
 from orchestrator.lab.findings import Findings
 from orchestrator.machine.check import Check
 
@@ -69,7 +70,7 @@ def show(findings: Findings, as_json: bool, plot: Path | None = None) -> None:
     for check in findings.checks:
         if check.status != "ok":
             advice = f": {check.next_step}" if check.next_step else ""
-            click.echo(f"{_WORDS[check.status]}: {check.name}: {check.text}{advice}.", err=True)
+            say(f"{_WORDS[check.status]}: {check.name}: {check.text}{advice}.", err=True)
     if not findings.good:
         sys.exit(_FAILED)
 

@@ -20,6 +20,8 @@ HELP = """\
 
 Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C stops an answer.
 A message that begins with a slash: write two."""
+_OTHER_NAMES = {"?": "help", "bye": "quit", "exit": "quit", "new": "clear", "q": "quit", "reset": "clear"}
+"""Names that other programs give to commands; `/help` does not list them."""
 
 
 @dataclass
@@ -55,9 +57,12 @@ class ChatConversation:
             "seed": self._seed,
             "quit": self._quit,
         }
+        name = _OTHER_NAMES.get(name, name)
         if name not in commands:
-            nearest = difflib.get_close_matches(name, commands, 1, 0.0)[0]
-            raise InputError(f"There is no /{name}: did you mean /{nearest}? /help lists all.")
+            begun = [each for each in commands if name and each.startswith(name)]
+            near = begun or difflib.get_close_matches(name, commands, 1)
+            known = f"did you mean /{near[0]}? /help lists all" if near else f"there are /{', /'.join(commands)}"
+            raise InputError(f"There is no /{name}: {known}.")
         return commands[name](rest.strip())
 
     def markdown(self) -> str:

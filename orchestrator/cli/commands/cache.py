@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.report import print_whole
+from orchestrator.cli.sentences import say
 from protocol.errors import PipelineError
 from protocol.kv.cache_files import disk_cache_folder, files_of, label_of, model_entries, model_folders
 from protocol.shown_names import model_name
@@ -95,9 +96,9 @@ def list_cache(as_json: bool) -> None:
         click.echo(json.dumps([{**model._asdict(), "folder": str(model.folder)} for model in models]))
     elif models:
         print_whole(cache_table(models, time.time()))
-        click.echo(f"In {disk_cache_folder()}")
+        say(f"In {disk_cache_folder()}")
     else:
-        click.echo("Nothing is kept: start `launch-pipeline serve --disk-cache GB` to keep finished turns.")
+        say("Nothing is kept: start `launch-pipeline serve --disk-cache GB` to keep finished turns.")
 
 
 @cache.command()
@@ -107,7 +108,7 @@ def clear(yes: bool) -> None:
     kept = sum(model.bytes for model in cached_models())
     if not yes and kept:
         click.confirm(f"Remove {kept / 1e9:.2f} GB in {disk_cache_folder()}?", abort=True)
-    click.echo(f"{clear_disk_cache() / 1e9:.2f} GB removed.")
+    say(f"{clear_disk_cache() / 1e9:.2f} GB removed.")
 
 
 def cache_table(models: list[CachedModel], now: float) -> Table:

@@ -67,10 +67,10 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
 
     notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
     conversation = ChatConversation(sampling(options), _Files().save, system)
-    lasting = running_pipeline(settings) if running is None else Client(running)
-    if lasting is None:
+    if running is None:
         settings, note = fitting_strategy(settings, conversation.params)
         notes = [*notes, note]
+    lasting = running_pipeline(settings) if running is None else Client(running)
     shown = screen(None if no_history else cache_folder() / "chat" / "history")
     with ExitStack() as stack:
         if lasting is None:

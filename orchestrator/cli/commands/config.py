@@ -17,6 +17,7 @@ from orchestrator.cli.configuration import commands, options, origin, secret, un
 from orchestrator.cli.pipeline_options import pair_models
 from orchestrator.cli.precedence import yields
 from orchestrator.cli.report import print_whole
+from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.model_table import table_settings
 from orchestrator.machine.sampling_defaults import known_sampling
 from protocol.errors import InputError
@@ -67,14 +68,19 @@ def config(context: click.Context, words: tuple[str, ...], as_json: bool) -> Non
             json.dumps({"file": file and str(file), "settings": [asdict(row) for row in shown], "unheard": extra})
         )
         return
-    click.echo(f"Configuration file: {file or f'{config_file()} (not there)'}")
+    say(f"Configuration file: {file or f'{_short(config_file())} (not there)'}")
     for name in extra:
-        click.echo(f"No option reads the environment variable {name}.")
+        say(f"No option reads the environment variable {name}.")
     stated = {(" ".join(path), flag): text for path, each in known.items() for flag, text in _stated(each)}
-    print_whole(_table(shown, stated, words)) if shown else click.echo("Nothing is set: the defaults are in force.")
+    print_whole(_table(shown, stated, words)) if shown else say("Nothing is set: the defaults are in force.")
     own = [row for row in rows if row.origin == _MODEL and row.command == "generate" and row.value is not None]
     if own and not words:
-        click.echo(f"By the model, where nothing is set: {', '.join(f'{row.option} {row.value:g}' for row in own)}.")
+        say(f"By the model, where nothing is set: {', '.join(f'{row.option} {row.value:g}' for row in own)}.")
+
+
+def _short(file: Path) -> Path:
+    """As a shell reads it, with ~ for the home folder."""
+    return Path("~") / file.relative_to(Path.home()) if file.is_relative_to(Path.home()) else file
 
 
 def _rows(root: click.Context, path: tuple[str, ...], command: click.Command) -> list[SettingRow]:

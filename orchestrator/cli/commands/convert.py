@@ -15,6 +15,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.sentences import say
 from orchestrator.machine.drafts.converted_draft import conversion
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.models.checkpoints import resolve
@@ -58,10 +59,9 @@ def convert(
     if as_json:
         click.echo(msgspec.json.encode(finished).decode())
     else:
-        console = Console()
-        console.print(_summary(finished, choices))
+        Console().print(_summary(finished, choices))
         for line in _findings(finished):
-            console.print(line, markup=False, highlight=False)
+            say(line)
 
 
 def _source(model: str | None, target: str | None, quiet: bool) -> tuple[Path, Path | None]:

@@ -12,6 +12,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import option, without_effect
 from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.sentences import say
 from protocol.ineffective import Ineffective
 
 _FAILED = 1
@@ -76,9 +77,9 @@ def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:
     """The findings of an examination that takes minutes; its stages are shown on stderr."""
     from orchestrator.runtime.doctor.models import examined
 
-    def say(words: str) -> None:
+    def told(words: str) -> None:
         if not quiet:
-            click.echo(f"Examining: {words}", err=True)
+            say(f"Examining: {words}", err=True)
 
     with ConversionBar(quiet) as bar:
-        return examined(draft, runtime, on_progress=bar, on_stage=say)
+        return examined(draft, runtime, on_progress=bar, on_stage=told)

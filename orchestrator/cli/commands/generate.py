@@ -91,13 +91,13 @@ def generate(
         print_notes(notes)
         _run(Client(running), text, params, as_json, quiet, stats, raw)
         return
+    settings, note = fitting_strategy(settings, params)
     if (lasting := running_pipeline(settings)) is not None:
         print_notes([*notes, "" if quiet or as_json else RUNNING])
         _run(lasting, text, params, as_json, quiet, stats, raw)
         return
     if keep and not plain(settings):
         notes.append("--keep has no effect: a later command only finds a pipeline with default options.")
-    settings, note = fitting_strategy(settings, params)
     begun = time.monotonic()
     with started(settings, [*notes, note], quiet=quiet or as_json) as pipeline:
         _run(pipeline, text, params, as_json, quiet, stats, raw, loading=time.monotonic() - begun)

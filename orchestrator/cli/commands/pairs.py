@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.report import print_whole
+from orchestrator.cli.sentences import say
 from orchestrator.machine.downloads.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, neural_engine
 from orchestrator.machine.memory.budget import usable
@@ -135,11 +135,10 @@ def pairs_command(as_json: bool) -> None:
     fitting = {name: facts for name, facts in rows.items() if facts["fits"]}
     table, same = _table(fitting or rows, physical)
     print_whole(table)
-    console = Console()
     kind = ", as float32 on a processor" if on_processor else ""
     sizes, default = f"Sizes are estimated{kind}. {advice}", f"Without --pair: {default_pair_state()}."
     for words in (same, _too_big(rows) if fitting else "", sizes, default):
-        console.print(words, markup=False, highlight=False) if words else None
+        say(words) if words else None
     if local := local_models():
         click.echo("\nAlready on this disk; a GGUF file is converted when it is first used:")
         print_whole(_local_table(local))

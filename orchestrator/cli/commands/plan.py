@@ -13,6 +13,7 @@ from rich.console import Console
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.pipeline_options import Destination, given_only, speculation_options
 from orchestrator.cli.report import show
+from orchestrator.cli.sentences import say
 from orchestrator.lab.simulate.acceptance import AcceptanceModel
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED, Scenario, pays_from, predict
@@ -100,7 +101,7 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
     if values is not None and swept is None:
         raise click.UsageError("--values says what --sweep is to try: give --sweep too.")
     if drafter is not None:
-        click.echo(f"Acceptance of {options['drafter']}: {drafter.source}.", err=True)
+        say(f"Acceptance of {options['drafter']}: {drafter.source}.", err=True)
     with nullcontext() if as_json else Console(stderr=True).status("Simulating ..."):
         if swept is None:
             findings = plan_findings(profile, [(one, predict(one), pays_from(one)) for one in scenarios])

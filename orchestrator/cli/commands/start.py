@@ -18,6 +18,7 @@ from orchestrator.cli.pipeline_options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.running_pipelines import keeps_running
+from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from orchestrator.runtime.session import end_kept
 from protocol.messages.remote import WorkerEntry
@@ -73,7 +74,7 @@ def stop() -> None:
     """
     kept = end_kept()
     busy = sum(session.folder.exists() for session in kept)
-    click.echo(f"Ended: {len(kept) - busy}." if kept else "No pipeline is kept.")
+    say(f"Ended: {len(kept) - busy}." if kept else "No pipeline is kept.")
     print_notes(["One answers somebody, and ends after that." if busy else ""])
 
 
@@ -124,7 +125,7 @@ def invite(pid: int | None, as_json: bool) -> None:
 def revoke(name: str, pid: int | None) -> None:
     """Disconnect the machine NAME with all its workers; it needs a new join line to come back."""
     Owner(the_pipeline(pid)).revoke(name)
-    click.echo(f"{name} is gone. Requests go on without it.")
+    say(f"{name} is gone. Requests go on without it.")
 
 
 def _keep_running(address: str, announce: str | None, settings: PipelineSettings) -> None:
@@ -133,7 +134,7 @@ def _keep_running(address: str, announce: str | None, settings: PipelineSettings
     with started(settings, notes, quiet=False, address=address, at_once=True) as pipeline, ExitStack() as stack:
         # The address ends its line, so that it can be copied as it is.
         click.echo(f"Ready at {pipeline.address}")
-        click.echo(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
+        say(f"Ctrl-C ends it. In Python: orchestrator.Client({pipeline.address!r})")
         if settings.listen is not None:
             stack.enter_context(invited(pipeline.owner, pipeline.state(), announce))
         keeps_running(pipeline, settings)

@@ -18,6 +18,7 @@ from rich.table import Table
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
+from orchestrator.cli.sentences import say
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.reporting_process import reports
@@ -122,7 +123,7 @@ def train_draft(
     try:
         finished = _watched(order, threads or os.cpu_count() or 1, quiet=as_json)
     except KeyboardInterrupt:
-        click.echo(f"Stopped. The same command goes on from the state in {out}.", err=True)
+        say(f"Stopped. The same command goes on from the state in {out}.", err=True)
         raise
     if as_json:
         click.echo(msgspec.json.encode(finished).decode())
@@ -133,13 +134,11 @@ def train_draft(
 
 
 def _print_outcome(finished: TrainingFinished) -> None:
-    console = Console()
-    console.print(acceptance_table(finished.held_out))
-    console.print(
+    Console().print(acceptance_table(finished.held_out))
+    say(
         f"{finished.folder}: {finished.trained_parameters / 1e6:.1f} M trained parameters, "
         f"{finished.held_out.parameters_per_guess / 1e6:.1f} M read per guess, {finished.steps} steps, "
-        f"{finished.tokens / 1e6:.2f} M tokens in {finished.seconds / 60:.0f} minutes.",
-        highlight=False,
+        f"{finished.tokens / 1e6:.2f} M tokens in {finished.seconds / 60:.0f} minutes."
     )
 
 
@@ -181,9 +180,7 @@ def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> tuple[str, tu
     written = write_prompts(files, target, path)
     if written.left_out:
         found = written.kept + written.left_out
-        click.echo(
-            f"{written.left_out} of {found} prompts are longer than {LONGEST_PROMPT} tokens and left out.", err=True
-        )
+        say(f"{written.left_out} of {found} prompts are longer than {LONGEST_PROMPT} tokens and left out.", err=True)
     if not written.kept:
         raise InputError(
             'The files of --data hold no prompts that can be used: write one JSON object a line, {"turns": ["..."]}.'

@@ -14,7 +14,7 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.names import LOOKUP
 from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted, loaded_bytes, source_of
-from orchestrator.machine.drafts.draft_choice import pair_for
+from orchestrator.machine.drafts.draft_choice import measured_pair
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
 from orchestrator.machine.progress import OnProgress, silent
@@ -158,7 +158,7 @@ def bench_models(
     `same_model`: the target is its own draft. Raises InputError for a model that can't be had, and for a target of
     another family than the shipped drafts if no draft is named.
     """
-    pair = pair_for(target, "mlx", draft, on_progress)
+    pair = measured_pair(target, draft, on_progress)
     if same_model:
         return BenchModels(pair.target, pair.target, pair.note)
     if pair.draft.folder is None:

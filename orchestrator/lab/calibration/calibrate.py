@@ -22,7 +22,7 @@ from orchestrator.lab.calibration.worker_harness import (
 from orchestrator.lab.findings import Column, Findings, Table, Value
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.drafts.converted_draft import converted_draft
-from orchestrator.machine.drafts.draft_choice import pair_for
+from orchestrator.machine.drafts.draft_choice import measured_pair
 from orchestrator.machine.pairs.expectations import weights_in
 from orchestrator.machine.profiles.device_profiles import (
     ContextCost,
@@ -32,7 +32,6 @@ from orchestrator.machine.profiles.device_profiles import (
     PrefillRate,
     SlowDown,
 )
-from orchestrator.machine.progress import silent
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.engines import DraftEngineName, draft_model
@@ -290,7 +289,7 @@ def calibrate(
     `date` is written beside each number; `samples` forwards are measured of each kind; `notice` is called with the
     current measurement. Raises InputError for models that can't be loaded, PipelineError if a worker fails.
     """
-    pair = pair_for(target, "mlx", draft, silent)
+    pair = measured_pair(target, draft)
     if pair.draft.engine != "mlx":
         raise InputError("Calibration measures a draft model, and this target has none: pass --draft, or --pair demo.")
     folders = str(pair.target), str(pair.draft.folder)

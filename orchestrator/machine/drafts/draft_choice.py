@@ -21,8 +21,9 @@ from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.pairs.recommended_pairs import draft_beside
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
-from protocol.contracts.drafters.detection import is_drafter
+from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
+from protocol.errors import InputError
 
 _FIRST: DraftEngineName = "mlx"
 """The engine that AUTO begins with."""
@@ -176,3 +177,14 @@ def pair_for(
         target, note = str(found.folder), found.note
     choice = draft_for(target, engine, draft, on_progress, own=own)
     return PairChoice(resolve(target, "target", on_progress), choice, note)
+
+
+def measured_pair(target: str | None, draft: str | None, on_progress: OnProgress = silent) -> PairChoice:
+    """As of `pair_for` with the engine mlx, for measurements of a language model as the draft. Raises InputError for a
+    trained drafter too."""
+    if draft is not None and (drafter := read_drafter(resolve(draft, "draft", on_progress))) is not None:
+        raise InputError(
+            f"{draft} holds {drafter.name}, and the draft that is measured here is a language model: choose one in "
+            f"mlx-lm's format. `launch-pipeline bench drafters {draft}` measures trained drafters."
+        )
+    return pair_for(target, "mlx", draft, on_progress)

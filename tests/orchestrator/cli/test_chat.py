@@ -93,6 +93,9 @@ def test_commands_change_what_follows_and_say_so(capsys: pytest.CaptureFixture):
     ("line", "words"),
     [
         ("/clean", "did you mean /clear"),
+        ("/sys", "did you mean /system"),
+        ("/foo", "there are /help, /clear,"),
+        ("/", "there are /help, /clear,"),
         ("/temperature hot", "needs a number"),
         ("/temperature -1", "temperature"),
         ("/seed x", "whole number"),

@@ -62,7 +62,7 @@ def test_codex_gets_its_provider_as_toml():
 
     assert set(options[::2]) == {"-c"}
     assert read["model_providers"][read["model_provider"]] == {
-        "name": "launch-pipeline",
+        "name": "Azure",
         "base_url": "http://127.0.0.1:1234/v1",
         "env_key": "LAUNCH_PIPELINE_API_KEY",
         "wire_api": "responses",

@@ -11,6 +11,9 @@ from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServe
 _NAME = "launch-pipeline"
 _KEY = "LAUNCH_PIPELINE_API_KEY"
 """The variable for programs whose settings name one."""
+_COMPACTS = "Azure"
+"""The name of a provider that Codex asks for compaction with the turns' own tools, so that their KV is used again. It
+shows the provider's key in its place. Others are asked for a summary in a prompt without tools."""
 _CLAUDE_MODELS = (
     "ANTHROPIC_MODEL",
     "ANTHROPIC_DEFAULT_OPUS_MODEL",
@@ -29,7 +32,7 @@ def _codex(server: AskedServer, _: Path) -> Invocation:
     values: dict[str, str | int] = {
         "model": server.model,
         "model_provider": _NAME,
-        f"{provider}.name": _NAME,
+        f"{provider}.name": _COMPACTS,
         f"{provider}.base_url": server.openai,
         f"{provider}.env_key": _KEY,
         f"{provider}.wire_api": "responses",

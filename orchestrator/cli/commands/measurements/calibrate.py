@@ -11,6 +11,7 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination, draft_engine_option, draft_option, pair_option, target_option
 from orchestrator.cli.pipelines import target_folder
 from orchestrator.cli.report import show
+from orchestrator.cli.sentences import say
 from orchestrator.machine.profiles.device_profiles import calibration_file
 from protocol.errors import InputError
 
@@ -51,7 +52,7 @@ def calibrate(out: Path | None, **options: Any) -> None:
         profile = measured(date=date, notice=lambda what: status.update(f"Measuring: {what} ..."), **options)
     path.write_text(to_toml(profile))
     show(findings(profile), as_json=False)
-    click.echo(f"Written to {path}. Use it with --pace {path}.")
+    say(f"Written to {path}. Use it with --pace {path}.")
 
 
 def _require_writable(path: Path) -> None:

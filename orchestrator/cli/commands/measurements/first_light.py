@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
+from orchestrator.cli.sentences import say
 from orchestrator.lab.first_light.stages import stage_named, stage_names
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
@@ -119,7 +120,7 @@ def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", qui
     except KeyboardInterrupt:
         done = len(folder.done())
         told = f"{done} of {len(stage_names())} stages are in {folder.path}; the same command goes on with the others."
-        click.echo(told, err=True)
+        say(told, err=True)
         raise
 
 
@@ -140,7 +141,7 @@ def _runner() -> "RunStage":
 def _tell_begin(folder: "LightFolder", quiet: bool) -> None:
     if not quiet:
         verb = "Going on with" if folder.resumed else "Writing to"
-        click.echo(
+        say(
             f"{verb} {folder.path}. Ctrl-C stops; the same command goes on. Leave the machine alone meanwhile.",
             err=True,
         )
@@ -150,18 +151,18 @@ def _tell_end(path: Path, archive: Path, report: "LightReport") -> None:
     from orchestrator.lab.first_light.report import settled
 
     for sentence in settled(report.stages):
-        click.echo(sentence)
-    click.echo(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {_shown(archive)}")
+        say(sentence)
+    say(f"Page:   {path / 'index.html'}\nReport: {path / 'report.json'}\nTo send: {_shown(archive)}")
     wrong = [stage for stage in report.stages if not stage.good]
     if wrong:
-        click.echo(f"Something is wrong in: {', '.join(stage.stage for stage in wrong)}. The page says what.")
+        say(f"Something is wrong in: {', '.join(stage.stage for stage in wrong)}. The page says what.")
     failed = [stage.stage for stage in report.stages if stage.status == "failed"]
     if failed:
-        click.echo(
+        say(
             f"The same command measures again what failed ({', '.join(failed)}), and keeps what is done. For a new run "
             "pass another folder as --out."
         )
-    click.echo(
+    say(
         "Next: look at the page, then open an issue in this project's repository with the form `First light`, and "
         "attach the zip. It has no prompts, names or paths."
     )

@@ -21,6 +21,7 @@ from orchestrator.cli.commands.service.launchd import LaunchAgent
 from orchestrator.cli.commands.service.systemd import SystemdUnit
 from orchestrator.cli.configuration import origin
 from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.server_key import server_key
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
@@ -203,7 +204,7 @@ def remove(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"removed": found}))
     else:
-        click.echo("Removed." if found else "No service is installed.")
+        say("Removed." if found else "No service is installed.")
 
 
 @service.command("run", hidden=True)
@@ -266,7 +267,7 @@ def _tell(manager: ServiceManager, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     if not state.installed:
-        click.echo("No service is installed: launch-pipeline service install")
+        say("No service is installed: `launch-pipeline service install` installs one.")
         return
     click.echo(f"running, process {state.process}" if state.process else "installed, not running")
     rows = {"address": address, "key": f"in {key}" if key else "", "log": state.log, "definition": state.definition}

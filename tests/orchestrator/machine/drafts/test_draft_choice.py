@@ -13,7 +13,7 @@ from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts import preparation
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, converted_draft
-from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for, first_engine
+from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for, first_engine, measured_pair
 from orchestrator.machine.drafts.preparation import Declined, Prepared, prepare
 from orchestrator.machine.memory.budget import GIB
 from orchestrator.machine.memory.weights import loaded_drafter
@@ -272,6 +272,14 @@ def test_a_drafter_of_another_target_and_an_engine_that_can_t_run_it_are_refused
 
     with pytest.raises(InputError, match=words):
         draft_for(str(target if own_target else DEMO_TARGET), engine, str(draft), silent)
+
+
+def test_a_measurement_of_a_language_model_names_the_command_that_measures_a_drafter(tmp_path: Path):
+    folder = write(tmp_path / "drafter", FORMATS["safeailab"]())
+
+    with pytest.raises(InputError, match=r"an EAGLE-3 drafter, .*a language model.*`launch-pipeline bench drafters /"):
+        measured_pair(str(DEMO_TARGET), str(folder))
+    assert measured_pair(str(DEMO_TARGET), str(DEMO_DRAFT)).draft.engine == "mlx"
 
 
 def test_a_lent_drafter_needs_its_target_s_name(tmp_path: Path, target: Path):
