@@ -25,6 +25,10 @@ from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.token_tree import fits, node_id
 
 
+_TINY = 1e-30
+"""In place of a sum of probabilities that is 0, as a divisor."""
+
+
 class ProposedTree:
     """A valid Verify, indexed for the acceptance rules.
 
@@ -239,7 +243,7 @@ def block(target: mx.array, draft: mx.array, tokens: Sequence[int]) -> Block:
     residual = mx.maximum(carried[:-1, None] * target[:-1] - draft[:-1], 0.0)
     sums = residual.sum(axis=-1)
     # If P and Q agree to the last bit and w is 1, h does not matter: a later token of the chain is accepted.
-    between = sums[1:] / mx.maximum(sums[1:] + 1.0 - carried[1:-1], _LEAST_NORMAL)
+    between = sums[1:] / mx.maximum(sums[1:] + (1.0 - carried[1:-1]), _TINY)
     # Only rounding can accept nothing of a chain that the target draws as the draft does.
     residual = mx.where(sums[:, None] > 0, residual, target[:-1])
     return Block(mx.concatenate([between, carried[-1:]])[: len(tokens)], mx.concatenate([residual, target[-1:]]))
