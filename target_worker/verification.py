@@ -24,7 +24,6 @@ from protocol.sampling.threefry import NoiseStream, noise_bits, uniform
 from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.token_tree import fits, node_id
 
-
 _TINY = 1e-30
 """In place of a sum of probabilities that is 0, as a divisor."""
 

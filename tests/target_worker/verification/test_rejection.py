@@ -186,8 +186,8 @@ def _outcomes(target: dict[tuple[int, ...], Row], draft: dict[tuple[int, ...], R
         drawn = math.prod(draft[path][token] for path, token in zip(paths, chain, strict=False))
         if drawn == 0.0:
             continue
-        rows = [mx.array([each[path] for path in paths]) for each in (target, draft)]
-        verified = block(*rows, chain)
+        ours, theirs = (mx.array([each[path] for path in paths]) for each in (target, draft))
+        verified = block(ours, theirs, chain)
         chances = [1.0, *np.array(verified.chances).astype(float).tolist()]
         behind = np.array(verified.residual).astype(float)
         for kept in range(length + 1):
