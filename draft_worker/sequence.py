@@ -183,6 +183,7 @@ class DraftSequence:
             paths,
             self._followers(step.nodes),
             self._skipped,
+            step.places,
         )
 
     def expand(self, candidates: Sequence[Candidates]) -> list[Node]:

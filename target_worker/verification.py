@@ -2,10 +2,9 @@
 
 Knows logits and trees; no KV and no messages. Coupled verification samples a token behind every entry with the shared
 noise and accepts the entries that match. It is exact by construction: a sampled token depends only on the logits, the
-seed and the position; the proposal only affects how many tokens one forward yields. Rejection sampling of chains whose
-tokens were drawn from a draft distribution is that of Leviathan, Kalman and Matias, "Fast inference from transformers
-via speculative decoding" (ICML 2023), appendix A.1: accept x with probability min(1, p(x)/q(x)), else draw from
-norm(max(p - q, 0)). The tokens are distributed as p for every q. The seed determines the output.
+seed and the position; the proposal only affects how many tokens one forward yields. Rejection sampling verifies chains
+whose tokens were drawn from a draft distribution, all tokens of a chain together: `Block`. The tokens are distributed
+as the target's for every draft distribution. The seed determines the output.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,8 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
-from protocol.messages.base import LEAST_LOG_PROBABILITY, Level, NodeId
+from protocol.messages.base import LEAST_LOG_PROBABILITY, MAX_NODES, Level, NodeId
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Verify
@@ -23,6 +23,9 @@ from protocol.sampling.sampler import Noise, scores
 from protocol.sampling.threefry import NoiseStream, noise_bits, uniform
 from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.token_tree import fits, node_id
+
+_TINY = 1e-30
+"""In place of a sum of probabilities that is 0, as a divisor."""
 
 
 class ProposedTree:
@@ -68,13 +71,6 @@ class ProposedTree:
     def distribution(self, entry: int) -> Distribution | None:
         """The draft distribution of the children of `entry`; None for a deterministic proposal."""
         return self.distributions.get(self.ids[entry])
-
-    def chain(self) -> list[int]:
-        """Entries from the root along first children."""
-        entries = [0]
-        while self.children[entries[-1]]:
-            entries.append(next(iter(self.children[entries[-1]].values())))
-        return entries
 
     def path(self, accepted: Sequence[int]) -> tuple[NodeId, ...]:
         """The node ids of `accepted` entries, which form a path from the root down."""
@@ -214,24 +210,65 @@ def follow(children: Sequence[Mapping[int, int]], picks: Sequence[int]) -> Accep
     return Acceptance(tuple(accepted), picks[entry])
 
 
+class Block(NamedTuple):
+    """Block verification of a chain X_1 .. X_K: Sun et al., "Block Verification Accelerates Speculative Decoding"
+    (arXiv 2403.10444), algorithm 2. With P_i and Q_i, the target's and the draft's distributions behind X_i (X_0: the
+    root),
+
+        w_0 = 1,  w_i = min(1, w_(i-1) P_(i-1)(X_i) / Q_(i-1)(X_i)),
+        S_i = sum over x of max(0, w_i P_i(x) - Q_i(x)),
+        h_i = S_i / (S_i + 1 - w_i) for 0 < i < K,  h_K = w_K.
+
+    Every i has a uniform number of its own. The largest i whose number is below h_i is the number of accepted tokens, 0
+    if there is none. The token behind them is drawn in proportion to max(0, w_i P_i - Q_i), behind X_K from P_K. What
+    is emitted, and then continued by the target, is distributed as the target's tokens. No rule that verifies a block
+    with this draft accepts more in expectation: token by token (Leviathan et al. 2023), a token that is improbable
+    ends the chain even where those before it were more probable under the target than under the draft.
+    """
+
+    chances: mx.array
+    """(K,) h_1 .. h_K."""
+    residual: mx.array
+    """(K + 1, V): the weights from which the token behind X_i is drawn."""
+
+
+def block(target: mx.array, draft: mx.array, tokens: Sequence[int]) -> Block:
+    """`target` and `draft`: (K + 1, V) float32, P_i and Q_i from the root on; Q_K is not read. `tokens`: X_1 .. X_K,
+    each with a Q above 0."""
+    weights = [mx.ones(())]
+    for place, token in enumerate(tokens):
+        weights.append(mx.minimum(weights[-1] * (target[place, token] / draft[place, token]), 1.0))
+    carried = mx.stack(weights)
+    residual = mx.maximum(carried[:-1, None] * target[:-1] - draft[:-1], 0.0)
+    sums = residual.sum(axis=-1)
+    # If P and Q agree to the last bit and w is 1, h does not matter: a later token of the chain is accepted.
+    between = sums[1:] / mx.maximum(sums[1:] + (1.0 - carried[1:-1]), _TINY)
+    # Only rounding can accept nothing of a chain that the target draws as the draft does.
+    residual = mx.where(sums[:, None] > 0, residual, target[:-1])
+    return Block(mx.concatenate([between, carried[-1:]])[: len(tokens)], mx.concatenate([residual, target[-1:]]))
+
+
 def rejection(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Walk:
     """Begin to sample. A prefix of the proposed chain is accepted, and one token added. `logits`: (L, V) processed
     logits, one row per entry.
 
-    At temperature 0, p is one-hot, and both rules accept exactly the target's own tokens.
+    At temperature 0, P is one-hot, and both rules accept exactly the target's own tokens.
     """
     if sampling.greedy:
         return coupled(logits, proposal, sampling, noise)
-    chain = proposal.chain()
+    # A chain's entries are in its order, since parents come first.
     target = mx.softmax(logits.astype(mx.float32) / sampling.temperature, axis=-1)
     draft = draft_probabilities(proposal, logits.shape[-1])
-    replacements = mx.argmax(_residual_scores(target, draft, proposal, sampling, noise), axis=-1)
-    ratios = _ratios(target, draft, proposal, chain)
-    mx.async_eval(replacements, ratios)
+    verified = block(target, draft, proposal.tokens[1:])
+    rows = [noise.row(sampling.seed, position + 1, NoiseStream.RESIDUAL) for position in proposal.positions]
+    replacements = mx.argmax(mx.log(verified.residual) + mx.stack(rows), axis=-1)
+    mx.async_eval(replacements, verified.chances)
 
     def walk() -> Acceptance:
-        kept = _accepted(np.array(ratios), [proposal.positions[entry] for entry in chain[1:]], sampling.seed)
-        return Acceptance(tuple(chain[1 : kept + 1]), as_ids(replacements)[chain[kept]])
+        chances = np.array(verified.chances)
+        below = acceptance_uniforms(sampling.seed, proposal.positions[0], len(chances)) < chances
+        kept = int(np.flatnonzero(below)[-1]) + 1 if below.any() else 0
+        return Acceptance(tuple(range(1, kept + 1)), as_ids(replacements)[kept])
 
     return walk
 
@@ -259,32 +296,7 @@ def _draft_masses(distribution: Distribution | None, children: Iterable[int]) ->
     return zip(distribution.tokens, (mass / total for mass in distribution.probabilities), strict=True)
 
 
-def _ratios(target: mx.array, draft: mx.array, proposal: ProposedTree, chain: list[int]) -> mx.array:
-    """(K,) p(x)/q(x) of each proposed token of the chain."""
-    entries = mx.array(chain[:-1], dtype=mx.int32)
-    tokens = mx.array([proposal.tokens[entry] for entry in chain[1:]], dtype=mx.int32)
-    return target[entries, tokens] / draft[entries, tokens]
-
-
-def _residual_scores(
-    target: mx.array, draft: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise
-) -> mx.array:
-    """(L, V): the argmax of row i is a sample of norm(max(p - q, 0)), or of p where no token was proposed."""
-    residual = mx.maximum(target - draft, 0.0)
-    # If p and q agree to the last bit, only rounding can cause a rejection.
-    residual = mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, target)
-    rows = [noise.row(sampling.seed, position + 1, NoiseStream.RESIDUAL) for position in proposal.positions]
-    return mx.log(residual) + mx.stack(rows)
-
-
-def _accepted(ratios: np.ndarray, positions: Sequence[int], seed: int) -> int:
-    """The number of tokens before the first rejection. `ratios`: p/q of each proposed token."""
-    for index, (ratio, position) in enumerate(zip(ratios.tolist(), positions, strict=True)):
-        if acceptance_uniform(seed, position) >= ratio:
-            return index
-    return len(positions)
-
-
-def acceptance_uniform(seed: int, position: int) -> float:
-    """The uniform number that decides whether the token at absolute `position` is accepted."""
-    return float(uniform(noise_bits(seed, position, np.zeros(1, dtype=np.int64), 1, NoiseStream.ACCEPT))[0])
+def acceptance_uniforms(seed: int, root: int, count: int) -> npt.NDArray[np.float32]:
+    """The uniform numbers that decide how many of a chain's `count` tokens are accepted behind the root at absolute
+    position `root`. All of them are read, so they belong to the root: no other round has it."""
+    return uniform(noise_bits(seed, root, np.arange(count), MAX_NODES, NoiseStream.ACCEPT))

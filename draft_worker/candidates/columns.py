@@ -16,7 +16,7 @@ from draft_worker.engine import Batch
 from draft_worker.head_tokens import HeadTokens
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, NoiseRows
-from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
+from protocol.sampling.threefry import gumbel, noise_bits
 from protocol.speculation.candidates import Candidates, Support
 
 _CACHED_ROWS = 32
@@ -120,10 +120,10 @@ class _NoiseBeside:
 
     def __init__(self, noise: NoiseRows, vocabulary: int, more: npt.NDArray[np.integer]) -> None:
         self._noise, self._vocabulary, self._more = noise, vocabulary, more
-        self._rows: dict[tuple[int, int, NoiseStream], mx.array] = {}
+        self._rows: dict[tuple[int, int, int], mx.array] = {}
         """Those since these tokens are known: siblings share a position."""
 
-    def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array:
+    def row(self, seed: int, position: int, stream: int) -> mx.array:
         key = seed, position, stream
         if key not in self._rows:
             more = mx.array(gumbel(noise_bits(seed, position, self._more, self._vocabulary, stream)))

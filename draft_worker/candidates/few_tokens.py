@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.lookup_mixture import mix
-from draft_worker.candidates.ranking import MIN_CANDIDATES, propose
+from draft_worker.candidates.ranking import MIN_CANDIDATES, block_places, propose
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
-from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
+from protocol.sampling.threefry import NoiseStream, draft_stream, gumbel, noise_bits
 from protocol.speculation.candidates import Candidates, Support
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ def propose_among(
         tokens, logits = _beside(tokens, logits, batch, shared)
         mix(logits, _columns(tokens, logits, batch, shared), sampling.temperature)
     if sampling.verification == "rejection" and not sampling.greedy:
-        noise = _FewNoise(tokens, positions, vocabulary)
+        noise = _FewNoise(tokens, positions, block_places(batch, len(tokens)), vocabulary)
         with mx.stream(mx.Device(mx.cpu)):
             drawn = propose(mx.array(logits), range(len(tokens)), sampling, batch, noise)
         return [_named(each, row) for each, row in zip(drawn, tokens, strict=True)]
@@ -77,13 +77,15 @@ def _ranked(tokens: Tokens, scores: Floats, limit: int) -> list[Candidates]:
 class _FewNoise:
     """`NoiseRows` whose rows are those of the nodes, not of positions: each node has its own tokens."""
 
-    def __init__(self, tokens: Tokens, positions: Sequence[int], vocabulary: int) -> None:
+    def __init__(self, tokens: Tokens, positions: Sequence[int], places: Sequence[int], vocabulary: int) -> None:
         self._tokens, self._positions, self._vocabulary = tokens, np.asarray(positions)[:, None], vocabulary
+        self._streams = np.array([draft_stream(place) for place in places])[:, None]
         self._rows: mx.array | None = None
 
-    def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array:
+    def row(self, seed: int, position: int, stream: int) -> mx.array:
         if self._rows is None:
-            self._rows = mx.array(gumbel(noise_bits(seed, self._positions, self._tokens, self._vocabulary, stream)))
+            bits = noise_bits(seed, self._positions, self._tokens, self._vocabulary, self._streams)
+            self._rows = mx.array(gumbel(bits))
         return self._rows[position]
 
 

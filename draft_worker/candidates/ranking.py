@@ -13,7 +13,7 @@ from draft_worker.engine import Batch
 from protocol.messages.base import MAX_SUPPORT
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import NoiseRows, scores
-from protocol.sampling.threefry import NoiseStream
+from protocol.sampling.threefry import draft_stream
 from protocol.sampling.top_tokens import log_total, top
 from protocol.speculation.candidates import Candidates, Support
 
@@ -36,6 +36,11 @@ def propose(
     if sampling.verification == "rejection":
         return [found._replace(support=Support(found.tokens[:1], (1.0,))) for found in ranked]
     return ranked
+
+
+def block_places(batch: Batch, rows: int) -> Sequence[int]:
+    """`batch.places`, of so many nodes."""
+    return batch.places or [0] * rows
 
 
 def _ranked(scored: mx.array, limit: int) -> list[Candidates]:
@@ -61,7 +66,13 @@ def _drawn(
 ) -> list[Candidates]:
     """The first candidate is a sample of the draft's renormalised best tokens (Leviathan et al. 2023)."""
     ids, values = top(scaled, min(MAX_SUPPORT, scaled.shape[-1]))
-    rows = mx.stack([noise.row(sampling.seed, position, NoiseStream.DRAFT) for position in positions])
+    places = block_places(batch, len(positions))
+    rows = mx.stack(
+        [
+            noise.row(sampling.seed, position, draft_stream(place))
+            for position, place in zip(positions, places, strict=True)
+        ]
+    )
     gumbel = mx.take_along_axis(rows, ids, axis=-1)
     mx.eval(ids, values, gumbel)
     best = np.asarray(values).astype(np.float64)

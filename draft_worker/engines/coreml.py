@@ -61,6 +61,7 @@ class Evaluation:
         part = batch._replace(
             fans=[batch.fans[number - first] for number in wanted] if batch.fans else (),
             paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
+            places=[batch.places[number - first] for number in wanted] if batch.places else (),
         )
         behind = logits[len(numbers) - len(wanted) :]
         found = self._selector.select(behind, self._positions(wanted), self._sampling, part)

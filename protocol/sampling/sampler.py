@@ -31,7 +31,7 @@ _PROBE = (0x9E3779B9, 1234)
 class NoiseRows(Protocol):
     """Standard Gumbel noise of some tokens, a row a position."""
 
-    def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array: ...
+    def row(self, seed: int, position: int, stream: int) -> mx.array: ...
 
 
 class Noise:
@@ -53,7 +53,7 @@ class Noise:
         self._rows: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
         self._require_known_layout()
 
-    def row(self, seed: int, position: int, stream: NoiseStream) -> mx.array:
+    def row(self, seed: int, position: int, stream: int) -> mx.array:
         """(V,) float32 for the token at absolute `position`. A new row is evaluated lazily."""
         key = noise_key(seed, position, stream)
         row = self._rows.pop(key, None)

@@ -15,6 +15,8 @@ Words: TypeAlias = npt.NDArray[np.uint32]
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _POSITION_BITS = 24
+_PLACES = 253
+"""Places in a block that have streams of their own. K is at most 64."""
 _MASK = 0xFFFFFFFF
 
 
@@ -25,6 +27,16 @@ class NoiseStream(IntEnum):
     ACCEPT = 1
     RESIDUAL = 2
     DRAFT = 3
+    """Of the first token of a block. Those behind it have the streams that follow: `draft_stream`."""
+
+
+def draft_stream(place: int) -> int:
+    """The stream that a draft draws a token from, `place` tokens behind the first one of its block.
+
+    Whether a token of a block is accepted depends on the noise of those behind it, so a later block must not draw from
+    it again. Position and place together name the root, and no two verified blocks have the same root.
+    """
+    return NoiseStream.DRAFT + place % _PLACES
 
 
 def threefry2x32(key: tuple[int, "int | Words"], counters: tuple[Words, Words]) -> tuple[Words, Words]:
@@ -45,8 +57,9 @@ def threefry2x32(key: tuple[int, "int | Words"], counters: tuple[Words, Words]) 
     return first, second
 
 
-def noise_key(seed: int, position: int, stream: NoiseStream) -> tuple[int, int]:
-    """The generator's key for the token at absolute `position` (below 2^24) of a request with this seed."""
+def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
+    """The generator's key for the token at absolute `position` (below 2^24) of a request with this seed. `stream`: a
+    `NoiseStream` or `draft_stream`."""
     assert 0 <= position < 1 << _POSITION_BITS
     return seed & _MASK, position | stream << _POSITION_BITS
 
@@ -62,17 +75,16 @@ def noise_bits(
     position: int | npt.NDArray[np.integer],
     tokens: npt.NDArray[np.integer],
     vocabulary: int,
-    stream: NoiseStream,
+    stream: int | npt.NDArray[np.integer],
 ) -> Words:
-    """The 32 random bits of each of `tokens` (ids below `vocabulary`), in their shape. `position`: of all, or an array
-    that broadcasts with them."""
+    """The 32 random bits of each of `tokens` (ids below `vocabulary`), in their shape. `position` and `stream`: of all,
+    or arrays that broadcast with them."""
     half = half_block(vocabulary)
     block = (tokens % half).astype(np.uint32)
-    key = noise_key(seed, 0, stream)
-    if isinstance(position, int):
+    if isinstance(position, int) and isinstance(stream, int):
         key = noise_key(seed, position, stream)
     else:
-        key = key[0], position.astype(np.uint32) | np.uint32(key[1])
+        key = seed & _MASK, np.asarray(position, np.uint32) | np.asarray(stream, np.uint32) << np.uint32(_POSITION_BITS)
     first, second = threefry2x32(key, (block, block + np.uint32(half)))
     return np.where(tokens < half, first, second)
 

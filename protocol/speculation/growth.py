@@ -30,6 +30,8 @@ class GrowthStep(NamedTuple):
     """Factor on the probabilities of each node's `fans` best tokens (rejection mode)."""
     fans: Sequence[int] = ()
     """Bonus guesses planned at each node; empty unless `saguaro` is below 1."""
+    places: Sequence[int] = ()
+    """Of each node in the block that the target would verify: 0 for its root. Empty: a plan without blocks."""
 
 
 class EvaluatedTree:
@@ -90,7 +92,7 @@ class ChainGrowth:
 
     def choose(self) -> GrowthStep | None:
         tip = _open_tip(self._evaluated, self._evaluated.tree.root, self._depth)
-        return None if tip is None else GrowthStep([tip[1]], limit=1)
+        return None if tip is None else GrowthStep([tip[1]], limit=1, places=[tip[0]])
 
     def publish(self, evaluated: Sequence[Node]) -> list[Node]:
         return [child for node in evaluated for child in self._evaluated.add_children(node, 1)]
@@ -112,9 +114,8 @@ class FanOutGrowth:
         if not tips:
             return None
         fans = [self._fan[position] for position, _ in tips] if self._plan.saguaro < 1.0 else ()
-        return GrowthStep(
-            [node for _, node in tips], _CANDIDATES_PER_GUESS * max(self._fan) + 1, self._plan.saguaro, fans
-        )
+        limit, places = _CANDIDATES_PER_GUESS * max(self._fan) + 1, [place for place, _ in tips]
+        return GrowthStep([node for _, node in tips], limit, self._plan.saguaro, fans, places)
 
     def publish(self, evaluated: Sequence[Node]) -> list[Node]:
         """Chains first, then the bonus guesses, once the main chain has been evaluated to its end."""

@@ -76,6 +76,15 @@ def test_the_drawn_token_is_distributed_as_stated():
         assert drawn.count(token) / count == pytest.approx(share, abs=4 * deviation)
 
 
+def test_blocks_with_other_roots_draw_from_other_noise():
+    logits = mx.zeros((24, 1000))
+    batch = asking(1)._replace(places=[*range(4)] * 6)
+
+    drawn = propose(logits, [position for position in range(50, 56) for _ in range(4)], REJECTION, batch, Noise(1000))
+
+    assert len({each.tokens[0] for each in drawn}) > 20, "a few of 24 numbers below 1000 agree by chance"
+
+
 def test_greedy_rejection_states_certainty():
     (found,) = proposed([[0.0, 2.0, 1.0]], Sampling(verification="rejection"), asking(2))
 

@@ -106,7 +106,8 @@ def test_candidates_are_those_of_the_reference(kind: str, sampling: str, pairs: 
     spread = processors is not None
     logits = [reference.logits(states, path[: row + 1], all_tokens=spread) for row in range(rows)]
     paths = [] if processors is None else [path[1 : row + 1] for row in range(rows)]
-    batch = Batch([], path[:rows], [-1, 0, 1][:rows], 4, processors=processors, paths=paths)
+    places = [0, 2, 1][:rows]
+    batch = Batch([], path[:rows], [-1, 0, 1][:rows], 4, processors=processors, paths=paths, places=places)
 
     found = opened(engine, TEXT[:12], range(12), SAMPLINGS[sampling]).evaluate(batch)
 
