@@ -31,8 +31,10 @@ PEAK = float(gumbel(np.array([_PEAK_BITS - np.uint32(1)]))[0])
 class PositionNoise:
     """Standard Gumbel noise of one position, as a function of the column of the logits."""
 
-    def __init__(self, bits: Words) -> None:
+    def __init__(self, bits: Words, high: npt.NDArray[np.bool_]) -> None:
+        """`high`: where the bits are those of a peak."""
         self._bits = bits
+        self._high = high
 
     def at(self, columns: Ids) -> Floats:
         return gumbel(self._bits[columns])
@@ -40,7 +42,7 @@ class PositionNoise:
     @cached_property
     def peaks(self) -> Ids:
         """Columns, ascending, whose noise is above PEAK."""
-        return np.flatnonzero(self._bits >= _PEAK_BITS)
+        return np.flatnonzero(self._high)
 
     @cached_property
     def peak_values(self) -> Floats:
@@ -53,10 +55,10 @@ class NoisePrefetch:
 
     def __init__(self, vocabulary: int, width: int, tokens: npt.NDArray[np.integer] | None = None) -> None:
         self._half = half_block(vocabulary)
-        self._chosen = slice(width) if tokens is None else tokens
+        self._chosen = slice(width) if tokens is None else mx.array(tokens)
         self._limit = max(_MIN_POSITIONS, _CACHE_BYTES // (8 * self._half))
         self._stream = mx.new_stream(mx.cpu)
-        self._words: OrderedDict[tuple[int, int], mx.array] = OrderedDict()
+        self._words: OrderedDict[tuple[int, int], tuple[mx.array, mx.array]] = OrderedDict()
         self._noises: dict[tuple[int, int], PositionNoise] = {}
 
     def begin(self, seed: int, positions: Iterable[int]) -> None:
@@ -65,9 +67,11 @@ class NoisePrefetch:
         for position in dict.fromkeys(positions):
             key = noise_key(seed, position, NoiseStream.SAMPLE)
             if key not in self._words:
-                words = mx.random.split(mx.array(key, dtype=mx.uint32), self._half, stream=self._stream)
-                self._words[key] = words
-                started.append(words)
+                with mx.stream(self._stream):
+                    bits = mx.random.split(mx.array(key, dtype=mx.uint32), self._half).reshape(-1)[self._chosen]
+                    drawn = bits, bits >= mx.array(int(_PEAK_BITS), mx.uint32)
+                self._words[key] = drawn
+                started.extend(drawn)
             self._words.move_to_end(key)
         mx.async_eval(started)
         while len(self._words) > self._limit:
@@ -79,5 +83,5 @@ class NoisePrefetch:
         self.begin(seed, (position,))
         key = noise_key(seed, position, NoiseStream.SAMPLE)
         if key not in self._noises:
-            self._noises[key] = PositionNoise(np.asarray(self._words[key]).reshape(-1)[self._chosen])
+            self._noises[key] = PositionNoise(*map(np.asarray, self._words[key]))
         return self._noises[key]

@@ -15,11 +15,14 @@ from protocol.speculation.candidates import Candidates
 
 GROUP_SIZE = 64
 """Tokens of a group. Only the maxima of groups are partitioned. Pad a row of logits with -inf to whole groups."""
+_FEW_GROUPS = 64
+"""Up to so many groups are searched by themselves; of more, the whole row is."""
 _EXACT_LENGTH = 1 << 14
 """Up to this length of a row the mass of the tail is exact."""
 _STRIDE = 16
 _EXACT_TOKENS = 256
 """Without noise, the mass of at least this many tokens is exact."""
+_LEAST = float(np.finfo(np.float32).min)
 _SLACK = 1e-3
 """A margin on PEAK against rounding."""
 _TAIL_MASS = 3.4372
@@ -41,23 +44,45 @@ def shortlist(logits: Floats, limit: int, temperature: float, noise: PositionNoi
     `logits`: (V,) float32, V a multiple of GROUP_SIZE. Tokens of -inf are never candidates. `noise`: None at
     temperature 0, where the score is the logit.
     """
-    maxima = logits.reshape(GROUP_SIZE, -1).max(axis=0)
+    grouped = _Grouped.of(logits)
     if noise is None:
-        floor = _kth(maxima, max(limit, _EXACT_TOKENS))
-        tokens = _at_least(logits, floor)
+        floor = _kth(grouped.maxima, max(limit, _EXACT_TOKENS))
+        tokens = grouped.at_least(floor)
         survivors = Survivors(tokens, logits[tokens], floor)
     else:
-        survivors = _noisy(logits, limit, temperature, noise, _at_least(logits, _kth(maxima, limit)))
+        survivors = _noisy(grouped, limit, temperature, noise)
     return _best(survivors, limit, _tail(logits, survivors.floor, temperature))
 
 
-def _noisy(logits: Floats, limit: int, temperature: float, noise: PositionNoise, first: Ids) -> Survivors:
-    """`first`: tokens with high logits. They give a lower bound of the `limit`-th best score."""
+class _Grouped(NamedTuple):
+    """A row of logits. Token t is of group t mod G."""
+
+    logits: Floats
+    maxima: Floats
+    """(G,): of the groups."""
+
+    @classmethod
+    def of(cls, logits: Floats) -> "_Grouped":
+        return cls(logits, logits.reshape(GROUP_SIZE, -1).max(axis=0))
+
+    def at_least(self, floor: float) -> Ids:
+        """Tokens, ascending, whose logit is at least `floor`; never of -inf."""
+        groups = _at_least(self.maxima, floor)
+        if len(groups) > _FEW_GROUPS:
+            return _at_least(self.logits, floor)
+        rows, columns = np.nonzero(self.logits.reshape(GROUP_SIZE, -1)[:, groups] >= max(floor, _LEAST))
+        return rows * len(self.maxima) + groups[columns]
+
+
+def _noisy(grouped: _Grouped, limit: int, temperature: float, noise: PositionNoise) -> Survivors:
+    logits = grouped.logits
+    # Tokens with high logits give a lower bound of the `limit`-th best score.
+    first = grouped.at_least(_kth(grouped.maxima, limit))
     peak_scores = logits[noise.peaks] / temperature + noise.peak_values
     _, scores = _without_peaks(logits, temperature, noise, first)
     bound = _kth(np.concatenate([scores, peak_scores]), limit)
     floor = temperature * (bound - PEAK - _SLACK)
-    tokens, scores = _without_peaks(logits, temperature, noise, _at_least(logits, floor))
+    tokens, scores = _without_peaks(logits, temperature, noise, grouped.at_least(floor))
     return Survivors(np.concatenate([tokens, noise.peaks]), np.concatenate([scores, peak_scores]), floor)
 
 
@@ -81,7 +106,7 @@ def _kth(values: Floats, count: int) -> float:
 def _tail(logits: Floats, floor: float, temperature: float) -> npt.NDArray[np.float32]:
     """Numbers whose exponentials sum to about the mass of the tokens below `floor`."""
     stride = 1 if len(logits) <= _EXACT_LENGTH else _STRIDE
-    sample = logits[::stride]
+    sample = np.ascontiguousarray(logits[::stride])
     if temperature == 0:
         return sample[sample < floor] + np.float32(np.log(stride))
     return sample[sample < floor] / temperature + np.float32(np.log(stride * _TAIL_MASS))
