@@ -23,6 +23,7 @@ from draft_worker.training.preparation import (
     kept_head_tokens,
     mask_token,
     record_states,
+    unpack_text,
     write_answers,
 )
 from draft_worker.training.saved_state import Progressed, require_same
@@ -63,6 +64,8 @@ class Process:
         kind = KINDS[choices.kind]
         wanted = (*kind.outputs(target, choices.layers), FINAL)
         self._require_possible(target, kind, wanted)
+        if order.text:
+            unpack_text(Path(order.text), target.vocabulary, self._work, choices)
         prompts = Path(order.prompts) if order.prompts else None
         write_answers(target, prompts, order.ends, self._work, choices, self._prepared)
         outputs = record_states(target, self._work, wanted, self._prepared)

@@ -22,6 +22,7 @@ import numpy as np
 from mlx_lm.generate import BatchGenerator
 
 from draft_worker.head_tokens import are_head_tokens
+from draft_worker.training.corpus.own_text import filled, read_own_text
 from draft_worker.training.corpus.rows import (
     Answers,
     answers_path,
@@ -235,6 +236,29 @@ def write_answers(
             written += int(shard.own.sum())
             if written >= wanted:
                 break
+
+
+def unpack_text(file: Path, vocabulary: int, work: Path, choices: TrainingChoices) -> None:
+    """Shards in `work`, and one of held-out conversations, from a file of what the target wrote. Shards that exist are
+    kept, and then the file is not read.
+
+    Raises InputError for a file of a larger vocabulary.
+    """
+    if _shards(work) and _shards(work / HELD_OUT):
+        return
+    texts = sorted(read_own_text(file), key=lambda text: hashlib.sha256(text.tokens.tobytes()).digest())
+    if len(texts) < FEWEST:
+        raise InputError(f"{file} has too few conversations to train and to measure a drafter with: pass another one.")
+    largest = max(int(text.tokens.max()) for text in texts)
+    if largest >= vocabulary:
+        raise InputError(
+            f"{file} has the token {largest}, and the target has {vocabulary}: pass the file of this target as --text."
+        )
+    held_out = max(1, len(texts) // _SHARE)
+    for folder, chosen in ((work / HELD_OUT, texts[:held_out]), (work, texts[held_out:])):
+        answers = filled(chosen, choices.slots)
+        for number, begin in enumerate(range(0, len(answers.tokens), choices.rows)):
+            save_answers(folder, number, Answers(*(each[begin : begin + choices.rows] for each in answers)))
 
 
 def record_states(target: Target, work: Path, outputs: tuple[int, ...], report: Report) -> tuple[int, ...]:

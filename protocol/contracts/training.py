@@ -52,6 +52,8 @@ class TrainingOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder of the target's answers and states, which several trainings can share."""
     prompts: str
     """File of prompts as tokens, a JSON list of turns a line; empty: the answers exist."""
+    text: str = ""
+    """File of conversations that the target wrote (docs/lab/draft-training.md); empty: none."""
     ends: tuple[int, ...] = ()
     """Tokens that end the target's answers to them."""
     choices: TrainingChoices

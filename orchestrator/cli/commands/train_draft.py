@@ -71,6 +71,12 @@ _PROMPTS = "prompts.jsonl"
     type=click.Path(path_type=Path),
     help="Prompts: JSON lines with `turns` or a `prompt`, or plain text. Repeatable.",
 )
+@click.option(
+    "--text",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Conversations that this target wrote already, instead of --data.",
+)
 @click.option("--out", required=True, metavar="DIR", type=Destination(folder=True), help="Folder of the drafter.")
 @click.option(
     "--work",
@@ -90,6 +96,7 @@ _PROMPTS = "prompts.jsonl"
 def train_draft(
     target: str,
     data: tuple[Path, ...],
+    text: Path | None,
     out: Path,
     work: Path | None,
     threads: int | None,
@@ -111,12 +118,15 @@ def train_draft(
     folder = _target(target, quiet=as_json)
     if out.resolve() == folder.resolve():
         raise InputError(f"{out} is the target's own folder: pass a new or empty folder as --out.")
-    prompts, ends = _prompts(data, folder, work)
+    if text and data:
+        raise InputError("--text replaces --data: pass one of them.")
+    prompts, ends = ("", ()) if text else _prompts(data, folder, work)
     order = TrainingOrder(
         target=str(folder),
         out=str(out),
         work=str(work),
         prompts=prompts,
+        text=str(text.resolve()) if text else "",
         ends=ends,
         choices=TrainingChoices(**options),
     )
@@ -174,7 +184,10 @@ def _prompts(files: tuple[Path, ...], target: Path, work: Path) -> tuple[str, tu
     to be added."""
     if not files:
         if not list((work / "answers").glob("shard-*.npz")):
-            raise InputError("A training needs prompts that the target answers: pass files of them as --data.")
+            raise InputError(
+                "A training needs prompts that the target answers (pass files of them as --data) or text that it wrote "
+                "already (--text)."
+            )
         return "", ()
     path = work / _PROMPTS
     written = write_prompts(files, target, path)

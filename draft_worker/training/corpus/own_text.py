@@ -1,0 +1,96 @@
+"""A file of conversations that a target wrote: for SmolLM2-135M-Instruct docs/lab/own-text.xz, described in
+docs/lab/draft-training.md. Knows no model."""
+
+import lzma
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from draft_worker.training.corpus.rows import Answers
+from protocol.errors import InputError
+
+ANSWER = 1
+"""Kind of the tokens of an answer. 0: given; 2: of a user's message that the target wrote at T = 1."""
+
+
+class OwnText(NamedTuple):
+    """One conversation."""
+
+    tokens: np.ndarray
+    """(n,) uint16"""
+    kinds: np.ndarray
+    """(n,) uint8"""
+    temperature: float
+    """At which the answers were written."""
+
+
+def read_own_text(path: Path) -> list[OwnText]:
+    """All conversations of a file. Raises InputError if it can't be read or is no such file."""
+    try:
+        content = lzma.decompress(path.read_bytes())
+        texts, length = np.frombuffer(content, "<u4", 2)
+        at = 8
+        arrays = []
+        for kind, count in (("<f2", texts), ("<u2", texts), ("<u2", length)):
+            arrays.append(np.frombuffer(content, kind, count, at))
+            at += arrays[-1].nbytes
+        (runs,) = np.frombuffer(content, "<u4", 1, at)
+        kinds = np.repeat(
+            np.frombuffer(content, "u1", runs, at + 4 + 2 * int(runs)), np.frombuffer(content, "<u2", runs, at + 4)
+        )
+        temperatures, lengths, tokens = arrays
+        if not len(tokens) == len(kinds) == lengths.sum():
+            raise ValueError("its lengths contradict each other")
+    except (OSError, ValueError, lzma.LZMAError) as error:
+        raise InputError(f"{path} is no file of a target's own text ({error}): pass another one as --text.") from error
+    ends = np.cumsum(lengths.astype(np.int64))[:-1]
+    pairs = zip(np.split(tokens, ends), np.split(kinds, ends), temperatures, strict=True)
+    return [OwnText(each, kind, round(float(temperature), 2)) for each, kind, temperature in pairs]
+
+
+def write_own_text(path: Path, texts: list[OwnText]) -> None:
+    """An xz stream of: numbers of texts and of tokens (uint32), temperatures (float16), lengths (uint16), tokens
+    (uint16), the number of runs of one kind (uint32), their lengths (uint16) and kinds (uint8), little-endian."""
+    tokens = np.concatenate([each.tokens for each in texts])
+    kinds = np.concatenate([each.kinds for each in texts])
+    begins = np.flatnonzero(np.diff(kinds, prepend=255))
+    parts = [
+        np.array([len(texts), len(tokens)], "<u4"),
+        np.array([each.temperature for each in texts], "<f2"),
+        np.array([len(each.tokens) for each in texts], "<u2"),
+        tokens.astype("<u2"),
+        np.array([len(begins)], "<u4"),
+        np.diff(begins, append=len(kinds)).astype("<u2"),
+        kinds[begins].astype("u1"),
+    ]
+    path.write_bytes(lzma.compress(b"".join(part.tobytes() for part in parts), preset=9 | lzma.PRESET_EXTREME))
+
+
+def filled(texts: list[OwnText], slots: int) -> Answers:
+    """One conversation behind another in rows of one temperature each; what reaches beyond a row's end is left out."""
+    rows: list[tuple[float, list[OwnText]]] = []
+    last: dict[float, int] = {}
+    for text in texts:
+        row = last.get(text.temperature)
+        if row is None or sum(len(each.tokens) for each in rows[row][1]) >= slots:
+            row = last[text.temperature] = len(rows)
+            rows.append((text.temperature, []))
+        rows[row][1].append(text)
+    shape = len(rows), slots
+    answers = Answers(
+        np.zeros(shape, np.int32),
+        np.zeros(shape, bool),
+        np.zeros(shape, np.int32),
+        np.array([temperature for temperature, _ in rows], np.float32),
+    )
+    for row, (_, each) in enumerate(rows):
+        begin = 0
+        for text in each:
+            end = min(slots, begin + len(text.tokens))
+            answers.tokens[row, begin:end] = text.tokens[: end - begin]
+            answers.own[row, begin:end] = text.kinds[: end - begin] == ANSWER
+            answers.starts[row, begin:end] = begin
+            begin = end
+        answers.starts[row, begin:] = begin
+    return answers
