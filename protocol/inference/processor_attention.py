@@ -33,8 +33,8 @@ _STOCK = mx.fast.scaled_dot_product_attention
 
 @contextmanager
 def vector_softmax() -> Generator[None]:
-    """While it lasts, MLX's attention in float32 is `attention`, if this process computes on a Linux processor. Only for
-    forwards without gradients: its softmax is no part of MLX's graph."""
+    """While it lasts, MLX's attention in float32 is `attention`, if this process computes on a Linux processor. Only
+    for forwards without gradients: its softmax is no part of MLX's graph."""
     if sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu):
         yield
         return

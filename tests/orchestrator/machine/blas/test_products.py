@@ -30,7 +30,8 @@ def numbers(seed, *shape):
 def near(found, a, b):
     return np.abs(found - a.astype(np.float64) @ b.T.astype(np.float64)).max() < 1e-4 * a.shape[1] ** 0.5
 SHAPES = (
-    (1, 1), (3, 17), (5, 15), (64, 16), (130, 64), (257, 333), (1536, 576), (577, 1530), (64, 600), (80, 1100), (66, 2500)
+    (1, 1), (3, 17), (5, 15), (64, 16), (130, 64), (257, 333), (1536, 576), (577, 1530), (64, 600), (80, 1100),
+    (66, 2500),
 )
 """
 """Each shape: columns and summands. The last six are shared by threads; of the last one up to 13 rows are copied."""
