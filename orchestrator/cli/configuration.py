@@ -108,6 +108,8 @@ def _content(file: Path) -> dict[str, Any]:
         raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"The configuration {file} is no TOML: {error}.") from error
+    except RecursionError as error:
+        raise InputError(f"The configuration {file} is nested too deeply: flatten it.") from error
 
 
 def _group_map(group: click.Group, content: Mapping[str, Any], inherited: OptionDefaults, where: str) -> OptionDefaults:
