@@ -103,7 +103,7 @@ def unread_variables(group: click.Group) -> list[str]:
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
