@@ -103,11 +103,13 @@ def unread_variables(group: click.Group) -> list[str]:
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"The configuration {file} is no TOML: {error}.") from error
+    except RecursionError as error:
+        raise InputError(f"The configuration {file} is nested too deeply: flatten it.") from error
 
 
 def _group_map(group: click.Group, content: Mapping[str, Any], inherited: OptionDefaults, where: str) -> OptionDefaults:

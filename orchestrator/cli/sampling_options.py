@@ -101,7 +101,7 @@ def sampling(options: dict[str, Any]) -> SamplingParams:
     schema = options.pop("json_schema")
     values = {name: options.pop(name) for name in _NAMES}
     with named_as_typed(values):
-        params = SamplingParams(**values, json_schema=None if schema is None else schema.read())
+        params = SamplingParams(**values, json_schema=None if schema is None else schema.read().removeprefix("\ufeff"))
         params.submit("", "check")
     return params
 

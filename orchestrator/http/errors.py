@@ -1,5 +1,6 @@
 """Errors in the forms of OpenAI's, Anthropic's and Ollama's APIs. Pure."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,14 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+
+    def in_words_of(self, names: Mapping[str, str]) -> "ApiError":
+        """This error in the words of an API whose fields, or fields of fields (text.format), have other `names`."""
+        if self.param is None or self.param not in names:
+            return self
+        named = names[self.param]
+        words = re.sub(rf"\b{self.param}\b", named, str(self))
+        return ApiError(self.status, words, code=self.code, param=named.partition(".")[0], headers=self.headers)
 
     @property
     def type(self) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from ipaddress import IPv6Address
 from typing import NamedTuple
 
 from protocol.errors import InputError
@@ -29,7 +30,7 @@ class Endpoint(NamedTuple):
 
 def tcp_address(host: str, port: int, listening: bool = False) -> str:
     """The address in ZeroMQ's form. Raises InputError. Port 0 means any free port and is for listening only."""
-    if not ((_NAME.fullmatch(host) or _IPV6.fullmatch(host)) and len(host) <= 253):
+    if not ((_NAME.fullmatch(host) or _is_ipv6(host)) and len(host) <= 253):
         raise InputError(f"{host[:300]!r} is not a host: give a name, an IPv4 or an IPv6 address.")
     address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     _require_port(address, port, listening)
@@ -43,10 +44,18 @@ def endpoint(address: str, listening: bool = False) -> Endpoint | None:
         return None
     parts = _TCP.fullmatch(address)
     host = None if parts is None else parts["bracketed"] or parts["plain"]
-    if parts is None or not host or not (_NAME.fullmatch(host) or (parts["bracketed"] and _IPV6.fullmatch(host))):
+    if parts is None or not host or not (_NAME.fullmatch(host) or (parts["bracketed"] and _is_ipv6(host))):
         raise InputError(f"{address} is not an address: use ipc:///path or tcp://HOST:PORT.")
     _require_port(address, int(parts["port"]), listening)
     return Endpoint(host, int(parts["port"]))
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        IPv6Address(host)
+    except ValueError:
+        return False
+    return _IPV6.fullmatch(host) is not None
 
 
 def require_local(address: str, listening: bool = False) -> None:

@@ -90,10 +90,10 @@ def _joined(blocks: list[Block]) -> str | list[Block]:
 
 
 _CALLED = {
-    "response_format": "output_config",
+    "response_format": "output_config.format",
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
-    "thinking_budget": "thinking",
+    "thinking_budget": "thinking.budget_tokens",
 }
 """What fields of the chat are called here."""
 _SAME = ("model", "stream", *SHARED_NAMES, "seed")
@@ -120,8 +120,7 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
         try:
             return question(fields, ChatRequest, notes)
         except ApiError as error:
-            error.param = _CALLED.get(error.param or "", error.param)
-            raise
+            raise error.in_words_of(_CALLED) from error
 
     def _fields(self) -> dict[str, Any]:
         choice = self.tool_choice or {}

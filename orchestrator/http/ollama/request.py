@@ -35,7 +35,10 @@ def keep_seconds(keep_alive: Any) -> Seconds | None:
     """How long a model stays loaded without requests: a number of seconds, or a text like 1h30m. Negative is for ever,
     which is None. Raises ApiError 400."""
     if isinstance(keep_alive, int | float) and not isinstance(keep_alive, bool):
-        seconds = float(keep_alive)
+        try:
+            seconds = float(keep_alive)
+        except OverflowError as error:
+            raise _wrong_duration("too large") from error
     elif isinstance(keep_alive, str) and len(keep_alive) <= _MOST_CHARACTERS:
         seconds = _seconds(keep_alive.strip())
     else:

@@ -225,10 +225,10 @@ def _content(content: Any) -> Any:
 
 Items = list[dict[str, Any]]
 _CALLED = {
-    "response_format": "text",
+    "response_format": "text.format",
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
-    "reasoning_effort": "reasoning",
+    "reasoning_effort": "reasoning.effort",
 }
 """What fields of the chat are called here."""
 _PROBE_TOKENS = 16
@@ -317,8 +317,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
         try:
             return question(fields, ChatRequest, [*notes, *self._unused, *offered.notes])
         except ApiError as error:
-            error.param = _CALLED.get(error.param or "", error.param)
-            raise
+            raise error.in_words_of(_CALLED) from error
 
     @property
     def _unused(self) -> list[Note]:

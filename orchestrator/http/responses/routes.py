@@ -250,7 +250,7 @@ _DEFAULT = 20
 
 def stored_item(item: Mapping[str, Any]) -> dict[str, Any]:
     """`item` with an id, a type and a status, and with parts for a text."""
-    kind = item.get("type") or "message"
+    kind = str(item.get("type") or "message")
     drawn = {"id": f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}", "status": "completed"}
     given = {name: value for name, value in item.items() if value is not None}
     return {**drawn, **given, "type": kind, **({"content": _parts(item)} if kind == "message" else {})}

@@ -1,5 +1,6 @@
 """The prompts of a bench: a file of the user, or the shipped ones that suit the target. Knows no tokens."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from itertools import chain, zip_longest
@@ -66,7 +67,7 @@ def _in_turn(prompts: Sequence[BenchPrompt]) -> Iterator[BenchPrompt]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise InputError(f"{path} can't be read ({error.strerror}): check the path of the prompts.") from error
 

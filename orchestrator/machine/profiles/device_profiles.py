@@ -357,7 +357,7 @@ def parse_profile(content: str, origin: str) -> DeviceProfile:
     """A profile from TOML; `origin` names it in the sentence of an InputError."""
     try:
         return _checked(tomllib.loads(content), origin)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise _unusable(origin, str(error)) from error
 
 

@@ -124,6 +124,7 @@ def test_a_preset_gives_way_to_what_is_asked_for_as_strongly(
         ("seed = 2020-01-01", "takes a text or a number"),
         ('engine = "gpu"', "no command takes"),
         ("engine", "is no TOML"),
+        ("a = " + "[" * 3000, "nested too deeply"),
         ("config = 'x'", "did you mean"),
     ],
 )

@@ -686,3 +686,24 @@ def test_a_choice_may_leave_some_of_the_tools():
     chat = Response(input="a", tools=[*CODEX], tool_choice=choice).chat([])
 
     assert [tool["function"]["name"] for tool in chat.offered] == ["mcp__sums__sub", "apply_patch"]
+
+
+def test_an_item_of_an_odd_type_is_kept_like_any_other():
+    found = read([{"role": "user", "content": "Hi"}, {"type": {"text": "x"}, "output": "y"}], query="?order=asc")
+
+    assert [item["type"] for item in found["data"]] == ["message", "{'text': 'x'}"]
+    assert len({item["id"] for item in found["data"]}) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "word"),
+    [
+        ({"input": "a", "max_output_tokens": "b"}, "max_output_tokens", "max_output_tokens"),
+        ({"input": "a", "text": {"format": {"type": "b"}}}, "text", "text.format"),
+    ],
+)
+def test_an_error_speaks_of_the_field_as_this_api_calls_it(body: Any, param: str, word: str):
+    error = post(RESPONSES, body).json()["error"]
+
+    assert error["param"] == param
+    assert error["message"].startswith(word)

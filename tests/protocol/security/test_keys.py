@@ -135,6 +135,7 @@ WRONG = {
     "a character beyond ASCII": (f"lp1:{HOST}:{PORT}:{KEY}:{SECRET[:-1]}ä", r"secret in this join line is incomplete"),
     "no host": (f"lp1::{PORT}:{KEY}:{SECRET}", "is not a host"),
     "a host that is a command": (f"lp1:a;b:{PORT}:{KEY}:{SECRET}", "is not a host"),
+    "a host that is no IPv6 address": (f"lp1:127.:0.0.1:{PORT}:{KEY}:{SECRET}", "is not a host"),
     "any host": (f"lp1:*:{PORT}:{KEY}:{SECRET}", "is not a host"),
     "a port of letters": (f"lp1:{HOST}:http:{KEY}:{SECRET}", "has an invalid port"),
     "no port": (f"lp1:{HOST}:0:{KEY}:{SECRET}", "has an invalid port"),

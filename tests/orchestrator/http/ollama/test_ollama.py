@@ -169,6 +169,7 @@ def test_many_calls_and_results_take_time_in_proportion(named: bool):
         (CHATS, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "image"),
         (CHATS, {"format": "yaml"}, "schema"),
         (CHATS, {"keep_alive": "soon"}, "5m"),
+        (CHATS, {"keep_alive": 10**400}, "5m"),
         (CHATS, {"tools": TOOLS}, "tool"),
         (GENERATE, {"suffix": "a"}, "suffix"),
         (GENERATE, {"system": "Be brief.", "raw": True}, "system message"),

@@ -431,3 +431,10 @@ def test_a_real_run_is_exact_and_reports_it():
     # A draft that is the target guesses every token, so that K decides how many a round has.
     assert (one["acceptance_rate"], two["acceptance_rate"]) == (1.0, 1.0)
     assert one["tokens_per_round"] <= 2 < two["tokens_per_round"]
+
+
+def test_a_byte_order_mark_before_prompts_is_skipped(tmp_path: Path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('\ufeff{"prompt": "a"}\n')
+
+    assert [prompt.text for prompt in read_prompts(file, None)] == ["a"]
