@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.training.__main__ import Process
+from draft_worker.training.corpus.own_text import OwnText, write_own_text
 from draft_worker.training.corpus.rows import read_answers
 from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.preparation import claim, write_answers
@@ -63,6 +64,33 @@ def test_answers_end_at_the_order_s_ends(order: TrainingOrder):
     runs = np.diff(np.flatnonzero(rows.reshape(-1)))
     assert rows.any()
     assert (runs > 1).all()
+
+
+def test_text_that_the_target_wrote_replaces_its_answers(order: TrainingOrder, tmp_path: Path):
+    random = np.random.default_rng(0)
+    texts = [
+        OwnText(random.integers(4, VOCABULARY - 1, 20).astype(np.uint16), np.repeat([0, 1], 10).astype(np.uint8), 0.7)
+        for _ in range(12)
+    ]
+    write_own_text(tmp_path / "text.xz", texts)
+    reports = []
+    one_step = msgspec.structs.replace(_CHOICES, steps=1)
+    changed = msgspec.structs.replace(order, prompts="", text=str(tmp_path / "text.xz"), choices=one_step)
+
+    finished = Process(changed, reports.append).run()
+
+    assert {each.stage for each in reports} == {"the target's states", "training"}
+    assert [each.temperature for each in finished.held_out.acceptance] == [pytest.approx(0.7)]
+
+
+def test_text_and_prompts_are_not_given_at_once(order: TrainingOrder, tmp_path: Path):
+    write_own_text(tmp_path / "text.xz", [OwnText(np.arange(9, dtype=np.uint16), np.ones(9, np.uint8), 0.0)])
+    options = ["--kind", "lm", "--target", order.target, "--out", order.out, "--text", str(tmp_path / "text.xz")]
+
+    ended = CliRunner().invoke(cli, ["train-draft", *options, "--data", order.prompts])
+
+    assert isinstance(ended.exception, InputError)
+    assert "--text replaces --data" in str(ended.exception)
 
 
 def _until_training(reports):
