@@ -117,7 +117,7 @@ def tokenizers(pair: Pair) -> tuple[bool, bool]:
     A trained drafter has its target's tokenizer, and no file of its own to compare.
     """
     if pair.draft.kind is not None:
-        return pair.target.tokenizer == pair.draft.tokenizer, False
+        return True, False
     folders = cached(pair.target.id), cached(pair.draft.id)
     if None in folders:
         return pair.target.tokenizer == pair.draft.tokenizer, False
