@@ -227,12 +227,12 @@ def _print_drafts(target: Model, rows: list[dict[str, Any]], conditions: list[st
     plain = next((row["plain_tokens_per_second"] for row in rows if row["gain"] is not None), None)
     speed = "" if plain is None else f", {plain:g} tokens/s without one"
     console.print(f"Drafts for {target.id}{speed}:", markup=False, highlight=False)
-    table = Table("name", "draft", "kind", "size", "licence", "right guesses", "tokens/s", "gain")
+    table = Table("name", "kind", "size", "licence", "right guesses", "tokens/s", "gain")
     for row in rows:
         reached = ("", "") if row["gain"] is None else (f"{row['tokens_per_second']:g}", f"{row['gain']:g}x")
         right = "" if row["refused"] else f"{row['accept']:.2f} {row['accept_is']}"
         kind = row["drafter"] or "language model"
-        cells = (row["name"], row["draft"], kind, row["size"], row["licence"] or "", right, *reached)
+        cells = (row["name"], kind, row["size"], row["licence"] or "", right, *reached)
         table.add_row(*map(Text, cells))
     print_whole(table)
     for sentence in conditions:
@@ -240,9 +240,10 @@ def _print_drafts(target: Model, rows: list[dict[str, Any]], conditions: list[st
     refused = [f"{row['name']}: {row['refused']}" for row in rows if row["refused"]]
     for words in [f"Not run: {'; '.join(refused)}."] if refused else []:
         console.print(words, markup=False, highlight=False)
-    sources = Table("name", "source", "right guesses from")
+    sources = Table("name", "draft", "source", "right guesses from")
     for row in rows:
-        sources.add_row(*map(Text, (row["name"], row["source"] or "", "" if row["refused"] else row["accept_on"])))
+        told = "" if row["refused"] else row["accept_on"]
+        sources.add_row(*map(Text, (row["name"], row["draft"], row["source"] or "", told)))
     click.echo()
     print_whole(sources)
 

@@ -26,14 +26,13 @@ def profile_for(
 
     `on_processor`: where this machine's own profile was measured.
     """
-    measured = calibrated is not None and calibrated.target.weights is not None
-    if measured and in_proportion(calibrated.target, target.read(on_processor)) is not None:
+    if calibrated is not None and in_proportion(calibrated.target, target.read(on_processor)) is not None:
         words = f"Planned for this machine, by what `launch-pipeline calibrate` measured ({calibrated.name})."
         return ProfileChoice(calibrated, "this machine", words)
     shipped = {name: load_profile(name) for name in mac_names()}
     own = [profile for name, profile in shipped.items() if _chip_of(name) == _short(chip)]
     profile = _nearest(own or list(shipped.values()), target)
-    state = "was calibrated with a target of quite another size" if measured else "was not calibrated"
+    state = "was not calibrated" if calibrated is None else "was calibrated with a target of quite another size"
     advice = f"This machine {state}: `launch-pipeline calibrate` measures it."
     if own:
         return ProfileChoice(profile, "this chip", f"Planned for {profile.name}, a profile of this chip. {advice}")

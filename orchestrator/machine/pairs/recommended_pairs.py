@@ -52,8 +52,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bits: Annotated[float, Meta(gt=0.0, le=32.0)]
     """Per weight, scales included."""
     kv: tuple[int, ...] = ()
-    """As of `KvSizes`: elements of a token in layers that see every token, in layers with a window, its tokens, and bytes
-    of states. Empty: not known without its config.json."""
+    """As of `KvSizes`: elements of a token in layers that see every token, in layers with a window, its tokens, and
+    bytes of a state. Empty: not known without its config.json."""
     tokenizer: str = ""
     """Family; models of one divide text alike. A trained drafter has its target's."""
     kind: DrafterKind | None = None

@@ -111,7 +111,7 @@ _CONFIGURATIONS = {
 def test_the_kv_of_models_is_that_of_their_layers_and_heads():
     """As the profiles of Macs, made from the same config.json files, and the shapes of the bench have them."""
     facts = resources.files("orchestrator.machine.profiles") / "apple_silicon.toml"
-    known = {
+    known: dict[str, tuple[int, ...]] = {
         name: (2 * model["layers"] * model["kv_heads"] * model["head_size"],)
         for name, model in tomllib.loads(facts.read_text(encoding="utf-8"))["models"].items()
     }
