@@ -14,15 +14,17 @@ from protocol.worker.process import WorkerSetup
 
 def main() -> int:
     report = claim_output()
-    engine, folder, target = sys.argv[1:]
+    report(examine(*sys.argv[1:]))
+    return 0
+
+
+def examine(engine: str, folder: str, target: str) -> Loaded | ModelRefusal:
     setup = WorkerSetup(address="", epoch=0, incarnation=0, engine=engine, model=folder, target=target)
     try:
         import_module(f"draft_worker.engines.{engine}").load(setup)
     except InputError as error:
-        report(ModelRefusal(text=str(error)))
-    else:
-        report(Loaded())
-    return 0
+        return ModelRefusal(text=str(error))
+    return Loaded()
 
 
 if __name__ == "__main__":
