@@ -40,8 +40,8 @@ _FITTING, _FOREIGN = 0.3, 0.1
 """A trained drafter's first guess is right in a third of all cases or more, on any text and at any temperature. The
 most frequent tokens alone make a few hundredths."""
 _EVIDENCE = math.log(20)
-"""Log of the odds at which it is reported: 12 wrong guesses in a row. One of 30% is reported in one of 20 runs at most
-(Wald's test of a ratio), one of 35% in one of 60."""
+"""Log of the odds at which it is reported: 12 wrong guesses in a row. One of 30% is reported in one of 20 runs
+(Wald's test of a ratio), one of 35% in one of 100."""
 _DEFAULT_PLAN = BestFirst(width=8, fan=4)
 
 
