@@ -204,6 +204,8 @@ class Engine(StatedModel, ABC):
     """Whether one forward can grow the trees of several sequences, as far as `joins` allows."""
     features: FeatureForm | None = None
     """What its sequences read of the target; None: tokens alone."""
+    trained_exit: bool = False
+    """Whether it has weights of its own behind the target's first layers."""
     kv: KvForm | None = None
     """Of a draft that is the target's first layers: of their KV, which its sequences adopt from the target's arenas."""
     model_fingerprint: str = ""

@@ -3,6 +3,7 @@
 Pure over an engine's sequence. Knows no transport; the caller passes the clock.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ from protocol.messages.base import MAX_NODES, NodeId, Round, SequenceId
 from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
-from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start
+from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start, Unfit
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.growth import TreeGrowth
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
@@ -33,9 +34,14 @@ _MOST_FOLLOWERS = 8
 """Guesses by prompt lookup that a node's candidates are mixed with."""
 _LEAST_FOLLOWER = 0.05
 """Probability below which such a guess is left out: the draft's own is as good."""
-_CHECKED, _LEAST_RIGHT = 64, 0.1
+_CHECKED = 64
+"""Guesses after which a drafter that was not reported fits."""
+_FITTING, _FOREIGN = 0.3, 0.1
 """A trained drafter's first guess is right in a third of all cases or more, on any text and at any temperature. The
 most frequent tokens alone make a few hundredths."""
+_EVIDENCE = math.log(20)
+"""Log of the odds at which it is reported: 12 wrong guesses in a row. One of 30% is reported in one of 20 runs
+(Wald's test of a ratio), one of 35% in one of 100."""
 _DEFAULT_PLAN = BestFirst(width=8, fan=4)
 
 
@@ -59,9 +65,14 @@ class DraftSequence:
         calibration: Calibration,
         held: int = 0,
         processors: "LogitsProcessors | None" = None,
+        check: "AcceptanceCheck | None" = None,
     ) -> None:
         """Sequences with like sampling share `calibration`. `held`: of the tokens of `start` that `rolling` lets the
-        engine see, the number of those that have KV in `engine` already."""
+        engine see, the number of those that have KV in `engine` already. `check`: of a draft that was trained for one
+        target."""
+        self._check = check
+        self._checked: NodeId | None = None
+        """The root whose guess counts for the check."""
         self._calibration = calibration
         self.sampling = start.sampling
         self.vocabulary = start.vocabulary
@@ -112,6 +123,10 @@ class DraftSequence:
 
     def reroot(self, message: Reroot) -> Iterator[Grow]:
         """Move the root. If the round was a miss, publish the surviving nodes again: the orchestrator has none."""
+        root = self._growth.tree.root.id
+        found = self._growth.candidates.get(root)
+        if self._check is not None and root == self._checked and found is not None and found.tokens:
+            self._check.observe(found.tokens[0] == message.tokens[0])
         if message.plan is not None:
             self._plan = self._within(message.plan)
         self._commit(self._growth.advance(message.tokens, self._plan))
@@ -170,6 +185,10 @@ class DraftSequence:
         for row, node in enumerate(step.nodes, start=self.engine.next_row + len(self._backlog)):
             parents.append(-1 if node.parent is None else self._rows[node.parent.id])
             self._rows[node.id] = row
+        followers = self._followers(step.nodes)
+        root = self._growth.tree.root
+        if step.nodes[0] is root and self._sees_all and self._processors is None and not any(followers[:1]):
+            self._checked = root.id
         tokens = [node.token for node in step.nodes]
         paths = [] if self._processors is None else [_path(node) for node in step.nodes]
         return Batch(
@@ -181,10 +200,15 @@ class DraftSequence:
             step.fans,
             self._processors,
             paths,
-            self._followers(step.nodes),
+            followers,
             self._skipped,
             step.places,
         )
+
+    @property
+    def _sees_all(self) -> bool:
+        """Whether the engine lacks nothing that it reads of the target."""
+        return True
 
     def expand(self, candidates: Sequence[Candidates]) -> list[Node]:
         """Grow the tree by the candidates for `next_batch`; returns the new nodes."""
@@ -323,25 +347,33 @@ def _path(node: Node) -> list[int]:
 
 
 class AcceptanceCheck:
-    """Whether a drafter fits its target, by its first guesses behind roots whose features it had.
+    """Whether a drafter fits its target, by its first guesses behind roots that it could see whole.
 
     A drafter that was made for another target of the same family has the right sizes, so that only this tells.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        """`report`: is told a sentence, once, if the drafter seems to be another target's."""
-        self._report = report
+    def __init__(self) -> None:
         self._guesses = self._right = 0
+        self._evidence = 0.0
+        self._over = False
+        self._report: Unfit | None = None
 
     def observe(self, right: bool) -> None:
+        """One guess, made without prompt lookup, which is right beside any drafter where text repeats itself."""
+        if self._over:
+            return
         self._guesses += 1
         self._right += right
-        if self._guesses == _CHECKED and self._right < _LEAST_RIGHT * _CHECKED:
-            self._report(
-                f"of the draft's first {_CHECKED} guesses with fresh states of the target {self._right} were right, so "
-                "it was probably trained for another target of this size: tokens stay right, but choose a drafter of "
-                "this very target"
-            )
+        self._evidence += math.log(_FOREIGN / _FITTING) if right else math.log((1 - _FOREIGN) / (1 - _FITTING))
+        if self._evidence >= _EVIDENCE:
+            self._report = Unfit(self._guesses, self._right)
+        self._over = self._evidence >= _EVIDENCE or self._guesses == _CHECKED
+
+    def report(self) -> Iterator[Unfit]:
+        """Once, if the drafter seems to be another target's."""
+        found, self._report = self._report, None
+        if found is not None:
+            yield found
 
 
 class FeatureFedSequence(DraftSequence):
@@ -363,10 +395,7 @@ class FeatureFedSequence(DraftSequence):
         check: AcceptanceCheck,
     ) -> None:
         self._feed = feed
-        self._check = check
-        self._fresh: NodeId | None = None
-        """The root that was evaluated with the features of all tokens before it."""
-        super().__init__(start, engine, rolling, calibration, held, processors)
+        super().__init__(start, engine, rolling, calibration, held, processors, check)
 
     def restart(self, start: Start, processors: "LogitsProcessors | None" = None) -> None:
         self._feed.started(prompt=start.round == 0)
@@ -377,18 +406,11 @@ class FeatureFedSequence(DraftSequence):
         evaluated = self._growth.tree.root.id in self._growth.candidates
         return self.engine.unread or (super().has_work and (evaluated or not self._feed.waiting))
 
-    def next_batch(self) -> Batch:
-        batch = super().next_batch()
-        root = self._growth.tree.root.id
-        if root in self._rows and root not in self._growth.candidates and self.engine.staleness == 0:
-            self._fresh = root
-        return batch
+    @property
+    def _sees_all(self) -> bool:
+        return self.engine.staleness == 0
 
     def reroot(self, message: Reroot) -> Iterator[Grow]:
-        root = self._growth.tree.root.id
-        found = self._growth.candidates.get(root)
-        if found is not None and found.tokens and root == self._fresh:
-            self._check.observe(found.tokens[0] == message.tokens[0])
         self._feed.rerooted()
         yield from super().reroot(message)
 

@@ -1,7 +1,6 @@
 """The draft's logic: messages in, growth out. Pure over an engine; knows no sockets and no model."""
 
 import gc
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -22,8 +21,6 @@ from protocol.speculation.candidates import Candidates
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration
 from protocol.worker.pacing import PacedPart, Pacer
-
-log = logging.getLogger(__name__)
 
 _JOINT_NODES = 64
 """A growth step that has this many nodes takes in no further sequence, so that every step stays short."""
@@ -56,7 +53,7 @@ class DraftWorker:
         self._queue: deque[SequenceId] = deque()
         self._calibrations = {True: Calibration(), False: Calibration()}
         """By whether the request is greedy: noise changes how often a guess with a given probability comes true."""
-        self._check = AcceptanceCheck(log.warning)
+        self._check = AcceptanceCheck()
         self._prefix_sharing = PrefixSharing(self._sequences, prefix_cache, lambda kv: kv.close(), pool)
         self._at_work: tuple[SequenceId, ...] = ()
         """Sequences whose KV the present call changes."""
@@ -229,7 +226,8 @@ class DraftWorker:
         held = 0 if found is None else found.tokens
         processors, form = self._engine.processors(start), self._engine.features
         if form is None:
-            return DraftSequence(start, engine, self._rolling, calibration, held, processors)
+            check = self._check if self._engine.trained_exit else None
+            return DraftSequence(start, engine, self._rolling, calibration, held, processors, check)
         feed = FeatureFeed(form, self._rolling, self._clock, self._attach)
         return FeatureFedSequence(start, engine, self._rolling, calibration, held, processors, feed, self._check)
 
@@ -251,6 +249,7 @@ class DraftWorker:
             yield Fault("lost", text, message.sequence)
         else:
             yield from sequence.reroot(message)
+            yield from self._check.report()
 
     def _knows(self, tokens: Iterable[int]) -> bool:
         return max(tokens) < self._engine.vocabulary

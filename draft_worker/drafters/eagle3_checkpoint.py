@@ -81,7 +81,8 @@ def read_eagle3(folder: Path, target_layers: int | None = None) -> Eagle3:
     config = found.raw_config()
     drafter = found.decoded(config, _Drafter)
     layer = found.decoded(config.get(_NESTED, config), _Layer)
-    tensors = _renamed(found.tensors())
+    given = found.tensors()
+    tensors = _renamed(given)
     head_tokens = found.head_tokens(tensors, layer.vocab_size)
     borrowed = layer.vocab_size
     if head_tokens is None and "lm_head.weight" not in tensors:
@@ -98,7 +99,7 @@ def read_eagle3(folder: Path, target_layers: int | None = None) -> Eagle3:
     named = form.vocabulary if head_tokens is None else len(head_tokens)
     if form.head_size != named:
         raise found.wrong(f"its head has {form.head_size} tokens, and d2t or the vocabulary names {named}")
-    found.fill(network, tensors, drafter.quantization)
+    found.fill(network, tensors, drafter.quantization, _stated if any(map(_LAYER_NAME.match, given)) else str)
     return network
 
 
@@ -148,6 +149,13 @@ def _renamed(tensors: Tensors) -> Tensors:
     """By the network's names: SafeAILab's of the first layer, and the others counted from 0."""
     kept = {name: values for name, values in tensors.items() if not name.startswith(_UNUSED)}
     return {_LAYER_NAME.sub(_layer_name, name): kept[name] for name in kept}
+
+
+def _stated(name: str) -> str:
+    """What files whose layers are numbered from 0 call the network's tensor."""
+    if name.startswith("midlayer."):
+        return name.replace("midlayer", "layers.0", 1)
+    return _LAYER_NAME.sub(lambda found: f"layers.{int(found[1]) + 1}", name)
 
 
 _LAYER_NAME = re.compile(r"layers\.(\d+)(?=\.)")

@@ -98,25 +98,33 @@ class DrafterFolder:
             tensors[name] = tensors[name] if (np.diff(order) == 1).all() else tensors[name][mx.array(order)]
         return tokens[order].astype(np.int32)
 
-    def fill(self, network: nn.Module, tensors: Mapping[str, mx.array], quantization: Quantization | None) -> None:
-        """Give a network its parameters, all of `tensors`, in the element that this machine computes in."""
+    def fill(
+        self,
+        network: nn.Module,
+        tensors: Mapping[str, mx.array],
+        quantization: Quantization | None,
+        stated: Callable[[str], str] = str,
+    ) -> None:
+        """Give a network its parameters, all of `tensors`, in the element that this machine computes in. `stated`: the
+        name that a tensor has in the files."""
         quantized = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
         if quantized:
             self._quantize(network, quantization or Quantization(), lambda path, _: path in quantized)
-        self._check(network, tensors)
+        self._check(network, tensors, stated)
         network.load_weights(list(tensors.items()))
         if mx.default_device() == mx.Device(mx.cpu):
             # A processor has fast kernels for float32 alone; quantized products are many times slower.
             dequantize_model(network)
             network.set_dtype(mx.float32)
             spare_compiler()
-        finite = [mx.isfinite(values).all() for _, values in parameters(network) if _is_float(values)]
+        finite = {name: mx.isfinite(values).all() for name, values in parameters(network) if _is_float(values)}
         try:
             mx.eval(network.parameters(), finite)
         except (RuntimeError, ValueError) as error:
             raise self.wrong(f"its weights can't be read ({str(error)[:200]})") from error
-        if not all(each.item() for each in finite):
-            raise self.wrong("its weights hold numbers that are not finite")
+        for name, good in finite.items():
+            if not good.item():
+                raise self.wrong(f"its tensor {stated(name)} holds numbers that are not finite")
 
     def _quantize(self, network: nn.Module, form: Quantization, which: Callable[[str, nn.Module], bool]) -> None:
         try:
@@ -124,18 +132,19 @@ class DrafterFolder:
         except (ValueError, RuntimeError) as error:
             raise self.wrong(f"its {_CONFIG} states a quantization that does not fit ({error})") from error
 
-    def _check(self, network: nn.Module, tensors: Mapping[str, mx.array]) -> None:
+    def _check(self, network: nn.Module, tensors: Mapping[str, mx.array], stated: Callable[[str], str]) -> None:
         expected = dict(parameters(network))
         for name, values in expected.items():
             if name not in tensors:
-                raise self.wrong(f"it lacks the tensor {name}")
-            if tensors[name].shape != values.shape:
-                raise self.wrong(f"its tensor {name} has the shape {tensors[name].shape} instead of {values.shape}")
-            if _is_float(values) != _is_float(tensors[name]):
-                raise self.wrong(f"its tensor {name} has elements of type {tensors[name].dtype}")
+                raise self.wrong(f"it lacks the tensor {stated(name)}")
+            found, shape = tensors[name], values.shape
+            if found.shape != shape:
+                raise self.wrong(f"its tensor {stated(name)} has the shape {found.shape} instead of {shape}")
+            if _is_float(values) != _is_float(found):
+                raise self.wrong(f"its tensor {stated(name)} has elements of type {found.dtype}")
         unknown = [name for name in tensors if name not in expected]
         if unknown:
-            raise self.wrong(f"it has a tensor that its form does not know, {unknown[0]}")
+            raise self.wrong(f"it has a tensor that its form does not know, {stated(unknown[0])}")
 
 
 def save(folder: Path, config: Mapping[str, Any], tensors: Iterable[tuple[str, mx.array]]) -> None:

@@ -52,7 +52,9 @@ def load(setup: WorkerSetup) -> "LayerSkipEngine":
     whole = len(model.network.layers) == exit_.layers
     exchange = _exchange(setup, model) if whole else None
     head_tokens = read_head_tokens(folder, model.vocabulary)
-    return LayerSkipEngine(model, folder, vocabulary_fingerprint(target), exchange, head_tokens)
+    engine = LayerSkipEngine(model, folder, vocabulary_fingerprint(target), exchange, head_tokens)
+    engine.trained_exit = exit_.parameters > 0
+    return engine
 
 
 def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:

@@ -19,7 +19,7 @@ from orchestrator.cli.precedence import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.models.checkpoints import demo_model
-from orchestrator.machine.pairs.recommended_pairs import pairs
+from orchestrator.machine.pairs.recommended_pairs import published, runnable
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, draft_model, offered_engines
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
@@ -143,7 +143,7 @@ def pair_models(pair: str) -> dict[str, str]:
     """What `--pair` stands for: a value for `target` and for `draft`."""
     if pair == _DEMO:
         return {"target": str(demo_model("target")), "draft": str(demo_model("draft"))}
-    models = pairs()[pair]
+    models = runnable(pair)
     return {"target": models.target.id, "draft": models.draft.id}
 
 
@@ -158,7 +158,7 @@ def pair_option(command: Command) -> Command:
         return command(*arguments, **filled_in(options, "pair", values))
 
     words = "A recommended target and draft, see `launch-pipeline pairs`; demo: the tiny demo pair."
-    choice = NamedChoice([*pairs(), _DEMO], "see `launch-pipeline pairs`")
+    choice = NamedChoice([*published(), _DEMO], "see `launch-pipeline pairs`")
     return option("--pair", *_OF_PAIR, type=choice, metavar="NAME", help=words)(with_models)
 
 

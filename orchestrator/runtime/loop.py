@@ -50,7 +50,7 @@ from protocol.errors import InputError, PipelineError, blame_of
 from protocol.kv.segments import unlink_owned, unlink_segment
 from protocol.messages.base import Role
 from protocol.messages.client import PipelineState
-from protocol.messages.worker import CacheOff, Hello, KvCut, Lowered, ToWorker
+from protocol.messages.worker import CacheOff, Hello, KvCut, Lowered, ToWorker, Unfit
 
 _PING_SECONDS = 2.0
 _COLLECTION_SECONDS = 10.0
@@ -90,6 +90,8 @@ class Orchestrator:
         """How often the target turned its disk cache off, and a worker did not keep all KV of an ended request."""
         self._cut: set[Role] = set()
         """Workers of which the user was told that they don't."""
+        self._unfit = False
+        """Whether the user was told that the draft is probably another target's."""
         self._hellos: dict[Role, Hello] = {}
         self._serving: dict[Role, int] = {}
         """The incarnation that a message to a role goes to."""
@@ -238,6 +240,11 @@ class Orchestrator:
                     self._cut.add(role)
                     log.warning("KV was cut", role=role, kept=cut.kept, tokens=cut.tokens, bytes=cut.memory)
                     self._notices.send(Notice(_cut_text(role, cut), "warning"))
+            case Arrived(role="draft", message=Unfit(guesses, right)):
+                if not self._unfit:
+                    self._unfit = True
+                    log.warning("the draft hardly fits the target", guesses=guesses, right=right)
+                    self._notices.send(Notice(_unfit_text(guesses, right), "warning"))
             case Arrived(role="target", message=Lowered(level, reason)) if lowers(level, self._hellos["target"].level):
                 self._hellos["target"] = replace(self._hellos["target"], level=level)
                 log.warning("a forward failed, so the target verifies less", level=level, reason=reason)
@@ -315,6 +322,13 @@ class Orchestrator:
         self._trace.save()
         with suppress(OSError):
             self._session.remove()
+
+
+def _unfit_text(guesses: int, right: int) -> str:
+    return (
+        f"Of the draft's first {guesses} guesses {right} were right, so it was probably trained for another target of "
+        "this size. Tokens stay right, but it hardly helps: `launch-pipeline pairs` lists drafters by their target."
+    )
 
 
 def _cut_text(role: Role, cut: KvCut) -> str:

@@ -1,4 +1,4 @@
-"""The report of a process that loads a target and finds its level. Plain types; knows no model."""
+"""The report of a process that loads a target and finds its level, or loads a trained drafter. Plain types."""
 
 from typing import Literal
 
@@ -21,7 +21,11 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", forbi
 
 
 class ModelRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal", forbid_unknown_fields=True):
-    """A target that can't be served."""
+    """A model that can't be served."""
 
     text: str
     """The sentence that says why, and what to do."""
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded", forbid_unknown_fields=True):
+    """A trained drafter that can be served."""

@@ -314,7 +314,7 @@ def _let_positions_through(model: nn.Module) -> None:
 
 
 def _let_parts_be_found(network: Any) -> None:
-    """MLX keeps a module's parts where Python looks last, behind an error of its own: 1.6 µs a part in Python 3.11, 0.4
+    """MLX keeps a module's parts where Python looks last, behind an error of its own: 0.36 µs a part in Python 3.11, 0.11
     in 3.13, and a layer has about 15. So they become attributes too. From now on no part may be replaced."""
     for module in modules_of(network):
         kind = type(module)

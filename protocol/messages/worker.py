@@ -206,6 +206,13 @@ class Verdict(Message, frozen=True):
     """The tree had nodes, and they were not evaluated: see `plain_next` of Verify."""
 
 
+class Unfit(Message, frozen=True):
+    """So few of a trained draft's guesses are right that it was probably made for another target. Sent once."""
+
+    guesses: Annotated[int, Meta(ge=1, le=1 << 20)]
+    right: Count
+
+
 class Fault(Message, frozen=True):
     """A worker can't carry out a message, or can't go on at all."""
 
@@ -343,6 +350,7 @@ FromWorker: TypeAlias = (
     | Grow
     | Verdict
     | Features
+    | Unfit
     | Fault
     | Pong
 )

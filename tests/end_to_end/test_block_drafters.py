@@ -15,6 +15,7 @@ from draft_worker.drafters.files import parameters
 from draft_worker.drafters.token_ends import TokenEnds
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
+from orchestrator.runtime.notices import Notice
 from orchestrator.runtime.recording import replay
 from protocol.messages.worker import Grow
 from tests.conftest import Reference
@@ -113,3 +114,19 @@ def test_tokens_are_the_targets_own(write: Any, reference: Reference, tmp_path: 
     messages = [event.message for event, _ in replay(journal) if isinstance(event, Arrived)]
     assert any(isinstance(each, Grow) and each.tokens and each.staleness == 0 for each in messages)
     assert remains(name) == []
+
+
+def test_a_drafter_that_is_never_right_is_reported_once_and_goes_on(reference: Reference, tmp_path: Path):
+    config = json.loads((DEMO_TARGET / "config.json").read_text())
+    mx.random.seed(5)
+    write_dflash2(tmp_path / "drafter", config, load_model(DEMO_TARGET)[0])
+    params = SamplingParams(max_tokens=48, temperature=1.0, seed=2)
+
+    notices: list[Notice] = []
+    drafter = str(tmp_path / "drafter")
+    with Pipeline(str(DEMO_TARGET), drafter, placement="apart", lookup="off", on_notice=notices.append) as pipeline:
+        tokens = pipeline.generate(TEXT, params).tokens
+
+    assert list(tokens) == list(reference(TEXT, params).tokens)
+    told = [notice.text for notice in notices if "probably trained for another target" in notice.text]
+    assert len(told) == 1

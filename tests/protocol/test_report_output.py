@@ -31,7 +31,10 @@ sys.exit(program.main())
 """
 
 
-def order(module: str, folder: Path) -> str:
+def arguments(module: str, folder: Path) -> list[str]:
+    if module == "draft_worker.drafter_examination":
+        (folder / "config.json").write_text('{"model_type": "exit", "layers": 2}')
+        return ["layerskip", str(folder), str(DEMO_TARGET)]
     orders = {
         "draft_worker.coreml.examine": lambda: ExaminationOrder(
             folder=str(converted_demo()), stage="golden", golden=str(folder / "golden.npz")
@@ -54,7 +57,7 @@ def order(module: str, folder: Path) -> str:
             choices=TrainingChoices(kind="eagle3", layers=99),
         ),
     }
-    return msgspec.json.encode(orders[module]()).decode() if module in orders else str(DEMO_TARGET)
+    return [msgspec.json.encode(orders[module]()).decode() if module in orders else str(DEMO_TARGET)]
 
 
 @pytest.mark.sampled(2)
@@ -63,6 +66,7 @@ def order(module: str, folder: Path) -> str:
     "module",
     [
         "target_worker.model_examination",
+        "draft_worker.drafter_examination",
         "draft_worker.coreml.examine",
         "draft_worker.coreml.conversion.__main__",
         "orchestrator.machine.drafts.preparation",
@@ -72,7 +76,7 @@ def order(module: str, folder: Path) -> str:
 def test_what_a_library_writes_to_descriptor_1_is_no_report(module: str, tmp_path: Path):
     folders = (str(DEMO_TARGET), str(DEMO_DRAFT), str(converted_demo()), str(tmp_path))
     program = BABBLING.format(module=module, folders=folders)
-    done = subprocess.run([sys.executable, "-c", program, order(module, tmp_path)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, *arguments(module, tmp_path)], capture_output=True, text=True)
     reports = [json.loads(line) for line in done.stdout.splitlines()]
 
     assert reports

@@ -1,10 +1,12 @@
 """`launch-pipeline pairs`: the recommended pairs, with memory and predicted speed on this machine.
 
-It also finds models that other programs have already put on this disk; it copies nothing and opens no weights.
+It also finds models that other programs have already put on this disk; it copies nothing and opens no weights. With
+`--pair` it shows all drafts that are published for one target, and what `plan` expects of each.
 """
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,15 +15,17 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli.pipeline_options import NamedChoice
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.sentences import say
 from orchestrator.machine.downloads.default_target import default_pair_state
-from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, neural_engine
+from orchestrator.machine.hardware import chip, computes_on_processor, gpu_working_set, memory_bytes, neural_engine
 from orchestrator.machine.memory.budget import usable
 from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.models.checkpoints import complete, gguf_files
 from orchestrator.machine.pairs.expectations import fits, forecast, kept_tokens, memory, tokenizers
-from orchestrator.machine.pairs.recommended_pairs import Pair, pairs
+from orchestrator.machine.pairs.profile_choice import ProfileChoice, profile_for
+from orchestrator.machine.pairs.recommended_pairs import Model, Pair, beside, pairs, published
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, calibration_file, load_profile
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
@@ -104,8 +108,14 @@ _GIB = 1 << 30
 
 
 @click.command("pairs")
+@click.option(
+    "--pair",
+    type=NamedChoice(list(published()), "see `launch-pipeline pairs`"),
+    metavar="NAME",
+    help="All drafts that are published for this pair's target, with what `plan` expects of each.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def pairs_command(as_json: bool) -> None:
+def pairs_command(pair: str | None, as_json: bool) -> None:
     """List recommended pairs of target and draft for --pair, with what each takes and would reach here.
 
     Below them are models that Hugging Face's tools, LM Studio and Ollama have put on this disk.
@@ -116,10 +126,13 @@ def pairs_command(as_json: bool) -> None:
 
     \b
     launch-pipeline pairs
+    launch-pipeline pairs --pair qwen3.8-27b
     launch-pipeline generate "Why is the sky blue?" --pair qwen2.5-3b
     """
-    file = calibration_file()
-    profile = load_profile(str(file)) if file.is_file() else None
+    profile = _calibrated()
+    if pair is not None:
+        _show_drafts(published()[pair].target, profile, as_json)
+        return
     on_processor, physical = computes_on_processor(), memory_bytes()
     room = usable(physical, gpu_working_set())
     rows = {name: _facts(pair, profile, on_processor, room) for name, pair in pairs().items()}
@@ -132,16 +145,106 @@ def pairs_command(as_json: bool) -> None:
             json.dumps({"memory": physical, "advice": advice, "default": default, "pairs": found, "found": local})
         )
         return
+    rows = _one_a_target(rows)
     fitting = {name: facts for name, facts in rows.items() if facts["fits"]}
     table, same = _table(fitting or rows, physical)
     print_whole(table)
     kind = ", as float32 on a processor" if on_processor else ""
     sizes, default = f"Sizes are estimated{kind}. {advice}", f"Without --pair: {default_pair_state()}."
-    for words in (same, _too_big(rows) if fitting else "", sizes, default):
+    others = "All drafts of a target, with what to expect of each: `launch-pipeline pairs --pair NAME`."
+    for words in (same, _too_big(rows) if fitting else "", sizes, others, default):
         say(words) if words else None
     if local := local_models():
         click.echo("\nAlready on this disk; a GGUF file is converted when it is first used:")
         print_whole(_local_table(local))
+
+
+def _calibrated() -> DeviceProfile | None:
+    file = calibration_file()
+    return load_profile(str(file)) if file.is_file() else None
+
+
+def _show_drafts(target: Model, calibrated: DeviceProfile | None, as_json: bool) -> None:
+    """All drafts of a target: what they are, and what `plan` expects of them."""
+    # It imports MLX, through the workers that run in virtual time.
+    from orchestrator.lab.simulate.prediction.pair_plan import guess, plan_pair
+
+    here = computes_on_processor()
+    choice = profile_for(target, calibrated, chip(), on_processor=here)
+    on_processor = here and choice.of == "this machine"
+    rows = []
+    for name, pair in beside(target).items():
+        draft, expected = pair.draft, guess(pair.draft)
+        plan = None if draft.refused else plan_pair(pair, choice.profile, on_processor)
+        rows.append(
+            {
+                "name": name,
+                "draft": draft.id,
+                "drafter": draft.kind,
+                "format": draft.format or None,
+                "size": draft.size or f"{draft.parameters:g}B",
+                "licence": draft.licence or None,
+                "source": draft.source or None,
+                "refused": draft.refused or None,
+                "accept": round(expected.accept, 3),
+                "accept_is": "published" if expected.published else "assumed",
+                "accept_on": expected.on,
+                "tokens_per_second": None if plan is None else round(plan.tokens_per_second, 1),
+                "tokens_per_round": None if plan is None else round(plan.tokens_per_round, 2),
+                "plain_tokens_per_second": None if plan is None else round(plan.plain, 1),
+                "gain": None if plan is None else round(plan.gain, 2),
+            }
+        )
+    rows.sort(key=lambda row: -(row["gain"] or 0.0))
+    conditions = _conditions(target, choice)
+    if as_json:
+        profile = {"profile": choice.profile.name, "profile_of": choice.of}
+        click.echo(json.dumps({"target": target.id, **profile, "conditions": conditions, "drafts": rows}))
+        return
+    _print_drafts(target, rows, conditions)
+
+
+def _conditions(target: Model, choice: ProfileChoice) -> list[str]:
+    """What the figures hold for, as sentences."""
+    told = [
+        f"{choice.sentence} Times are in proportion to the bytes read, temperature 0, draft and target in turns on one "
+        "device.",
+        "Published acceptances are others', with fresh states, and comparable on the same text alone; assumed are what "
+        "the kind reaches on chat, and for language models what the demo pair's reaches on code. None of these trained "
+        "drafters was tried with this program.",
+    ]
+    if target.active is not None:
+        told.append(
+            "The target is a mixture of experts, which reads more of them the more tokens it verifies. That is not "
+            "counted: expect less."
+        )
+    return told
+
+
+def _print_drafts(target: Model, rows: list[dict[str, Any]], conditions: list[str]) -> None:
+    console = Console()
+    plain = next((row["plain_tokens_per_second"] for row in rows if row["gain"] is not None), None)
+    speed = "" if plain is None else f", {plain:g} tokens/s without one"
+    console.print(f"Drafts for {target.id}{speed}:", markup=False, highlight=False)
+    table = Table("name", "kind", "size", "licence", "right guesses", "tokens/s", "gain")
+    for row in rows:
+        reached = ("", "") if row["gain"] is None else (f"{row['tokens_per_second']:g}", f"{row['gain']:g}x")
+        right = "" if row["refused"] else f"{row['accept']:.2f} {row['accept_is']}"
+        kind = row["drafter"] or "language model"
+        cells = (row["name"], kind, row["size"], row["licence"] or "", right, *reached)
+        table.add_row(*map(Text, cells))
+    print_whole(table)
+    for sentence in conditions:
+        console.print(sentence, markup=False, highlight=False)
+    refused = [f"{row['name']}: {row['refused']}" for row in rows if row["refused"]]
+    for words in [f"Not run: {'; '.join(refused)}."] if refused else []:
+        console.print(words, markup=False, highlight=False)
+    sources = Table("name", "draft", "source", "right guesses from")
+    for row in rows:
+        told = "" if row["refused"] else row["accept_on"]
+        sources.add_row(*map(Text, (row["name"], row["draft"], row["source"] or "", told)))
+    click.echo()
+    print_whole(sources)
 
 
 def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, available: int) -> dict[str, Any]:
@@ -165,6 +268,16 @@ def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, availa
         "plain_tokens_per_second": None if expected is None else round(expected.plain, 1),
         "tokens_per_second": None if expected is None else round(expected.adaptive, 1),
     }
+
+
+def _one_a_target(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The first pair of each target, with the number of all."""
+    drafts = Counter(facts["target"] for facts in rows.values())
+    first: dict[str, dict[str, Any]] = {}
+    for name, facts in rows.items():
+        if facts["target"] not in (row["target"] for row in first.values()):
+            first[name] = facts | {"drafts": drafts[facts["target"]]}
+    return first
 
 
 def _advice(profile: DeviceProfile | None) -> str:
@@ -192,7 +305,15 @@ def _too_big(rows: dict[str, dict[str, Any]]) -> str:
 
 def _table(rows: dict[str, dict[str, Any]], physical: int) -> tuple[Table, str]:
     """The table, and what would be the same in every row."""
-    titles = ("name", "target", "draft", f"memory (of {physical / _GIB:.0f} GiB)", "tokenizers", "tokens/s (plain)")
+    titles = (
+        "name",
+        "target",
+        "draft",
+        "drafts",
+        f"memory (of {physical / _GIB:.0f} GiB)",
+        "tokenizers",
+        "tokens/s (plain)",
+    )
     cells: list[tuple[str, ...]] = []
     for name, facts in rows.items():
         size = f"{facts['bytes'] / _GIB:.1f} GiB, {'fits' if facts['fits'] else '[red]too big[/]'}"
@@ -207,8 +328,8 @@ def _table(rows: dict[str, dict[str, Any]], physical: int) -> tuple[Table, str]:
         words = "" if speed is None else f"{speed:.0f} ({facts['plain_tokens_per_second']:.0f})"
         target, draft = (facts[role].removeprefix("mlx-community/") for role in ("target", "draft"))
         if facts["drafter"] is not None:
-            draft += f" ({facts['drafter']}, licence: {facts['licence']})"
-        cells.append((name, target, draft, size, f"{match}, {how}", words))
+            draft += f" ({facts['drafter']})"
+        cells.append((name, target, draft, str(facts["drafts"]), size, f"{match}, {how}", words))
     columns = list(zip(titles, zip(*cells, strict=True), strict=True))
     told = [(title, values) for title, values in columns if len(set(values)) > 1]
     table = Table(*(title for title, _ in told))

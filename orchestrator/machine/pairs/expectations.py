@@ -16,7 +16,7 @@ from orchestrator.machine.memory.kv_form import KvSizes, kv_form
 from orchestrator.machine.memory.kv_plan import kv_plan
 from orchestrator.machine.models.checkpoints import cached, weight_bytes
 from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Model, Pair
-from orchestrator.machine.profiles.device_profiles import DeviceProfile
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, DeviceTimes
 from protocol.contracts.coreml.conversion import Choices
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 
@@ -117,7 +117,7 @@ def tokenizers(pair: Pair) -> tuple[bool, bool]:
     A trained drafter has its target's tokenizer, and no file of its own to compare.
     """
     if pair.draft.kind is not None:
-        return pair.target.tokenizer == pair.draft.tokenizer, False
+        return True, False
     folders = cached(pair.target.id), cached(pair.draft.id)
     if None in folders:
         return pair.target.tokenizer == pair.draft.tokenizer, False
@@ -129,23 +129,33 @@ def forecast(pair: Pair, profile: DeviceProfile, on_processor: bool) -> Forecast
     """The speed for forward times in proportion to the weights: plain decoding's, and that times the shipped gain.
 
     None if the profile does not state the weights it was measured with, or if they are too different, and for a trained
-    drafter, whose guesses are not like the demo draft's: `plan --drafter` predicts one.
+    drafter, whose guesses are not like the demo draft's: `pair_plan` predicts one.
     """
-    if pair.draft.kind is not None or profile.target.weights is None or profile.draft.weights is None:
+    if pair.draft.kind is not None:
+        return None
+    factors = (
+        in_proportion(profile.target, pair.target.read(on_processor)),
+        in_proportion(profile.draft, pair.draft.read(on_processor)),
+    )
+    if factors[0] is None or factors[1] is None:
         return None
     target, draft = profile.target.pace(), profile.draft.pace()
-    factors = (
-        pair.target.read(on_processor) / profile.target.weights,
-        pair.draft.read(on_processor) / profile.draft.weights,
-    )
     steps = (factors[0] * target.forward(1), factors[1] * draft.forward(1))
-    if any(not 1 / _MAX_RATIO <= factor <= _MAX_RATIO for factor in factors):
-        return None
-    if any(1000 * seconds > _MAX_MILLISECONDS for seconds in steps):
-        return None
     seconds = factors[0] * sum(target.forward(1, _TOKENS - 1 + done) for done in range(_TOKENS))
     plain, wide = _TOKENS / seconds, target.forward(8) / target.forward(1)
     return Forecast(plain, plain * gains().at(steps[1] / steps[0], wide, profile.both_busy.factor))
+
+
+def in_proportion(measured: DeviceTimes, read: float) -> float | None:
+    """How many times as long as a measured model's the forwards of one take that reads so many bytes.
+
+    None if the measured one's bytes are not known, if they are too different, or if forwards would be much too slow.
+    """
+    if measured.weights is None:
+        return None
+    factor = read / measured.weights
+    slow = 1000 * factor * measured.pace().forward(1) > _MAX_MILLISECONDS
+    return None if slow or not 1 / _MAX_RATIO <= factor <= _MAX_RATIO else factor
 
 
 def weights_in(folder: Path, on_processor: bool) -> int:

@@ -16,7 +16,7 @@ from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.drafts.trained_drafter import is_exit
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.kv_plan import about
-from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.machine.models.checkpoints import complete, resolve
 from orchestrator.machine.models.levels import MEANINGS
 from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
 from orchestrator.machine.neural_engine.judgement import judge
@@ -28,8 +28,9 @@ from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
 from protocol.contracts.drafters.target_shape import TargetShape, target_shape
 from protocol.contracts.engines import AUTO
-from protocol.contracts.model_report import ModelRefusal, ModelReport
+from protocol.contracts.model_report import Loaded, ModelRefusal, ModelReport
 from protocol.errors import InputError
+from protocol.messages.base import Role
 from protocol.own_modules import module_command
 from protocol.shown_names import model_name
 
@@ -45,18 +46,29 @@ def target_finding(name: str, on_progress: OnProgress = silent) -> Check:
         folder = resolve(name, "target", on_progress)
     except InputError as error:
         return Check("target", "fail", str(error))
-    command = [*module_command("target_worker.model_examination"), str(folder)]
-    environment = {**os.environ, **worker_environment("target", ())}
+    report = _examination("target", "target_worker.model_examination", str(folder))
+    if report is None or isinstance(report, Loaded):
+        return _not_loaded("target", folder)
+    finding = described(folder, report)
+    return finding if finding.status == "fail" else replace(finding, text=f"{finding.text} {_kept(folder)}".strip())
+
+
+def _examination(role: Role, module: str, *arguments: str) -> ModelReport | ModelRefusal | Loaded | None:
+    """What a process says that loads a model; None if it crashed or hung."""
+    environment = {**os.environ, **worker_environment(role, ())}
+    command = [*module_command(module), *arguments]
     try:
         answer = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False, env=environment
         )
-        report = msgspec.json.decode(answer.stdout, type=ModelReport | ModelRefusal)
+        return msgspec.json.decode(answer.stdout, type=ModelReport | ModelRefusal | Loaded)
     except (subprocess.TimeoutExpired, msgspec.DecodeError):
-        text = f"{folder} could not be loaded: the process that loads it crashed or hung"
-        return Check("target", "fail", text, "free memory, download the model again, or choose a smaller one")
-    finding = described(folder, report)
-    return finding if finding.status == "fail" else replace(finding, text=f"{finding.text} {_kept(folder)}".strip())
+        return None
+
+
+def _not_loaded(role: Role, folder: Path) -> Check:
+    text = f"{folder} could not be loaded: the process that loads it crashed or hung"
+    return Check(role, "fail", text, "free memory, download the model again, or choose a smaller one")
 
 
 def _kept(folder: Path) -> str:
@@ -93,13 +105,27 @@ def draft_finding(name: str, target: str | None = None, on_progress: OnProgress 
             choice = draft_choice(AUTO, name, on_progress, target)
             assert choice.folder is not None
             shape = target_shape(choice.target) if choice.target is not None else None
-            return _described(choice.folder, shape, own_head=choice.engine == "mtp")
+            finding = _described(choice.folder, shape, own_head=choice.engine == "mtp")
+            if choice.target is None or is_converted(choice.folder) or not complete(choice.target):
+                return finding
+            return _refused(choice.engine, choice.folder, choice.target) or finding
         if is_exit(AUTO, name):
             raise InputError(f"{name} is the target's own first layers: name the target too (--target).")
         folder = Path(name).expanduser()
         return _described(folder if is_converted(folder) else resolve(name, "draft", on_progress), None)
     except InputError as error:
         return Check("draft", "fail", str(error))
+
+
+def _refused(engine: str, folder: Path, target: Path) -> Check | None:
+    """Why a worker can't load a trained drafter whose headers fit; None if it can."""
+    match _examination("draft", "draft_worker.drafter_examination", engine, str(folder), str(target)):
+        case ModelRefusal(text=text):
+            return Check("draft", "fail", text)
+        case None:
+            return _not_loaded("draft", folder)
+        case _:
+            return None
 
 
 def _described(folder: Path, target: TargetShape | None, *, own_head: bool = False) -> Check:

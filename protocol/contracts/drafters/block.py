@@ -78,6 +78,8 @@ def anchor_predicts(stated: dict[str, Any]) -> bool:
 
 def block(found: DrafterCheckpoint) -> Drafter:
     """Raises InputError for what does not fit together."""
+    if not is_object(found.config.get("dflash_config", {})):
+        raise found.wrong("the dflash_config in its config.json is no object")
     form, found = _format(found.config), found.with_config(options(found.config))
     if variant := foreign(found.config):
         raise found.wrong(f"its config.json states {variant}, a variant that can't be run yet")

@@ -30,6 +30,8 @@ _SPECULATORS: dict[str, DrafterKind] = {
 """By `speculators_model_type`."""
 _PREFIXED: tuple[DrafterKind, ...] = ("eagle3", "peagle", "dspark", "dflash", "dflash2")
 """Kinds whose tensors some programs name as parts of a `model`."""
+_SPLIT = "_mtp"
+"""How `model_type` ends in folders that mlx-vlm splits from a checkpoint (mlx_vlm/speculative/drafters/README.md)."""
 _FOREIGN = ("PEagle", "ForCausalLMEagle", "EagleSpeculator", "Medusa", "Hydra", "MLPSpeculator", "Assistant")
 """Parts of the architectures' names of drafters that no engine runs."""
 
@@ -83,6 +85,11 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
             return _SPECULATORS[kind]
         case _, str(kind) if kind == EXIT:
             return "exit"
+        case _, str(kind) if kind.endswith(_SPLIT):
+            raise InputError(
+                f"{folder} holds an MTP head in mlx-vlm's own packaging ({kind[:60]}), which is not read: pass the "
+                "original checkpoint of the target as the draft, which has the head too."
+            )
         case _:
             pass
     for name in architectures:

@@ -37,10 +37,15 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
             f"{target_width:,} numbers for a width of {width:,}"
         )
     if outputs is None and count != _DEFAULT_COUNT:
-        raise found.wrong(f"it reads {count} outputs of the target and does not say which")
+        raise found.wrong(
+            f"its tensor fc.weight of the shape {(rows, columns)} reads {count} outputs of the target, and its "
+            "config.json does not say which"
+        )
     layer = "midlayer" if found.has("midlayer.self_attn.q_proj.weight") else "layers.0"
     if _matrix(found, f"{layer}.self_attn.q_proj.weight")[1] != 2 * width:
-        raise found.wrong(f"the queries of its first layer do not read {2 * width:,} numbers, embedding and state")
+        raise found.wrong(
+            f"its tensor {layer}.self_attn.q_proj.weight does not read {2 * width:,} numbers, embedding and state"
+        )
     found.need(f"{layer}.hidden_norm.weight", f"{layer}.input_layernorm.weight", "norm.weight")
     head = found.has("lm_head.weight")
     drafted = _drafted(found, vocabulary, width, head)

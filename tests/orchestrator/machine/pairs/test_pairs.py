@@ -20,12 +20,16 @@ from orchestrator.lab.bench.shapes import configuration
 from orchestrator.lab.calibration.calibrate import to_toml
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.prediction import gains as simulated
+from orchestrator.lab.simulate.prediction.pair_plan import guess, plan_pair
 from orchestrator.lab.simulate.prediction.plan import Scenario, plain
 from orchestrator.lab.simulate.prediction.plan import simulated as predicted
 from orchestrator.machine.memory.kv_form import kv_form
 from orchestrator.machine.pairs.expectations import fits, forecast, gains, kept_tokens, memory, tokenizers, weights_in
-from orchestrator.machine.pairs.recommended_pairs import pairs
+from orchestrator.machine.pairs.profile_choice import profile_for
+from orchestrator.machine.pairs.recommended_pairs import Chains, beside, pairs, published
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
+from protocol.contracts.drafters.detection import read_drafter
+from tests.support.models.drafter_files import FORMATS, write
 from tests.support.paths import ROOT
 
 GIB = 1 << 30
@@ -33,14 +37,48 @@ PAIR = pairs()["qwen2.5-3b"]
 
 
 def test_every_pair_shares_a_vocabulary_and_its_draft_is_smaller():
-    for name, pair in pairs().items():
-        assert pair.target.tokenizer == pair.draft.tokenizer, name
-        # A trained drafter in 16 bits may be as big as its target in 4 bits; a step reads less of it.
-        drafts = (
-            pair.draft.weights(False) if pair.draft.kind is None else pair.draft.read(False) * pair.target.bits / 16
-        )
-        assert drafts * 2 < pair.target.weights(False), name
+    for name, pair in published().items():
+        # A trained drafter has its target's vocabulary, and in 16 bits may be as big as its target in 4 bits.
+        assert pair.draft.kind is not None or pair.target.tokenizer == pair.draft.tokenizer, name
+        assert (pair.draft.active or pair.draft.parameters) * 2 < pair.target.parameters, name
         assert pair.target.id.count("/") == pair.draft.id.count("/") == 1, name
+
+
+def test_every_trained_drafter_has_its_facts_and_a_packaging_that_is_read(tmp_path: Path):
+    read = {name: read_drafter(write(tmp_path / name, form())) for name, form in FORMATS.items()}
+    forms = {(drafter.kind, drafter.format) for drafter in read.values() if drafter is not None}
+    trained = {name: pair.draft for name, pair in published().items() if pair.draft.kind is not None}
+
+    assert [name for name, draft in trained.items() if not (draft.size and draft.licence and draft.source)] == []
+    assert [name for name, draft in pairs().items() if (draft.draft.kind or "", draft.draft.format) not in forms] == [
+        name for name in pairs() if name not in trained
+    ]
+    for name, draft in trained.items():
+        assert draft.active is None or draft.active <= draft.parameters, name
+        assert draft.published is None or 1 < draft.published.tokens <= draft.published.guesses + 1, name
+
+
+def test_every_target_of_the_list_has_a_drafter():
+    """Those that people run on Macs."""
+    named = ("Qwen3.8-27B", "Qwen3.6-35B-A3B", "Qwen3.5-4B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B")
+    others = ("Llama-3.1-8B", "Llama-3.3-70B", "gemma-4", "gpt-oss-20b", "GLM-4.7-Flash", "LFM2.5", "Nemotron")
+    for name in (*named, *others):
+        assert any(name in pair.target.id and pair.draft.kind for pair in pairs().values()), name
+
+
+def test_acceptance_follows_from_the_tokens_of_a_chain():
+    half = Chains(tokens=1 + 0.5 + 0.25, guesses=2, on="coins")
+
+    assert half.accept == pytest.approx(0.5, abs=1e-6)
+    assert Chains(tokens=1.0, guesses=7, on="nothing").accept == pytest.approx(0.0, abs=1e-6)
+    assert Chains(tokens=8.0, guesses=7, on="everything").accept == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_pair_that_no_engine_runs_is_refused_with_its_reason():
+    shown = CliRunner().invoke(cli, ["generate", "x", "--pair", "gemma4-31b-assistant"])
+
+    assert shown.exit_code == 1
+    assert "google/gemma-4-31B-it-assistant, can't be run yet: it reads the target's keys" in str(shown.exception)
 
 
 def test_a_pair_fits_where_its_weights_leave_room():
@@ -73,15 +111,15 @@ _CONFIGURATIONS = {
 def test_the_kv_of_models_is_that_of_their_layers_and_heads():
     """As the profiles of Macs, made from the same config.json files, and the shapes of the bench have them."""
     facts = resources.files("orchestrator.machine.profiles") / "apple_silicon.toml"
-    known = {
+    known: dict[str, tuple[int, ...]] = {
         name: (2 * model["layers"] * model["kv_heads"] * model["head_size"],)
         for name, model in tomllib.loads(facts.read_text(encoding="utf-8"))["models"].items()
     }
-    configurations = {name: configuration(name) for name in ("gemma-3-12b", "gpt-oss-20b", "qwen3-8b")}
+    configurations = {name: configuration(name) for name in ("gemma-3-12b", "gpt-oss-20b", "qwen3-8b", "qwen3.8-27b")}
     for name, stated in (configurations | _CONFIGURATIONS).items():
         form = kv_form(stated)
         assert form is not None
-        known[name] = tuple(filter(None, form[:3]))
+        known[name] = tuple(form) if form.state else tuple(filter(None, form))
 
     models = [model for pair in pairs().values() for model in (pair.target, pair.draft) if model.kind is None]
     stated = {_plain_name(model.id): model.kv for model in models}
@@ -274,3 +312,94 @@ def test_an_engine_without_a_model_leaves_the_pair_s_draft_alone(engine: str, dr
     found = CliRunner().invoke(models, ["--pair", "qwen2.5-3b", "--draft-engine", engine], catch_exceptions=False)
 
     assert found.output.strip() == f"{PAIR.target.id} {draft}"
+
+
+BIG = pairs()["qwen3.8-27b"]
+
+
+def test_a_plan_follows_the_draft_s_bytes_and_its_acceptance():
+    profile = load_profile("m4-pro-qwen3.8-27b")
+    better, lighter = (
+        msgspec.structs.replace(BIG, draft=msgspec.structs.replace(BIG.draft, **change))
+        for change in ({"published": Chains(tokens=7.0, guesses=7, on="a test")}, {"active": 0.4, "head": 0.0})
+    )
+    usual, good, light = (plan_pair(pair, profile, on_processor=False) for pair in (BIG, better, lighter))
+
+    assert usual is not None
+    assert good is not None
+    assert light is not None
+    assert usual.plain == pytest.approx(15.5, rel=0.01)
+    assert 1.3 < usual.gain < 2.5
+    assert good.gain > usual.gain + 0.3
+    assert good.tokens_per_round > usual.tokens_per_round
+    assert light.gain > usual.gain + 0.1
+
+
+def test_nothing_is_planned_for_a_target_of_quite_another_size():
+    assert plan_pair(BIG, measured(1 / 300, 1), on_processor=False) is None
+    assert plan_pair(BIG, load_profile("m4-16gb-qwen2.5-3b"), on_processor=False) is None
+
+
+def test_an_acceptance_says_whether_others_measured_it():
+    told = {name: guess(pair.draft) for name, pair in beside(BIG.target).items()}
+
+    assert told["qwen3.8-27b"] == (
+        pytest.approx(0.795, abs=0.001),
+        True,
+        "4.1 tokens a round of 7 guesses, MT-Bench, the model's own sampling",
+    )
+    assert not told["qwen3.8-27b-dspark"].published
+    assert not guess(PAIR.draft).published
+
+
+def test_the_profile_is_this_machine_s_if_it_fits_then_this_chip_s_then_any():
+    here, small = measured(1, 1), PAIR.target
+
+    assert profile_for(small, here, "Apple M4")[:2] == (here, "this machine")
+    assert profile_for(BIG.target, None, "Apple M3 Max")[1:2] == ("this chip",)
+    assert profile_for(BIG.target, None, "Apple M3 Max").profile.name == "m3-max-qwen3.8-27b"
+    assert profile_for(small, None, "Apple M4").profile.name == "m4-qwen2.5-3b"
+    stranger = profile_for(small, measured(1 / 300, 1), "AMD EPYC")
+    assert stranger.of == "another machine"
+    assert "was calibrated with a target of quite another size" in stranger.sentence
+    assert "not for this machine. This machine was not calibrated" in profile_for(small, None, "AMD EPYC").sentence
+
+
+def drafts(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str, width: int = 200) -> str:
+    monkeypatch.setattr(pairs_command, "calibration_file", lambda: folder / "none.toml")
+    monkeypatch.setattr(pairs_command, "chip", lambda: "AMD EPYC")
+    run = CliRunner().invoke(cli, ["pairs", *words], catch_exceptions=False, env={"COLUMNS": str(width)})
+    assert run.exit_code == 0
+    return run.output
+
+
+def test_the_drafts_of_a_target_are_shown_with_their_gain_and_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = json.loads(drafts(monkeypatch, tmp_path, "--pair", "gemma4-12b-dflash", "--json"))
+    by_name = {row["name"]: row for row in told["drafts"]}
+
+    assert told["target"] == "mlx-community/gemma-4-12B-it-4bit"
+    assert told["profile_of"] == "another machine"
+    assert by_name.keys() == beside(published()["gemma4-12b-dflash"].target).keys()
+    assert by_name["gemma4-12b-dflash"]["gain"] > 1.1
+    assert (by_name["gemma4-12b-assistant"]["gain"], bool(by_name["gemma4-12b-assistant"]["refused"])) == (None, True)
+    assert by_name["gemma4-12b-dspark-deepspec"]["licence"] == "not stated"
+
+    shown = drafts(monkeypatch, tmp_path, "--pair", "gemma4-12b-dflash")
+    assert "Planned for" in shown
+    assert "not for this machine" in " ".join(shown.split())
+    assert "Not run: gemma4-12b-dspark-deepspec: its decoder layers are Gemma's" in shown
+    assert all(row["source"] in shown for row in told["drafts"])
+
+
+def test_of_a_mixture_of_experts_it_is_said_that_the_gain_is_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sparse, dense = (drafts(monkeypatch, tmp_path, "--pair", name) for name in ("qwen3.6-35b-a3b", "qwen3.8-27b"))
+
+    assert "expect less" in sparse
+    assert "expect less" not in dense
+
+
+def test_a_name_that_no_pair_has_is_answered_with_the_nearest():
+    run = CliRunner().invoke(cli, ["pairs", "--pair", "qwen3.8-27"])
+
+    assert run.exit_code == 2
+    assert "did you mean 'qwen3.8-27b'?" in run.output

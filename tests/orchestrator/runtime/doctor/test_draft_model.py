@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from draft_worker.drafter_examination import examine
 from orchestrator.cli.app import cli
-from orchestrator.runtime.doctor.models import draft_finding
-from protocol.contracts.drafters.detection import has_own_head
+from orchestrator.runtime.doctor import models
+from orchestrator.runtime.doctor.models import draft_finding, told
+from protocol.contracts.drafters.detection import has_own_head, read_drafter
 from tests.support.models.drafter_files import FORMATS, VOCABULARY, WIDTH, layer, write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
@@ -19,7 +21,8 @@ from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 def target(tmp_path: Path) -> Path:
     config, head = FORMATS["qwen_mtp"]()
     folder = write(
-        tmp_path / "target", (config, head | layer("model.layers.0") | {"lm_head.weight": (VOCABULARY, WIDTH)})
+        tmp_path / "target",
+        (config, head | layer("model.layers.0") | {"lm_head.weight": (VOCABULARY, WIDTH)}),
     )
     shutil.copy(DEMO_TARGET / "tokenizer.json", folder)
     return folder
@@ -41,7 +44,8 @@ def test_kind_layers_and_bytes_are_told(tmp_path: Path):
 
 
 def test_beside_a_target_the_layers_are_known_and_the_fit(tmp_path: Path, target: Path):
-    folder = write(tmp_path / "drafter", FORMATS["safeailab"]())
+    config, tensors = FORMATS["safeailab"]()
+    folder = write(tmp_path / "drafter", (config, tensors | {"embed_tokens.weight": (VOCABULARY, WIDTH)}))
     alone, beside = draft_finding(str(folder)), draft_finding(str(folder), str(target))
 
     assert "3 outputs (a low, a middle and a high one) of the target" in alone.text
@@ -72,7 +76,9 @@ def test_each_kind_is_told_in_its_own_words(tmp_path: Path, form: str, words: st
 def test_an_ordinary_model_and_one_with_a_head_of_its_own(target: Path):
     assert "is a language model: it reads tokens alone" in draft_finding(str(DEMO_DRAFT)).text
     assert "It has an MTP head too" in draft_finding(str(target)).text
-    assert "holds an MTP head (Qwen format)" in draft_finding(str(target), str(target)).text
+    drafter = read_drafter(target, with_own_head=True)
+    assert drafter is not None
+    assert "holds an MTP head (Qwen format)" in told(target, drafter, None)
 
 
 def test_a_head_of_an_architecture_that_is_not_run_is_no_draft(target: Path):
@@ -92,6 +98,43 @@ def test_an_exit_is_an_exit_of_a_target(name: str):
         f"{name} is the target's own first layers: name the target too (--target).",
     )
     assert "It is the target's first" in draft_finding(name, str(DEMO_TARGET)).text
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "words"),
+    [
+        ("dflash2", {"sliding_window": 0}, "Expected `int` >= 1 - at `$.sliding_window`"),
+        ("dflash2", {"layer_types": ["sliding_attention"]}, "its layer_types fit neither its layers"),
+        ("dflash2", {"num_attention_heads": 3}, "3 heads of 4 numbers don't fit 2 KV heads"),
+        ("dspark", {"mask_token_id": VOCABULARY}, f"its mask token {VOCABULARY} is beyond"),
+        ("dspark", {"markov_head_type": "other"}, "at `$.markov_head_type`"),
+        ("safeailab", {"hidden_act": "other"}, "its decoder layer is of an unknown kind"),
+        ("safeailab", {"intermediate_size": 20}, "its tensor midlayer.mlp.gate_proj.weight has the shape (24, 16)"),
+        ("speculators", {}, "its tensor layers.0.mlp.gate_proj.weight has the shape (24, 16)"),
+    ],
+)
+def test_beside_a_target_what_only_loading_finds_is_a_failure(
+    form: str, options: dict[str, Any], words: str, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As `generate` would refuse it. The headers alone are in order."""
+    config, tensors = FORMATS[form]()
+    if form == "speculators":
+        config["transformer_layer_config"] = config["transformer_layer_config"] | {"intermediate_size": 20}
+    folder = write(tmp_path / "drafter", (config | options, tensors))
+    monkeypatch.setattr(models, "_examination", lambda role, module, *arguments: examine(*arguments))
+
+    assert draft_finding(str(folder)).status == "ok"
+    finding = draft_finding(str(folder), str(target))
+    assert (finding.status, words in finding.text) == ("fail", True), finding.text
+
+
+def test_a_folder_that_mlx_vlm_split_from_a_checkpoint_is_named(tmp_path: Path):
+    config, tensors = FORMATS["qwen_mtp"]()
+    renamed = {name.removeprefix("mtp."): shape for name, shape in tensors.items()}
+    split = {"model_type": "qwen3_5_mtp", "text_config": config}
+    folder = write(tmp_path / "drafter", (split, renamed))
+
+    assert "an MTP head in mlx-vlm's own packaging (qwen3_5_mtp)" in draft_finding(str(folder)).text
 
 
 def test_a_damaged_drafter_is_a_failure_with_its_sentence(tmp_path: Path):
