@@ -47,23 +47,6 @@ def _prefilled(model: LanguageModel, length: int) -> TreeSequence:
     return sequence
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "deepseek_v3"])
-def test_a_forward_lets_mlx_look_for_no_part_of_the_network(family: str, monkeypatch: pytest.MonkeyPatch):
-    model, looked_for = LanguageModel(tiny(family)), list[str]()
-    find = nn.Module.__getattr__
-
-    def watched(module: nn.Module, name: str) -> Any:
-        found = find(module, name)
-        if isinstance(found, nn.Module):
-            looked_for.append(name)
-        return found
-
-    monkeypatch.setattr(nn.Module, "__getattr__", watched)
-    model.sequence().evaluate([1], [-1])
-
-    assert looked_for == []
-
-
 def test_a_tree_without_committed_tokens():
     model = tree_model()
 
