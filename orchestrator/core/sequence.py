@@ -317,7 +317,6 @@ class Sequence:
             measured = MeasuredRound(
                 self._expected_tokens, now - self.ready_since, width, verdict.seconds, self.remaining
             )
-            estimates.observe_round(measured)
             estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0))
         if self._began_with_hit and self.estimates.freshness is not None:
             tokens, seconds = len(verdict.path) + 1, self.waited + verdict.seconds

@@ -149,7 +149,9 @@ class Speculation:
             if self._round is None or growth.round == self._round:
                 self.steps += 1
                 if self.in_turns and self.steps == self._asked:
-                    self.estimates.observe_response(self.steps, now - self.asked_at)
+                    estimates = self.estimates
+                    response = estimates.first_response if self.steps == 1 else estimates.next_response
+                    response.observe(now - self.asked_at)
             # A draft may claim any time, but its step began after the growth before: that bounds the time.
             seconds = min(growth.seconds, now - self.grown_at)
             self.estimates.observe_step(seconds)

@@ -15,7 +15,7 @@ from orchestrator.core.policy.decision import (
     WaitUntil,
 )
 from orchestrator.core.policy.estimates import MIN_GROWTH_TIMEOUT, Estimates
-from orchestrator.core.policy.expected_rate import NodeCounts, best_counts, with_growth
+from orchestrator.core.policy.expected_rate import best_counts, with_growth
 from protocol.messages.base import MAX_STEPS
 from protocol.messages.plans import BestFirst, GrowthPlan
 from protocol.speculation.token_tree import Node
@@ -42,7 +42,7 @@ class Adaptive:
     name, summary = "adaptive", "the wait and the nodes with the highest expected tokens a second"
     drafts = caches = refreshes = True
     _MARGIN = 1.02
-    """What a wait gives must be this much more: its gain is an estimate, its cost is certain."""
+    """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
     _EXPENSIVE = 1.2
     """Ratio of step times above which the second half of a step's width is too expensive."""
     _STEEP = 1.5
@@ -91,10 +91,9 @@ class Adaptive:
         lookup = self._options.lookup == "on"
         guesses = [candidates(view, self._options.max_verify, lookup, len(views)) for view in views]
         gains = [each.gains for each in guesses]
-        usual = views[0].estimates.usual if len(views) == 1 else None
-        now = best_counts(gains, views[0].estimates.target, views[0].estimates.hop.get(0.0), usual)
+        now = best_counts(gains, views[0].estimates.target, views[0].estimates.hop.get(0.0))
         expected = [self._expected_growth(view, each) for view, each in zip(views, guesses, strict=True)]
-        until = self._wait_until(views, gains, expected, now, usual)
+        until = self._wait_until(views, gains, expected, now.rate)
         if until is not None:
             return [WaitUntil(until, growth and growth.steps) for growth in expected]
         goes_on = not any(now.nodes) and all(map(_stays_plain, views))
@@ -109,7 +108,7 @@ class Adaptive:
         if view.in_turns and (view.steps >= MAX_STEPS or view.now - view.ready_since > estimates.growth_timeout):
             return None  # a draft may answer each request with nothing that helps
         if view.in_turns:
-            due = (view.now if view.resting else view.asked_at) + estimates.response(view.steps + 1)
+            due = (view.now if view.resting else view.asked_at) + self._response(view)
         elif missed:
             # The step in flight grows the old root: its rest passes before the new root's step begins.
             due = view.ready_since + max(estimates.recovery.get(1.5 * step), view.lag)
@@ -124,16 +123,21 @@ class Adaptive:
             return None  # the draft pauses
         return _ExpectedGrowth(due, give_up, guesses, view.steps + 1 if view.resting else None)
 
+    def _response(self, view: SequenceView) -> float:
+        """Seconds until the next step's growth, of a draft that drafts in turns."""
+        estimates = view.estimates
+        # Steps beside the target, or while both load, take longer: hope, ask, and measure.
+        usual = estimates.first_response.get(0.0)
+        return estimates.next_response.get(usual) if view.steps else usual
+
     def _wait_until(
         self,
         views: Sequence[SequenceView],
         gains: list[list[float]],
         expected: "list[_ExpectedGrowth | None]",
-        present: NodeCounts,
-        usual: float | None,
+        rate: float,
     ) -> float | None:
-        """When to stop waiting for the next growth, if verifying after the wait is worth more than at `present`; else
-        None. `usual`: as in `Expected.worth`.
+        """When to stop waiting for the next growth, if the expected rate after the wait is above `rate`; else None.
 
         One growth step serves several trees: growth that is due within half a step of the first is awaited together.
         Where the draft takes turns, a step may pay only with those behind it: it is worth a wait if any number is.
@@ -150,15 +154,14 @@ class Adaptive:
             return until
         shares, width = estimates.ranks.shares(self._options.draft_fan), self._width(estimates)
         wait = estimates.hop.get(0.0) + max(0.0, max(growth.due for growth in awaited) - now)
-        margin = (self._MARGIN - 1.0) * (present.rate if usual is None else present.tokens)
         for steps in range(1, 1 + (_MOST_STEPS if views[0].in_turns else 1)):
             later = [
-                known if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
-                for known, growth in zip(gains, expected, strict=True)
+                present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
+                for present, growth in zip(gains, expected, strict=True)
             ]
-            if best_counts(later, estimates.target, wait, usual).worth(usual) > present.worth(usual) + margin:
+            if best_counts(later, estimates.target, wait).rate > rate * self._MARGIN:
                 return until
-            wait += estimates.response(views[0].steps + 1 + steps)
+            wait += estimates.next_response.get(estimates.step.get(0.0))
         return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from orchestrator.core.policy.tries import Pause, Rate, Terms, Tries
+from orchestrator.core.policy.tries import Pause, Terms, Tries
 from protocol.messages.worker import Hello
 from protocol.speculation.token_tree import Calibration
 
@@ -44,10 +44,7 @@ class Mean:
 MeasuredCost = tuple[int, float]
 """Width and seconds of a forward."""
 _NARROW_FEW, _NARROW_SOON, _NARROW_LATER = 4, 8, 64
-"""Forwards over one token that tell what they cost; wider ones after which another is due until then if the worker
-measured nothing, and later."""
-_FEW_ROUNDS = 4
-"""Rounds that tell the usual rate."""
+"""Forwards over one token that tell what they cost; wider ones after which another is due until then, and later."""
 _LEAST_SECONDS = 1e-6
 """A worker may claim that a forward took no time, and rates divide by it."""
 _MAX_RATIO = 100.0
@@ -110,8 +107,7 @@ class WidthCost:
     def narrow_due(self) -> bool:
         """Forwards over one token have become so rare that the line no longer tells what they cost."""
         known = self._ratios[1].count if 1 in self._ratios else 0
-        unknown = known < _NARROW_FEW and not self._measured
-        return self._since_narrow >= (_NARROW_SOON if unknown else _NARROW_LATER)
+        return self._since_narrow >= (_NARROW_SOON if known < _NARROW_FEW else _NARROW_LATER)
 
     def expect(self, measured: Sequence[MeasuredCost]) -> None:
         """A worker with these measurements has come up: they replace all that was observed of its predecessor.
@@ -409,11 +405,6 @@ class Estimates:
     it reads what was accepted, and follows a forward of the target."""
     next_response: Mean = field(default_factory=Mean)
     """The same for the steps behind it."""
-    responses: dict[int, Mean] = field(default_factory=dict)
-    """The same for the second step, the third one and so on: those of a block drafter are a forward, or take no
-    time."""
-    rounds: Rate = field(default_factory=lambda: Rate(window=64))
-    """Of rounds of a single request in the present mode."""
     unasked: int = 0
     """Rounds since a draft that drafts in turns was last asked for a step."""
     calibration: Calibration = field(default_factory=Calibration)
@@ -443,35 +434,6 @@ class Estimates:
     def growth_timeout(self) -> float:
         """Seconds after which growth that is due is not waited for any more."""
         return min(_MAX_GROWTH_TIMEOUT, max(MIN_GROWTH_TIMEOUT, _TIMEOUT_STEPS * self.step.get(0.0)))
-
-    @property
-    def usual(self) -> float | None:
-        """Expected tokens a second of whole rounds in turns; None until there were a few, and apart.
-
-        Apart a wait also gives the draft time for the rounds behind it, so that no sum of rounds knows its worth.
-        """
-        return self.rounds.per_second if self.turns.in_turns and self.rounds.rounds >= _FEW_ROUNDS else None
-
-    def response(self, step: int) -> float:
-        """Seconds from the request for growth step number `step` below a root to its growth, in turns."""
-        # Steps beside the target, or while both load, take longer: hope, ask, and measure.
-        usual = self.first_response.get(0.0)
-        if step == 1:
-            return usual
-        known = self.responses.get(step, self.next_response)
-        return known.get(self.next_response.get(usual))
-
-    def observe_response(self, step: int, seconds: float) -> None:
-        if step == 1:
-            self.first_response.observe(seconds)
-        else:
-            self.next_response.observe(seconds)
-            self.responses.setdefault(step, Mean()).observe(seconds)
-
-    def observe_round(self, measured: MeasuredRound) -> None:
-        """A round of a single request took so long."""
-        if self.turns.in_turns:
-            self.rounds.add(measured.tokens, measured.seconds)
 
     def with_another_draft(self, turns: TurnTaking) -> "Estimates":
         """Estimates of another draft with the same target: the target's part is shared, the draft's is empty."""

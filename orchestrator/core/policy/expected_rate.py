@@ -11,71 +11,47 @@ ForwardCost = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What the rest of a round gives, of all its requests together."""
-
-    tokens: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
-
-    def worth(self, usual: float | None) -> float:
-        """`rate`, or with the `usual` tokens a second of whole rounds: the tokens beyond those that usual rounds give
-        in the same time.
-
-        A wait that has passed is in no rate of what is left of a round, but every round has it again. Only the usual
-        rate knows that: the choices that maximise this surplus maximise the tokens a second of all rounds (Dinkelbach,
-        "On nonlinear fractional programming", 1967).
-        """
-        return self.rate if usual is None else self.tokens - usual * self.seconds
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCount(Expected):
-    """If `nodes` nodes are verified."""
+class NodeCount:
+    """Verify `nodes` nodes; expect `rate` tokens a second."""
 
     nodes: int
+    rate: float
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCounts(Expected):
-    """If `nodes[i]` nodes of request i are verified."""
+class NodeCounts:
+    """Verify `nodes[i]` nodes of request i; expect `rate` tokens a second of all requests together."""
 
     nodes: list[int]
+    rate: float
 
 
-def best_count(
-    gains: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1, usual: float | None = None
-) -> NodeCount:
-    """The number of nodes L with the highest `worth`: of R + sum of the first L gains tokens in T(R + L) + overhead.
+def best_count(gains: Sequence[float], cost: ForwardCost, overhead: float, roots: int = 1) -> NodeCount:
+    """The number of nodes L that maximises (R + sum of the first L gains) / (T(R + L) + overhead).
 
     `gains`: the expected tokens that each further node adds. `overhead` is the hop plus any wait, in seconds; R is the
     number of `roots`, one a request, each of which yields a token. L = 0 is plain decoding.
     """
     tokens = accumulate(gains, initial=float(roots))
-    counts = [NodeCount(expected, cost(roots + nodes) + overhead, nodes) for nodes, expected in enumerate(tokens)]
-    return max(counts, key=lambda count: count.worth(usual))
+    rates = [expected / (cost(width) + overhead) for width, expected in enumerate(tokens, start=roots)]
+    rate = max(rates)
+    return NodeCount(rates.index(rate), rate)
 
 
-def best_counts(
-    gains: Sequence[Sequence[float]], cost: ForwardCost, overhead: float, usual: float | None = None
-) -> NodeCounts:
+def best_counts(gains: Sequence[Sequence[float]], cost: ForwardCost, overhead: float) -> NodeCounts:
     """`best_count` for requests that share a forward, given the gains of each.
 
     The nodes with the highest gains go first. A node whose gain is below that of a later one counts with the mean of
     both, since the later one needs it.
     """
     if len(gains) == 1:
-        alone = best_count(gains[0], cost, overhead, usual=usual)
-        return NodeCounts(alone.tokens, alone.seconds, [alone.nodes])
+        alone = best_count(gains[0], cost, overhead)
+        return NodeCounts([alone.nodes], alone.rate)
     ranked = sorted(((rank, request) for request, own in enumerate(gains) for rank in _falling(own)), reverse=True)
     following = [iter(own) for own in gains]
-    best = best_count([next(following[request]) for _, request in ranked], cost, overhead, len(gains), usual)
+    best = best_count([next(following[request]) for _, request in ranked], cost, overhead, len(gains))
     chosen = Counter(request for _, request in ranked[: best.nodes])
-    return NodeCounts(best.tokens, best.seconds, [chosen[request] for request in range(len(gains))])
+    return NodeCounts([chosen[request] for request in range(len(gains))], best.rate)
 
 
 def _falling(gains: Sequence[float]) -> Sequence[float]:

@@ -261,8 +261,8 @@ class _GuessSequence(EngineSequence):
         """The node's row, its candidates, and the rows of guesses that its parent's forward had left for it."""
         if parent < 0:
             depth, on_path = batch.skipped + self._committed, True
-            # The features of all tokens before it are there, so it begins a block of its own.
-            id, left = self._root(depth, token), 0
+            id, above = self._root(depth, token), self._last
+            left = above.left if above is not None and token in above.guesses else 0
         else:
             above = self._rows[parent]
             depth, id, left = above.depth + 1, node_id(above.id, token), above.left
