@@ -222,10 +222,9 @@ def _conditions(target: Model, choice: ProfileChoice) -> list[str]:
 
 
 def _print_drafts(target: Model, rows: list[dict[str, Any]], conditions: list[str]) -> None:
-    console = Console()
     plain = next((row["plain_tokens_per_second"] for row in rows if row["gain"] is not None), None)
     speed = "" if plain is None else f", {plain:g} tokens/s without one"
-    console.print(f"Drafts for {target.id}{speed}:", markup=False, highlight=False)
+    say(f"Drafts for {target.id}{speed}:")
     table = Table("name", "kind", "size", "licence", "right guesses", "tokens/s", "gain")
     for row in rows:
         reached = ("", "") if row["gain"] is None else (f"{row['tokens_per_second']:g}", f"{row['gain']:g}x")
@@ -235,10 +234,10 @@ def _print_drafts(target: Model, rows: list[dict[str, Any]], conditions: list[st
         table.add_row(*map(Text, cells))
     print_whole(table)
     for sentence in conditions:
-        console.print(sentence, markup=False, highlight=False)
+        say(sentence)
     refused = [f"{row['name']}: {row['refused']}" for row in rows if row["refused"]]
-    for words in [f"Not run: {'; '.join(refused)}."] if refused else []:
-        console.print(words, markup=False, highlight=False)
+    if refused:
+        say(f"Not run: {'; '.join(refused)}.")
     sources = Table("name", "draft", "source", "right guesses from")
     for row in rows:
         told = "" if row["refused"] else row["accept_on"]
