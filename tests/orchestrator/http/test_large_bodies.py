@@ -139,7 +139,8 @@ def test_too_many_messages_are_refused_by_name(path: str, body: Any):
     response = post(path, body)
 
     assert response.status_code == 400
-    assert f"messages must be a list of length <= {MOST_MESSAGES}." in response.text
+    field = "input" if "responses" in path else "messages"
+    assert f"{field} must be a list of length <= {MOST_MESSAGES}." in response.text
     if path == "/v1/responses":
         assert response.json()["error"]["param"] == "input"
 
