@@ -1,8 +1,8 @@
 """Attention on a Linux processor: numpy computes the exponentials of a softmax in vectors, MLX one by one.
 
 MLX 0.32 has vector code for exponentials only with Apple's Accelerate (mlx/backend/cpu/simd). For a prompt of a few
-hundred tokens they take longer than the products of the default target, and a forward over one token behind 40 is 13%
-faster this way.
+hundred tokens they take longer than the products of the default target, and a forward of that model over one
+token behind 40 takes an eighth less this way.
 """
 
 import sys

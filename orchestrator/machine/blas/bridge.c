@@ -22,7 +22,7 @@ enum { LANES = 16, MOST_ROWS = 32, CHUNK = 64, WIDEST = 512, LEAST_SHARED = 1 <<
  * products of a forward, and no longer, because another worker may need the core. */
 enum { AHEAD = 1024, MOST_STRIPS = 4, MOST_COPIED = 1 << 15 };
 /* Ahead: numbers between those that are multiplied and those that are fetched from memory meanwhile. Strips: rows up to
- * which one column at a time may pay. Copied: numbers of these rows. */
+ * which one column at a time may pay. Copied: numbers of the rows that are put on whole lines of the cache. */
 
 extern void scipy_cblas_sgemm64_(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k,
                                  float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
@@ -77,7 +77,8 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
         }
 }
 
-/* The same for one column and up to MOST_STRIPS rows: b is read from its beginning to its end, as fast as the memory gives it. */
+/* The same for one column and up to MOST_STRIPS rows: b is read from its beginning to its end, as fast as the memory
+ * gives it. */
 INLINE void strip(const Product *p, int row, int column, const int rows, const int columns) {
     const float *a = p->a + row * p->lda, *b = p->b + column * p->ldb;
     Lanes sums[MOST_STRIPS] = {0};
