@@ -9,6 +9,7 @@ import mlx.nn as nn
 import numpy as np
 
 from draft_worker.head_tokens import HeadTokens
+from protocol.inference.narrow_weights import keep_narrow
 
 
 def shorten_head(network: Any, tokens: HeadTokens) -> "ShortHead":
@@ -38,6 +39,7 @@ class ShortHead(nn.Module):
         super().__init__()
         rows: Any = copy.copy(head)
         keep_rows(rows, tokens)
+        keep_narrow(rows)
         self._rows = rows.as_linear if tied else rows
         self._embedding = head if tied else None
         self._more: tuple[int, ...] = ()

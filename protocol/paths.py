@@ -1,4 +1,4 @@
-"""The folders and files of this program: cache, keys, configuration."""
+"""The folders, files and variables of this program: cache, keys, configuration."""
 
 import os
 import sys
@@ -14,6 +14,9 @@ SESSIONS_VARIABLE = "LAUNCH_PIPELINE_SESSIONS"
 
 SERVERS_VARIABLE = "LAUNCH_PIPELINE_SERVERS"
 """Another folder for the list of HTTP servers; `launch` sets it for its own, and the tests do."""
+
+NARROW_VARIABLE = "LAUNCH_PIPELINE_NARROW_MEMORY"
+"""Bytes that a worker may use for copies of its weights in 16 bits (`protocol.inference.narrow_weights`)."""
 
 
 def cache_folder() -> Path:

@@ -19,6 +19,7 @@ from mlx_lm.utils import dequantize_model
 from draft_worker.head_tokens import HeadTokens, are_head_tokens
 from protocol.errors import InputError
 from protocol.inference.device import spare_compiler
+from protocol.inference.narrow_weights import keep_narrow
 
 _Config = TypeVar("_Config")
 _CONFIG = "config.json"
@@ -125,6 +126,7 @@ class DrafterFolder:
         for name, good in finite.items():
             if not good.item():
                 raise self.wrong(f"its tensor {stated(name)} holds numbers that are not finite")
+        keep_narrow(network)
 
     def _quantize(self, network: nn.Module, form: Quantization, which: Callable[[str, nn.Module], bool]) -> None:
         try:

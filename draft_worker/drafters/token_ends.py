@@ -14,6 +14,7 @@ from mlx_lm.utils import dequantize_model
 from draft_worker.head_tokens import HeadTokens
 from draft_worker.short_head import ShortHead
 from protocol.errors import InputError
+from protocol.inference.narrow_weights import keep_narrow
 from protocol.inference.stored_model import load_network
 
 Layer = Callable[[mx.array], mx.array]
@@ -94,6 +95,8 @@ def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | No
         ends = dequantize_model(ends)
         ends.set_dtype(mx.float32)
     mx.eval(ends.parameters())
+    for name in ends.children():
+        keep_narrow(ends[name])
     return TokenEnds.of(ends["embedding"], ends.get("head"), head_tokens)
 
 

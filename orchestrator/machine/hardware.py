@@ -15,6 +15,7 @@ import msgspec
 from orchestrator.machine.blas.library import blas_environment, fast_blas
 from protocol.contracts.coreml.examination import RuntimeName
 from protocol.messages.base import Role
+from protocol.paths import NARROW_VARIABLE
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -66,7 +67,7 @@ def worker_environment(role: Role, cores: Sequence[int]) -> dict[str, str]:
     if not computes_on_processor():
         return dict(_QUIET)
     environment = _QUIET | _WHOLE_BLOCKS | {"OPENBLAS_NUM_THREADS": str(len(cores or partition_cores()[role]))}
-    return environment | blas_environment()
+    return environment | blas_environment() | {NARROW_VARIABLE: str(narrow_memory())}
 
 
 def partition_cores() -> dict[Role, tuple[int, ...]]:
@@ -128,6 +129,13 @@ def gpu_working_set() -> int:
 def lacks_fast_blas() -> bool:
     """Whether models compute here on a Linux processor with nothing but MLX's own BLAS: speculation can't help then."""
     return computes_on_processor() and fast_blas() is None
+
+
+def narrow_memory() -> int:
+    """Bytes that a worker may use for copies of its weights in 16 bits, which its products then read: an eighth of the
+    memory, where they can be read."""
+    blas = fast_blas() if computes_on_processor() else None
+    return memory_bytes() // 8 if blas is not None and blas.reads_16_bits else 0
 
 
 def has_compiler() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes
-from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes
+from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, narrow_memory
 from orchestrator.machine.memory.budget import (
     DRAFT,
     PREFILL,
@@ -99,7 +99,7 @@ def _model(role: Role, folder: Path, processor: bool, setup: OrchestratorSetup) 
     form = kv_form(config)
     return ModelNeed(
         name=_NAMES[role],
-        weights=loaded_weights(folder, processor, ranks),
+        weights=_held(loaded_weights(folder, processor, ranks), processor),
         # Every rank keeps whole latent keys.
         kv=form if form is None or keeps_latents(config) else form.part(1 / ranks),
         heads=attention_heads(config) // ranks,
@@ -117,10 +117,15 @@ def _drafter(folder: Path, target: Path, processor: bool) -> ModelNeed:
     part = 0.0 if drafter is None or shape is None else drafter.layers / shape.layers
     return ModelNeed(
         name=_NAMES["draft"],
-        weights=loaded_drafter(folder, target, processor),
+        weights=_held(loaded_drafter(folder, target, processor), processor),
         kv=None if form is None else KvSizes(form.full + form.windowed).part(part),
         heads=attention_heads(config),
     )
+
+
+def _held(weights: int, processor: bool) -> int:
+    """Bytes with the copies in 16 bits that a processor's products read, where there are any."""
+    return weights + weights // 2 if processor and weights // 2 <= narrow_memory() else weights
 
 
 def _packages(setup: OrchestratorSetup) -> Iterator[PackageNeed]:

@@ -23,6 +23,7 @@ from protocol.inference.device import compute, spare_compiler
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.latent_attention import let_latents_be_absorbed
 from protocol.inference.layer_cache import FoldingCache, TreePositions
+from protocol.inference.narrow_weights import keep_narrow
 from protocol.inference.observed_modules import modules_of
 from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrences.recurrence import let_recurrences_record
@@ -142,6 +143,7 @@ class LanguageModel:
             if division is not None:
                 division.divide(model)
             compute(model.parameters())
+            keep_narrow(model)
         except FileNotFoundError as error:
             raise InputError(
                 f"{folder} holds no model ({error}): name a folder with config.json and model*.safetensors."

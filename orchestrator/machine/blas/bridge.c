@@ -5,6 +5,9 @@
  * order first, which takes as long as reading it two more times. Here each weight is read once, for all rows. Each
  * number is summed in the same order however many rows there are, so a row does not depend on those beside it.
  *
+ * Reading them is most of the time. Weights that 16 bits hold without loss, as most files store them, are kept in that
+ * form too (`bridge_narrow_weights`) and read from there: the same numbers, from half the memory.
+ *
  * For each PROCESSOR, x86_64 and aarch64, with ziglang 0.17.1 from the package index, byte for byte:
  *
  *   python -m ziglang cc -target PROCESSOR-linux-gnu.2.17 -shared -nostdlib -O3 -ffp-contract=fast -s \
@@ -32,17 +35,24 @@ extern int pthread_create(unsigned long *thread, const void *attributes, void *(
 extern int pthread_detach(unsigned long thread);
 extern long syscall(long number, ...);
 
+enum Form { SINGLE, HALF, BFLOAT }; /* Of stored weights: IEEE 754's 32 and 16 bits, and the upper 16 of 32 bits. */
+
 /* c (m, n) = alpha a (m, k) B + beta c, where B is b (n, k)^T, such as a weight matrix or an attention's keys, or
- * b (k, n), such as its values. */
+ * b (k, n), such as its values. Narrow: the numbers of b in another form than SINGLE. */
 typedef struct {
     const float *a, *b;
+    const uint16_t *narrow;
     float *c;
     int64_t lda, ldb, ldc;
     int m, n, k, transposed;
+    enum Form form;
     float alpha, beta;
 } Product;
 typedef void Part(const Product *product, int first, int last); /* Computes these columns. */
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Narrow __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef _Float16 Halves __attribute__((vector_size(2 * LANES)));
 typedef float Half __attribute__((vector_size(2 * LANES)));
 typedef float Quarter __attribute__((vector_size(LANES)));
 
@@ -53,17 +63,30 @@ INLINE float sum_of(Lanes lanes) {
     return (c[0] + c[2]) + (c[1] + c[3]);
 }
 
-INLINE void tile(const Product *p, int row, int column, const int rows, const int columns) {
+INLINE Lanes widened(Narrow narrow, const enum Form form) {
+    if (form == HALF) return __builtin_convertvector((Halves)narrow, Lanes);
+    return (Lanes)(__builtin_convertvector(narrow, Bits) << 16);
+}
+
+/* LANES weights from number `at` of b on, while those at `next` begin to come from memory. */
+INLINE Lanes weights_at(const Product *p, int64_t at, int64_t next, const enum Form form) {
+    if (form == SINGLE) {
+        __builtin_prefetch(p->b + next);
+        return *(const Lanes *)(p->b + at);
+    }
+    __builtin_prefetch(p->narrow + next);
+    return widened(*(const Narrow *)(p->narrow + at), form);
+}
+
+INLINE void tile(const Product *p, int row, int column, const int rows, const int columns, const enum Form form) {
     const float *a = p->a + row * p->lda, *b = p->b + column * p->ldb;
     Lanes sums[4][4] = {0};
     int done = 0;
     for (; done + LANES <= p->k; done += LANES) {
         Lanes weights[4];
-        for (int j = 0; j < columns; j++) {
-            weights[j] = *(const Lanes *)(b + j * p->ldb + done);
-            /* The next tile's weights come from memory while this one is computed. */
-            __builtin_prefetch(b + (columns + j) * p->ldb + done);
-        }
+        /* The next tile's weights come from memory while this one is computed. */
+        for (int j = 0; j < columns; j++)
+            weights[j] = weights_at(p, (column + j) * p->ldb + done, (column + columns + j) * p->ldb + done, form);
         for (int i = 0; i < rows; i++) {
             Lanes inputs = *(const Lanes *)(a + i * p->lda + done);
             for (int j = 0; j < columns; j++) sums[i][j] += inputs * weights[j];
@@ -79,13 +102,13 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
 
 /* The same for one column and up to MOST_STRIPS rows: b is read from its beginning to its end, as fast as the memory
  * gives it. */
-INLINE void strip(const Product *p, int row, int column, const int rows, const int columns) {
+INLINE void strip(const Product *p, int row, int column, const int rows, const int columns, const enum Form form) {
     const float *a = p->a + row * p->lda, *b = p->b + column * p->ldb;
+    const int64_t ahead = form == SINGLE ? AHEAD : 2 * AHEAD, begin = column * p->ldb;
     Lanes sums[MOST_STRIPS] = {0};
     int done = 0;
     for (; done + LANES <= p->k; done += LANES) {
-        Lanes weights = *(const Lanes *)(b + done);
-        __builtin_prefetch(b + done + AHEAD);
+        Lanes weights = weights_at(p, begin + done, begin + done + ahead, form);
         for (int i = 0; i < rows; i++) sums[i] += *(const Lanes *)(a + i * p->lda + done) * weights;
     }
     float totals[MOST_STRIPS];
@@ -100,7 +123,7 @@ INLINE void strip(const Product *p, int row, int column, const int rows, const i
 }
 
 /* The same for b (k, n), with `vectors` times LANES columns. */
-INLINE void wide_tile(const Product *p, int row, int column, const int rows, const int vectors) {
+INLINE void wide_tile(const Product *p, int row, int column, const int rows, const int vectors, const enum Form form) {
     const float *a = p->a + row * p->lda, *b = p->b + column;
     Lanes sums[4][4] = {0};
     for (int k = 0; k < p->k; k++, b += p->ldb) {
@@ -124,43 +147,80 @@ INLINE void column_of_wide(const Product *p, int column) {
     }
 }
 
-typedef void Tile(const Product *p, int row, int column, const int rows, const int columns);
+typedef void Tile(const Product *p, int row, int column, const int rows, const int columns, const enum Form form);
 
-INLINE void all_rows(const Product *p, int column, Tile *tile, const int rows, const int columns) {
+INLINE void all_rows(const Product *p, int column, Tile *tile, const int rows, const int columns,
+                     const enum Form form) {
     for (int row = 0; row < p->m; row += rows) switch (p->m - row < rows ? p->m - row : rows) {
-            case 1: tile(p, row, column, 1, columns); break;
-            case 2: tile(p, row, column, 2, columns); break;
-            case 3: tile(p, row, column, 3, columns); break;
-            default: tile(p, row, column, rows, columns);
+            case 1: tile(p, row, column, 1, columns, form); break;
+            case 2: tile(p, row, column, 2, columns, form); break;
+            case 3: tile(p, row, column, 3, columns, form); break;
+            default: tile(p, row, column, rows, columns, form);
         }
+}
+
+INLINE void transposed_part(const Product *p, int first, int last, const int rows, const int columns, const int strips,
+                            const enum Form form) {
+    int column = first;
+    if (p->m <= strips && (int64_t)p->m * p->k <= MOST_COPIED) {
+        for (; column < last; column++) all_rows(p, column, strip, strips, 1, form);
+    } else {
+        for (; column + columns <= last; column += columns) all_rows(p, column, tile, rows, columns, form);
+        for (; column < last; column++) all_rows(p, column, tile, rows, 1, form);
+    }
 }
 
 /* `rows` and `columns`: how many sums, vectors of LANES numbers, fit into the processor's registers; `strips`: up to how
  * many rows one column at a time is faster. */
 INLINE void part(const Product *p, int first, int last, const int rows, const int columns, const int strips) {
-    int column = first;
-    if (p->transposed && p->m <= strips && (int64_t)p->m * p->k <= MOST_COPIED) {
-        for (; column < last; column++) all_rows(p, column, strip, strips, 1);
-    } else if (p->transposed) {
-        for (; column + columns <= last; column += columns) all_rows(p, column, tile, rows, columns);
-        for (; column < last; column++) all_rows(p, column, tile, rows, 1);
-    } else {
+    if (!p->transposed) {
+        int column = first;
         for (; column + columns * LANES <= last; column += columns * LANES)
-            all_rows(p, column, wide_tile, rows, columns);
-        for (; column + LANES <= last; column += LANES) all_rows(p, column, wide_tile, rows, 1);
+            all_rows(p, column, wide_tile, rows, columns, SINGLE);
+        for (; column + LANES <= last; column += LANES) all_rows(p, column, wide_tile, rows, 1, SINGLE);
         for (; column < last; column++) column_of_wide(p, column);
+    } else switch (p->form) {
+            case SINGLE: transposed_part(p, first, last, rows, columns, strips, SINGLE); break;
+            case HALF: transposed_part(p, first, last, rows, columns, strips, HALF); break;
+            case BFLOAT: transposed_part(p, first, last, rows, columns, strips, BFLOAT);
+        }
+}
+
+/* Whether all numbers fit into this form; they are then in `narrow`. */
+INLINE int narrowed(const float *from, int64_t count, uint16_t *narrow, const enum Form form) {
+    int64_t done = 0;
+    for (; done + LANES <= count; done += LANES) {
+        Lanes lanes = *(const Lanes *)(from + done);
+        Narrow found = form == HALF ? (Narrow)__builtin_convertvector(lanes, Halves)
+                                    : __builtin_convertvector((Bits)lanes >> 16, Narrow);
+        Bits lost = (Bits)widened(found, form) ^ (Bits)lanes;
+        uint32_t any = 0;
+#pragma unroll
+        for (int i = 0; i < LANES; i++) any |= lost[i];
+        if (any) return 0;
+        *(Narrow *)(narrow + done) = found;
     }
+    return done == count;
+}
+
+INLINE enum Form narrow_form(const float *from, int64_t count, uint16_t *narrow) {
+    return narrowed(from, count, narrow, HALF) ? HALF : narrowed(from, count, narrow, BFLOAT) ? BFLOAT : SINGLE;
 }
 
 #ifdef __x86_64__
 #include <cpuid.h>
 
-__attribute__((target("avx512f,fma"))) static void part_avx512(const Product *p, int first, int last) {
+__attribute__((target("avx512f,fma,f16c"))) static void part_avx512(const Product *p, int first, int last) {
     part(p, first, last, 4, 4, MOST_STRIPS);
 }
 
-__attribute__((target("avx2,fma"))) static void part_avx2(const Product *p, int first, int last) {
+__attribute__((target("avx2,fma,f16c"))) static void part_avx2(const Product *p, int first, int last) {
     part(p, first, last, 2, 2, 4);
+}
+
+__attribute__((target("avx2,fma,f16c"))) static enum Form best_form(const float *from, int64_t count,
+                                                                    uint16_t *narrow) {
+    return narrow_form(from, count, narrow);
 }
 
 static const long SYS_FUTEX = 202;
@@ -170,6 +230,7 @@ static void pause_turn(void) { __builtin_ia32_pause(); }
 static Part *best_part(void) {
     unsigned a, b, c, d, saved, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_FMA) || !(c & bit_OSXSAVE)) return 0;
+    if (!(c & bit_F16C)) return 0;
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (saved & 0x06) != 0x06) return 0;
     if ((b & bit_AVX512F) && (saved & 0xe6) == 0xe6) return part_avx512;
@@ -177,6 +238,9 @@ static Part *best_part(void) {
 }
 #else
 static void part_neon(const Product *p, int first, int last) { part(p, first, last, 2, 2, 0); }
+static enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
+    return narrow_form(from, count, narrow);
+}
 static const long SYS_FUTEX = 98;
 static void pause_turn(void) { __asm__ volatile("yield"); }
 static Part *best_part(void) { return part_neon; }
@@ -244,21 +308,62 @@ static void compute_together(const Product *product, Part *part, int threads) {
     while (__atomic_load_n(&pool.gate, __ATOMIC_ACQUIRE) != CLOSED) pause_turn();
 }
 
-void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
-                 const float *b, int ldb, float beta, float *c, int ldc) {
+static Part *known_part(void) {
     static Part *best;
     static int known;
     if (!__atomic_load_n(&known, __ATOMIC_ACQUIRE)) {
         best = best_part();
         __atomic_store_n(&known, 1, __ATOMIC_RELEASE);
     }
+    return best;
+}
+
+/* Weights that are kept in 16 bits too. An entry is never used again, so that a product finds none half changed. */
+static struct {
+    const float *first, *end; /* NULL, NULL once they are forgotten. */
+    const uint16_t *narrow;
+    enum Form form;
+} kept[4096];
+static int kept_count;
+
+/* Read these `count` numbers from `narrow`, whose memory the caller gives, until they are forgotten. False if they need
+ * 32 bits or there are too many arrays. Both arrays stay as they are meanwhile. Called by one thread at a time. */
+int bridge_narrow_weights(const float *from, int64_t count, uint16_t *narrow) {
+    if (kept_count == sizeof kept / sizeof *kept || !known_part()) return 0;
+    enum Form form = best_form(from, count, narrow);
+    if (form == SINGLE) return 0;
+    kept[kept_count].first = from, kept[kept_count].end = from + count;
+    kept[kept_count].narrow = narrow, kept[kept_count].form = form;
+    __atomic_store_n(&kept_count, kept_count + 1, __ATOMIC_RELEASE);
+    return 1;
+}
+
+void bridge_forget_weights(const float *from) {
+    for (int i = 0; i < kept_count; i++)
+        if (kept[i].first == from) __atomic_store_n(&kept[i].end, 0, __ATOMIC_RELEASE), kept[i].first = 0;
+}
+
+static void find_narrow(Product *product) {
+    int count = __atomic_load_n(&kept_count, __ATOMIC_ACQUIRE);
+    const float *last = product->b + (product->n - 1) * product->ldb + product->k;
+    for (int i = 0; i < count; i++)
+        if (product->b >= kept[i].first && last <= __atomic_load_n(&kept[i].end, __ATOMIC_ACQUIRE)) {
+            product->narrow = kept[i].narrow + (product->b - kept[i].first), product->form = kept[i].form;
+            return;
+        }
+}
+
+void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
+                 const float *b, int ldb, float beta, float *c, int ldc) {
+    Part *best = known_part();
     int own = order == ROW_MAJOR && transpose_a == AS_IT_IS && m <= MOST_ROWS &&
               (transpose_b == TRANSPOSED || (transpose_b == AS_IT_IS && n <= WIDEST));
     if (!best || !own) {
         scipy_cblas_sgemm64_(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
-    Product product = {a, b, c, lda, ldb, ldc, m, n, k, transpose_b == TRANSPOSED, alpha, beta};
+    Product product = {a, b, 0, c, lda, ldb, ldc, m, n, k, transpose_b == TRANSPOSED, SINGLE, alpha, beta};
+    if (product.transposed) find_narrow(&product);
     /* Each column reads all rows, and at half the speed what lies across two lines of the cache. */
     float copied[MOST_COPIED] __attribute__((aligned(4 * LANES)));
     int length = (k + LANES - 1) / LANES * LANES;

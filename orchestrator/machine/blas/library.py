@@ -65,6 +65,11 @@ class Blas(NamedTuple):
     def __str__(self) -> str:
         return f"OpenBLAS {self.version} ({self.origin})" if self.version else self.origin
 
+    @property
+    def reads_16_bits(self) -> bool:
+        """Whether it reads weights from copies in 16 bits (`protocol.inference.narrow_weights`)."""
+        return "bridge-" in self.environment["LD_PRELOAD"]
+
 
 class _Candidate(NamedTuple):
     file: Path

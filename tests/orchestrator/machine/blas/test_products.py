@@ -110,3 +110,56 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """,
         2,
     )
+
+
+_NARROWING = """
+def stored(form, *shape):
+    found = numbers(7, *shape)
+    if form == "half":
+        found *= np.float32(2.0) ** np.random.default_rng(1).integers(-30, 4, shape).astype(np.float32)
+        return found.astype(np.float16).astype(np.float32)
+    return (found.view(np.uint32) & 0xFFFF0000).view(np.float32)
+def narrowed(b):
+    copy = np.full(b.size, 0xFFFF, np.uint16)
+    at = [ctypes.c_void_p(each.ctypes.data) for each in (b, copy)]
+    return copy if library.bridge_narrow_weights(at[0], ctypes.c_int64(b.size), at[1]) else None
+def forget(b):
+    library.bridge_forget_weights(ctypes.c_void_p(b.ctypes.data))
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("form", ["half", "bfloat"])
+def test_products_with_weights_in_16_bits_are_the_same_to_the_last_bit(form: str, threads: int):
+    run(
+        f"""{_NARROWING}
+for columns, sums in ((1, 16), (64, 17), (130, 64), (256, 333), (1536, 576), (80, 1100), (66, 2400)):
+    b = stored("{form}", columns, sums)
+    shares = (b, b[columns // 3 :])  # Of a matrix that several products share, each finds its own numbers.
+    given = [(a, each) for rows in (1, 2, 3, 4, 5, 8, 31, 32) for a in [numbers(rows, rows, sums)] for each in shares]
+    wide = [product(*each) for each in given]
+    copy = narrowed(b)
+    assert copy is not None
+    assert all(np.array_equal(product(*each), right) for each, right in zip(given, wide))
+
+    copy[:] = 0
+    assert not np.array_equal(product(*given[0]), wide[0])  # It is read.
+    forget(b)
+    assert np.array_equal(product(*given[0]), wide[0])
+""",
+        threads,
+    )
+
+
+def test_weights_that_16_bits_do_not_hold_stay_in_32():
+    run(
+        f"""{_NARROWING}
+for value in (1 / 3, 1e-30, 70000.0):
+    b = stored("half", 64, 576)
+    b[50, 500] = value
+    assert narrowed(b) is None
+    assert np.array_equal(product(numbers(1, 3, 576), b), product(numbers(1, 3, 576), b.copy()))
+assert narrowed(stored("half", 3, 5)) is None
+""",
+        1,
+    )
