@@ -7,7 +7,7 @@ calls for products reads copies in 16 bits instead, half the memory: see `orches
 import ctypes
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -48,10 +48,11 @@ def keep_narrow(network: nn.Module) -> int:
 
 def _matrices(network: nn.Module) -> Iterator[tuple[int, _Matrix]]:
     """Each as MLX holds it, by its address."""
-    members: Iterable[Any] = chain.from_iterable(module.values() for module in modules_of(network))
-    for array in members:
+    modules: Sequence[dict[str, Any]] = modules_of(network)
+    for array in chain.from_iterable(module.values() for module in modules):
         if isinstance(array, mx.array) and array.ndim >= 2 and array.size >= _LEAST and array.dtype == mx.float32:
-            matrix: _Matrix = np.array(array, copy=False)
+            found: Any = array
+            matrix: _Matrix = np.array(found, copy=False)
             if matrix.flags.c_contiguous:
                 yield matrix.ctypes.data, matrix
 
