@@ -7,8 +7,7 @@ calls for products reads copies in 16 bits instead, half the memory: see `orches
 import ctypes
 import os
 import weakref
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import mlx.core as mx
@@ -48,13 +47,18 @@ def keep_narrow(network: nn.Module) -> int:
 
 def _matrices(network: nn.Module) -> Iterator[tuple[int, _Matrix]]:
     """Each as MLX holds it, by its address."""
-    modules: Sequence[dict[str, Any]] = modules_of(network)
-    for array in chain.from_iterable(module.values() for module in modules):
+    modules: Any = modules_of(network)
+    for array in _members(modules):
         if isinstance(array, mx.array) and array.ndim >= 2 and array.size >= _LEAST and array.dtype == mx.float32:
             found: Any = array
             matrix: _Matrix = np.array(found, copy=False)
             if matrix.flags.c_contiguous:
                 yield matrix.ctypes.data, matrix
+
+
+def _members(modules: list[dict[str, Any]]) -> Iterator[Any]:
+    for module in modules:
+        yield from module.values()
 
 
 def _at(array: _Matrix | _Copy) -> ctypes.c_void_p:
