@@ -111,6 +111,11 @@ class WorkerRegistry:
             worker.last_message_at = now
         return worker is not None
 
+    def listen_again(self, now: float) -> None:
+        """Nobody listened for a while: from now on all are silent for as long as they send nothing."""
+        for worker in self._workers.values():
+            worker.last_message_at = now
+
     def silence(self, role: Role, now: float) -> float:
         """Seconds since the last message of the worker of a role."""
         return now - self._of(role)[0].last_message_at
