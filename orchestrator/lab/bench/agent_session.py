@@ -29,7 +29,7 @@ from orchestrator.machine.memory.kv_plan import CONVERSATION, kv_plan
 from protocol.common_prefix import common_prefix
 from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
-from protocol.paths import PREFIXES_VARIABLE, SHARED_MEMORY, cache_folder
+from protocol.paths import PREFIXES_VARIABLE, SEGMENTS_VARIABLE, SHARED_MEMORY, cache_folder, segments_folder
 
 _AGENT_FIRST = 25_000
 _ADDED = 300, 2_000
@@ -210,18 +210,19 @@ def measure_session(shape: str, watch: Listener, *, first: int, turns: int) -> F
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """For the model and, within the context, for the disk caches of this process and its children: empty, and removed
-    at the end. Where the user's disk cache is, since it takes gigabytes."""
-    before = os.environ.get(PREFIXES_VARIABLE)
+    """For the model and, within the context, for the disk caches and the lists of shared memory of this process and its
+    children: empty, and removed at the end. Where the user's disk cache is, since it takes gigabytes."""
+    before = dict(os.environ)
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="session-", dir=cache_folder()) as folder:
-        os.environ[PREFIXES_VARIABLE] = str(Path(folder) / "prefixes")
+        for variable in (PREFIXES_VARIABLE, SEGMENTS_VARIABLE):
+            os.environ[variable] = str(Path(folder) / variable.lower())
         try:
             yield Path(folder)
         finally:
-            del os.environ[PREFIXES_VARIABLE]
-            if before is not None:
-                os.environ[PREFIXES_VARIABLE] = before
+            for variable in (PREFIXES_VARIABLE, SEGMENTS_VARIABLE):
+                del os.environ[variable]
+            os.environ.update(before)
 
 
 def _pipeline(target: Path, room: int, first: int) -> Pipeline:
@@ -233,7 +234,6 @@ def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[
     """`opened` makes pipelines with the same models and memory."""
     # A server knows where its client's instructions end.
     params = SamplingParams(temperature=0.0, **UNFILTERED, max_tokens=_ANSWER, rules=session.rules)
-    others = _segments()
     with ExitStack() as stack:
         pipeline = stack.enter_context(opened())
         before = _own_memory(pipeline)
@@ -256,7 +256,7 @@ def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[
                 target=target,
                 most=max(target, watched.most - before[0]),
                 orchestrator=orchestrator,
-                shared_memory=_size(_segments() - others),
+                shared_memory=_size(_segments()),
             )
             on_turn(kind)
             session.answered(kind, prompt, answer.tokens)
@@ -357,8 +357,8 @@ def _alone(pid: str, resident: str) -> int:
 
 
 def _segments() -> set[Path]:
-    """Shared memory of pipelines; none where the system does not list it."""
-    return set(SHARED_MEMORY.glob("lp-*")) if SHARED_MEMORY.is_dir() else set()
+    """Shared memory of this session's pipelines; none where the system does not show it as files."""
+    return {SHARED_MEMORY / entry.name for entry in segments_folder().glob("lp-*")}
 
 
 def _size(segments: set[Path]) -> int:
