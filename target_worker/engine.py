@@ -25,8 +25,9 @@ from target_worker.verification import Acceptance, ProposedTree, Walk, as_ids, c
 
 _ROWS_TOGETHER = 64
 _BRANCH = 16
-"""A place is remembered so many tokens before the prompt's end: the next turn of a conversation continues the
-answer, or branches off within the template's opening of the answer, which is no longer."""
+"""A place is remembered so many tokens before the prompt's end, or where its new tokens begin if they are fewer: the
+next turn of a conversation continues the answer, or branches off within the template's opening of the answer, which is
+no longer."""
 
 
 class TargetModel(Protocol):
@@ -278,6 +279,9 @@ class TargetSequence:
     def prefill(self) -> None:
         """Evaluate one chunk of the tokens before the root."""
         begin = self.cache.committed
+        if begin and not self.evaluated and begin > self.position - _BRANCH:
+            # So few new tokens have no place of their own.
+            self.cache.remember(begin)
         end = min(begin + self._engine.prefill_chunk, self.position)
         branches = [
             place for place in (self.start.rules, self.branch, self.position - _BRANCH) if begin < place < self.position
@@ -287,7 +291,7 @@ class TargetSequence:
         if not self.start.rules and end < self.position - _BRANCH:
             branches.append(end)
         chunk = self.tokens[begin:end]
-        logits = self.cache.prefill(chunk, remember=end in branches)
+        logits = self.cache.prefill(chunk, remember=False)
         for place in branches:
             if place <= end:
                 self.cache.remember(place)

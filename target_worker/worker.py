@@ -109,6 +109,8 @@ class TargetWorker:
         """Sequences whose KV goes to the prefix cache, which may cut it, once it is saved to shared memory."""
         self._rings = rings
         self._saving = KvSaving(clock)
+        self._saving_seconds = 0.0
+        """Spent on saving KV since the last Verdict or Prefilled."""
         self._begun: _Forward | None = None
         """A forward over roots alone that has begun before their Verify."""
         self._due: tuple[SequenceId, ...] = ()
@@ -172,8 +174,9 @@ class TargetWorker:
         saved = self._saving.next
         # What an ended sequence left is saved when nobody waits for a prompt.
         if saved is not None and (saved in self._sequences or not waiting):
-            self._at_work = (saved,)
+            self._at_work, began = (saved,), self._clock()
             yield from self._saving.save()
+            self._saving_seconds += self._clock() - began
             if saved in self._ended and not self._saving.saves(saved):
                 yield from self._cache(saved)
             return
@@ -187,8 +190,9 @@ class TargetWorker:
             if not self._sequences[read].prefilling:
                 yield self._prefilled(self._sequences[read])
             return
-        self._at_work = ()
+        self._at_work, began = (), self._clock()
         if self._disk.takes_turn(bool(waiting)):
+            self._saving_seconds += self._clock() - began
             return
         if not waiting:
             self._disk.wait()
@@ -252,6 +256,7 @@ class TargetWorker:
 
     def _prefilled(self, sequence: TargetSequence) -> Prefilled:
         self._saving.add(sequence)
+        self._saving_seconds = 0.0
         return Prefilled(
             sequence.start.sequence,
             sequence.round,
@@ -352,9 +357,10 @@ class TargetWorker:
                 answers.append(refused(verify, plain(str(walk))))
                 continue
             path, paced, seconds = proposal.path(walk.accepted), self._pacer.take(), now - forward.began
-            alone = len(proposal.tokens) < len(verify.tokens)
+            alone, told = len(proposal.tokens) < len(verify.tokens), walk.likelihoods
+            saving, self._saving_seconds = self._saving_seconds, 0.0
             answers.append(
-                Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, walk.likelihoods, alone)
+                Verdict(verify.sequence, verify.round, path, walk.bonus, seconds, paced, told, alone, saving)
             )
         yield from answers
         # The verdicts are sent, so the commits delay nothing.

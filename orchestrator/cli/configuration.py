@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from orchestrator.machine.downloads.default_target import VARIABLE
 from protocol.errors import InputError
-from protocol.paths import SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
+from protocol.paths import PREFIXES_VARIABLE, SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
 
 _PREFIX = "LAUNCH_PIPELINE"
 _NEVER = ("help", "help_all", "version", "config")
@@ -97,7 +97,7 @@ def own_setting(context: click.Context, option: click.Option) -> bool:
 def unread_variables(group: click.Group) -> list[str]:
     """Environment variables with our prefix that no option reads."""
     read = {name for _, command in commands(group) for option in command.params for name in _variables(option)}
-    read |= {f"{_PREFIX}_CONFIG", VARIABLE, SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE}
+    read |= {f"{_PREFIX}_CONFIG", VARIABLE, PREFIXES_VARIABLE, SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE}
     return sorted(name for name in os.environ if name.startswith(f"{_PREFIX}_") and name not in read)
 
 

@@ -61,6 +61,8 @@ class RequestStats:
     adopted: int = 0
     """Tokens whose KV the target adopted."""
     prefill_seconds: float = 0.0
+    saving_seconds: float = 0.0
+    """Of the target, between rounds, on saving KV."""
     paced: Paced = field(default_factory=Paced)
     """What both workers report of keeping to a device's pace."""
     overheads: list[float] = field(default_factory=list)
@@ -140,6 +142,7 @@ class RequestStats:
             overhead_per_round=statistics.median(self.overheads) if self.overheads else 0.0,
             adopted_tokens=self.adopted,
             prefill_seconds=self.prefill_seconds,
+            saving_seconds=self.saving_seconds,
             pace=pace_of(profile, self.paced) if profile else None,
             plain_tokens_per_second=plain,
         )

@@ -23,8 +23,9 @@ _ANSWER_SECONDS = 5.0
 """After this long without an answer the message is sent again; the target's answers are idempotent."""
 _MAX_RESENDS = 2
 """After so many resends of a tree the sequence is restarted: the target may be at another round."""
-_SILENCE_SECONDS = 60.0
-"""A target whose answer is overdue and that sends no message at all for this long is replaced."""
+_STANDSTILL_SECONDS = 10.0
+"""An answer that is missed so long after it was overdue was not looked for: this process stood still, and the target
+perhaps with it."""
 
 
 @dataclass(slots=True)
@@ -227,12 +228,14 @@ class ResponseTimeouts:
     def overdue(self, now: float) -> list[tuple[Sequence, Remedy]]:
         """Sequences whose answer is overdue, each with the remedy. Their timeouts begin again."""
         late = [sequence for sequence in self._awaiting() if now >= sequence.sent_at + _ANSWER_SECONDS]
+        if any(now >= sequence.sent_at + _ANSWER_SECONDS + _STANDSTILL_SECONDS for sequence in late):
+            self._workers.listen_again(now)
         return [(sequence, _remedy(sequence, now)) for sequence in late]
 
     def silent_target(self, now: float) -> Replace | None:
-        """The command that replaces the target, if the target was silent for too long."""
-        silence = self._workers.silence("target", now) if "target" in self._workers else 0.0
-        if silence <= _SILENCE_SECONDS:
+        """The command that replaces the target, if its answer is overdue and it was silent for too long."""
+        silence = self._workers.silence("target", now) if "target" in self._workers else None
+        if silence is None:
             return None
         return Replace(
             "target", self._workers.incarnation("target"), f"The target has been silent for {silence:.0f} s."

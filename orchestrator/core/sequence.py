@@ -432,6 +432,7 @@ class CommittedRound:
             self._stats.add_overhead(overhead)
         # One more token could have been accepted where the end of the path had a child under verification.
         end = end_of_path(verified.tokens, verified.parents, self.tokens[:-1])
+        self._stats.saving_seconds += verdict.saving
         self._stats.add_round(len(verdict.path), len(verdict.path) + (end in verified.parents), verdict.seconds)
         self._stats.add_paced(verdict.paced)
         self._settlement.apply()

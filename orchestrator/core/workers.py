@@ -15,6 +15,10 @@ from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Outpu
 from protocol.messages.worker import Hello
 from protocol.shown_names import model_name
 
+_SILENCE_SECONDS, _MOST_SILENCE_SECONDS = 60.0, 600.0
+_GAPS = 4
+"""A worker may be silent for the first, or so many times longer than it ever was between two messages, at most for the
+second: a forward over a chunk of a long prompt may take a minute on a slow or busy machine."""
 _WINDOW = 60.0
 _DEATHS = 3
 _BACKOFF = (0.0, 0.5, 2.0)
@@ -27,6 +31,8 @@ class _Worker:
     hello: Hello
     remote: bool
     last_message_at: float
+    longest_gap: float = 0.0
+    """Seconds between two of its messages, at most so far."""
 
 
 class WorkerRegistry:
@@ -108,12 +114,21 @@ class WorkerRegistry:
         """Note the time of a message. Returns whether it comes from a worker that is up."""
         worker = self._workers.get((event.role, event.incarnation))
         if worker is not None:
+            worker.longest_gap = max(worker.longest_gap, now - worker.last_message_at)
             worker.last_message_at = now
         return worker is not None
 
-    def silence(self, role: Role, now: float) -> float:
-        """Seconds since the last message of the worker of a role."""
-        return now - self._of(role)[0].last_message_at
+    def listen_again(self, now: float) -> None:
+        """Nobody listened for a while: from now on all are silent for as long as they send nothing."""
+        for worker in self._workers.values():
+            worker.last_message_at = now
+
+    def silence(self, role: Role, now: float) -> float | None:
+        """Seconds since the last message of the worker of a role, if it is silent for too long."""
+        worker = self._of(role)[0]
+        silence = now - worker.last_message_at
+        allowed = min(_MOST_SILENCE_SECONDS, max(_SILENCE_SECONDS, _GAPS * worker.longest_gap))
+        return silence if silence > allowed else None
 
     def incarnation(self, role: Role) -> int:
         return self._of(role)[0].incarnation

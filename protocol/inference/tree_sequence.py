@@ -104,9 +104,11 @@ class TreeSequence:
 
     def remember(self, tokens: int) -> None:
         """Let windows go back to the first `tokens` committed tokens, also once later ones are many: not before
-        `prefill` has appended them, and before they lie far behind."""
+        `prefill` has appended them, and before they lie far behind. States too, if these are all tokens so far."""
         for cache in self._rows:
             cache.remember(tokens)
+        for cache in self._folding if tokens == self.committed else ():
+            cache.remember()
 
     @property
     def places(self) -> set[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from protocol.errors import InputError
-from protocol.paths import cache_folder
+from protocol.paths import PREFIXES_VARIABLE, cache_folder
 from protocol.security.private_files import private_folder, write_private
 
 _LABEL = "model.json"
@@ -81,7 +81,8 @@ class CacheFiles:
 
 
 def disk_cache_folder() -> Path:
-    return cache_folder() / "prefixes"
+    given = os.environ.get(PREFIXES_VARIABLE)
+    return Path(given) if given else cache_folder() / "prefixes"
 
 
 def touched(file: Path) -> bool:

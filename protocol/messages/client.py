@@ -143,6 +143,8 @@ class Statistics(MessagePart, frozen=True, kw_only=True):
     """Tokens whose KV the target adopted instead of evaluating them, restarts included."""
     prefill_seconds: float = 0.0
     """Seconds of the target's prefills: of the prompt and, after restarts, of later tokens."""
+    saving_seconds: float = 0.0
+    """Seconds in which the target saved KV of any request between this one's rounds."""
     pace: Pace | None = None
     """Of a paced run."""
     plain_tokens_per_second: float | None = None

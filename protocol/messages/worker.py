@@ -204,6 +204,8 @@ class Verdict(Message, frozen=True):
     """Of the path's tokens and of the bonus, if the sampling asks for log-probabilities."""
     root_alone: bool = False
     """The tree had nodes, and they were not evaluated: see `plain_next` of Verify."""
+    saving: Seconds = 0.0
+    """Spent on saving KV of any sequence since the Verdict or Prefilled before."""
 
 
 class Unfit(Message, frozen=True):

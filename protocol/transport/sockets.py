@@ -59,8 +59,10 @@ def configured_socket(socket: AnySocket, where: Endpoint | None, limit: int) -> 
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+    if where is not None:
+        # On one machine the system closes the connection of a process that ended. One that was stopped goes on.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple, TypeVar
@@ -83,8 +83,9 @@ class DiskCache:
         waiting, memory = sum(turn.memory for turn in self._turns), sequence.memory
         if kept is None or len(held) < LEAST_TOKENS or (waiting and waiting + memory > self._most_waiting):
             return
-        places = [place for place in resting_places(sequence) if place >= LEAST_TOKENS] if self._shape.states else []
-        looked = self._looked_for(kept.chunks(held), kept.window_chunks(held, places), kept.rests(held, places))
+        places = [place for place in resting_places(sequence) if place >= LEAST_TOKENS and kept.needs_rest(place)]
+        wanted = _Files(kept.chunks(held), kept.window_chunks(held, places), kept.rests(held, places))
+        looked = self._missing_of(wanted, lambda: kept.remove_outgrown(held))
         if looked is None:
             return
         chunks = {end - CHUNK: file for end, file in looked.chunks.items()}
@@ -156,21 +157,23 @@ class DiskCache:
         for thread in (self._writer, self._reader):
             thread.join(max(0.0, ends_at - monotonic()))
 
-    def _looked_for(
-        self, chunks: dict[int, Path], windows: dict[WindowChunk, Path], rests: dict[int, Path]
-    ) -> "_Files | None":
-        """Those that are not there; the others count as used now. None if the disk is too slow to tell."""
+    def _missing_of(self, wanted: "_Files", behind: Callable[[], None]) -> "_Files | None":
+        """Those that are not there; the others count as used now. None if the disk is too slow to tell. `behind` is
+        called once that is known."""
         if self._looking is not None and self._looking.is_alive():
             return None
-        missing: list[_Files] = []
-        self._looking = threading.Thread(
-            target=lambda: missing.append(_Files(_missing(chunks), _missing(windows), _missing(rests))),
-            daemon=True,
-            name="disk cache, looking",
-        )
+        found: queue.SimpleQueue[_Files] = queue.SimpleQueue()
+
+        def look() -> None:
+            found.put(_Files(*(_missing(files) for files in wanted)))
+            behind()
+
+        self._looking = threading.Thread(target=look, daemon=True, name="disk cache, looking")
         self._looking.start()
-        self._looking.join(_LOOKING_SECONDS)
-        return missing[0] if missing else None
+        try:
+            return found.get(timeout=_LOOKING_SECONDS)
+        except queue.Empty:
+            return None
 
     def _read(self) -> None:
         while (reading := self._asked.get()) is not None:

@@ -110,10 +110,25 @@ class KeptPrefixes:
             (window, begin): self.files.folder / f"{names[begin + CHUNK]}.window{window}" for window, begin in wanted
         }
 
+    def needs_rest(self, place: int) -> bool:
+        """Whether whole chunks do not hold all of so many first tokens."""
+        return self._shape.states or place % CHUNK > 0
+
     def rests(self, tokens: Sequence[int], places: Iterable[int]) -> dict[int, Path]:
         """Files of what is behind the whole chunks, by ascending `places`."""
         names = prefix_names(self._name, tokens, places)
         return {place: self.files.folder / f"{place}-{name}.state" for place, name in names.items()}
+
+    def remove_outgrown(self, tokens: Sequence[int]) -> None:
+        """Remove what was kept behind whole chunks at earlier ends of a conversation, where whole chunks hold it now.
+        States are needed where they are."""
+        if self._shape.states:
+            return
+        chunks, earlier = self.chunks(tokens), self._kept_rests(tokens, 0, len(tokens) - len(tokens) % CHUNK)
+        for place, file in earlier.items():
+            if chunks[place - place % CHUNK + CHUNK].is_file():
+                with suppress(OSError):
+                    file.unlink()
 
     def longest(self, tokens: Sequence[int]) -> Prefix:
         """Of the prefixes that are kept."""
@@ -123,16 +138,18 @@ class KeptPrefixes:
                 break
             chunks.append(file)
         whole = len(chunks) * CHUNK
-        if not self._shape.states:
-            return Prefix(whole, chunks, {}, [])
         most = min(len(tokens), whole + CHUNK - 1) if self._shape.rows else len(tokens)
-        kept = {file.name: int(file.name.split("-")[0]) for file in self.files.folder.glob("[1-9]*-*.state")}
-        places = sorted({place for place in kept.values() if place <= most})
-        for place, file in reversed(self.rests(tokens, places).items()):
-            windows = self.window_chunks(tokens, [place]) if file.name in kept else {}
-            if file.name in kept and all(each.is_file() for each in windows.values()):
+        for place, file in reversed(self._kept_rests(tokens, 0 if self._shape.states else whole, most).items()):
+            windows = self.window_chunks(tokens, [place])
+            if all(each.is_file() for each in windows.values()):
                 return Prefix(place, chunks[: place // CHUNK], windows, [file])
-        return Prefix(0, [], {}, [])
+        return Prefix(0, [], {}, []) if self._shape.states else Prefix(whole, chunks, {}, [])
+
+    def _kept_rests(self, tokens: Sequence[int], above: int, most: int) -> dict[int, Path]:
+        """The files of `rests` that are there, for more than `above` and at most so many first tokens."""
+        kept = {file.name: int(file.name.split("-")[0]) for file in self.files.folder.glob("[1-9]*-*.state")}
+        places = sorted({place for place in kept.values() if above < place <= most})
+        return {place: file for place, file in self.rests(tokens, places).items() if file.name in kept}
 
     def read(self, reading: DiskReading) -> None:
         """The longest prefix that is whole, if it has LEAST_TOKENS more than the sequence has without it.

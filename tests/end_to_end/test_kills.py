@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import pytest
 from msgspec.structs import replace
@@ -75,6 +76,21 @@ def test_a_target_that_was_stopped_for_a_while_goes_on(pipeline: Pipeline, refer
         pid = shoot(pipeline, "target_worker", signal.SIGSTOP)
         until(lambda: state(pid).startswith("T"))
         os.kill(pid, signal.SIGCONT)
+
+    assert generate_while(pipeline, PROMPT, PARAMS, 2, pause).tokens == reference(PROMPT, PARAMS).tokens
+
+
+@pytest.mark.slow
+def test_a_request_outlives_a_standstill_of_the_whole_pipeline(pipeline: Pipeline, reference: Reference):
+    """For longer than a connection over TCP would wait."""
+
+    def pause() -> None:
+        processes = members(mark(pipeline)).values()
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        sleep(13.0)
+        for pid in processes:
+            os.kill(pid, signal.SIGCONT)
 
     assert generate_while(pipeline, PROMPT, PARAMS, 2, pause).tokens == reference(PROMPT, PARAMS).tokens
 

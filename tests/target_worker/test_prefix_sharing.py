@@ -234,6 +234,24 @@ def test_a_recurrent_state_is_where_the_next_turn_branches_off():
     assert talk.decode(10) == Request(alone, start(turn)).decode(10)
 
 
+def test_behind_a_turn_of_few_tokens_the_next_one_branches_off_where_it_began():
+    recurrent = LanguageModel(tiny("qwen3_next"))
+    worker = TargetWorker(TargetEngine(recurrent, 64), float, HELLO, prefix_cache=1 << 30)
+    first = Request(worker, start(LONG[:300]))
+    short = [*first.decode(20), *LONG[400:405]]
+    end(first)
+    second = Request(worker, start(short, sequence=2))
+    second.decode(20)
+    end(second)
+    turn = [*short, *LONG[500:530]]
+
+    talk = Request(worker, start(turn, sequence=3))
+
+    assert (second.prefilled.adopted, talk.prefilled.adopted) == (319, 319)
+    alone = TargetWorker(TargetEngine(recurrent, 64), float, HELLO)
+    assert talk.decode(10) == Request(alone, start(turn)).decode(10)
+
+
 @pytest.mark.parametrize("name", ["qwen3_next", "gemma3_text"])
 def test_another_conversation_begins_where_the_instructions_end(name: str, monkeypatch: pytest.MonkeyPatch):
     """Where the server says that they end, or where another conversation branched off before: states and windows can't

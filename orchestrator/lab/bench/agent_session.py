@@ -4,12 +4,13 @@ The text is random. The memory for KV is what a Mac has for the real model, scal
 that keeps both conversations of the session. Windows and recurrent states have the real size.
 """
 
+import os
 import random
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -28,7 +29,7 @@ from orchestrator.machine.memory.kv_plan import CONVERSATION, kv_plan
 from protocol.common_prefix import common_prefix
 from protocol.contracts.stated_context import stated_positions
 from protocol.errors import InputError
-from protocol.paths import SHARED_MEMORY
+from protocol.paths import PREFIXES_VARIABLE, SEGMENTS_VARIABLE, SHARED_MEMORY, cache_folder, segments_folder
 
 _AGENT_FIRST = 25_000
 _ADDED = 300, 2_000
@@ -48,8 +49,10 @@ _LOOK_SECONDS = 0.5
 """Between two looks at a process's memory."""
 _FILES = 3
 """Of the disk cache, that are made and written at once."""
-_SHORT, _BLOCK = 32, 256
-"""Tokens that may be read again: behind the place of a recurrent state, and of a file of the disk cache."""
+_SHORT = 32
+"""Tokens that may be read again: behind the place of a recurrent state."""
+_BLOCK = 256
+"""Tokens of a file of the disk cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,8 @@ class SessionTurn:
     cached: int
     first_token: float
     """Seconds from the request's arrival."""
+    saving: float
+    """Seconds in which the target saved KV before a round, the mean of the answer's rounds."""
     target: int
     """Memory of the target's process alone, beyond that before the first prompt."""
     most: int
@@ -191,8 +196,8 @@ def measure_session(shape: str, watch: Listener, *, first: int, turns: int) -> F
             "first prompt."
         )
     memory = session_memory(shape, first, turns)
-    with tempfile.TemporaryDirectory() as folder:
-        target = write_shape(shape, Path(folder) / shape)
+    with _folder() as folder:
+        target = write_shape(shape, folder / shape)
         alone = Pipeline(str(target), draft_engine="none", arena_memory=0).memory().bytes
         # The KV of the live request that counts there is in the budget, and as much waits for the disk.
         room = alone + memory.kv
@@ -201,6 +206,23 @@ def measure_session(shape: str, watch: Listener, *, first: int, turns: int) -> F
     # Files that are made for the disk are not scaled.
     files = _FILES * kv_bytes(shape, _BLOCK)
     return session_findings(shape, measured, memory, int(memory.kv * _TOLERANCE) + files)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """For the model and, within the context, for the disk caches and the lists of shared memory of this process and its
+    children: empty, and removed at the end. Where the user's disk cache is, since it takes gigabytes."""
+    before = dict(os.environ)
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="session-", dir=cache_folder()) as folder:
+        for variable in (PREFIXES_VARIABLE, SEGMENTS_VARIABLE):
+            os.environ[variable] = str(Path(folder) / variable.lower())
+        try:
+            yield Path(folder)
+        finally:
+            for variable in (PREFIXES_VARIABLE, SEGMENTS_VARIABLE):
+                del os.environ[variable]
+            os.environ.update(before)
 
 
 def _pipeline(target: Path, room: int, first: int) -> Pipeline:
@@ -212,7 +234,6 @@ def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[
     """`opened` makes pipelines with the same models and memory."""
     # A server knows where its client's instructions end.
     params = SamplingParams(temperature=0.0, **UNFILTERED, max_tokens=_ANSWER, rules=session.rules)
-    others = _segments()
     with ExitStack() as stack:
         pipeline = stack.enter_context(opened())
         before = _own_memory(pipeline)
@@ -231,10 +252,11 @@ def _turns(opened: Callable[[], Pipeline], session: Session, on_turn: Callable[[
                 shared=shared,
                 cached=answer.statistics.adopted_tokens,
                 first_token=answer.statistics.time_to_first_token,
+                saving=answer.statistics.saving_seconds / answer.statistics.rounds,
                 target=target,
                 most=max(target, watched.most - before[0]),
                 orchestrator=orchestrator,
-                shared_memory=_size(_segments() - others),
+                shared_memory=_size(_segments()),
             )
             on_turn(kind)
             session.answered(kind, prompt, answer.tokens)
@@ -248,6 +270,7 @@ _FIELDS: tuple[Field[SessionTurn], ...] = (
     Field("cached", lambda turn: turn.cached, ",d", "tokens that were not evaluated"),
     Field("read again", lambda turn: turn.read_again, ",d", "shared tokens that were evaluated"),
     Field("first token, s", lambda turn: turn.first_token, ",.2f"),
+    Field("saving, ms", lambda turn: turn.saving, ",.1f", "of KV, in a round of the answer", scale=1e3),
     Field("target, MiB", lambda turn: turn.target, ",.0f", "its process alone, since the start", scale=_MIB),
     Field("at most, MiB", lambda turn: turn.most, ",.0f", "during the turn", scale=_MIB),
     Field("orchestrator, MiB", lambda turn: turn.orchestrator, ",.0f", "the same", scale=_MIB),
@@ -260,7 +283,7 @@ def session_findings(shape: str, turns: Sequence[SessionTurn], memory: SessionMe
     again = [
         Check(f"{turn.kind}, {turn.prompt:,} tokens", "warn", f"{turn.read_again:,} tokens were read again")
         for turn in turns
-        if turn.read_again > (_BLOCK if turn.kind == RESTART else _SHORT)
+        if turn.read_again > _SHORT
     ]
     taken = max((turn.target + turn.shared_memory for turn in turns), default=0)
     if taken > most:
@@ -334,8 +357,8 @@ def _alone(pid: str, resident: str) -> int:
 
 
 def _segments() -> set[Path]:
-    """Shared memory of pipelines; none where the system does not list it."""
-    return set(SHARED_MEMORY.glob("lp-*")) if SHARED_MEMORY.is_dir() else set()
+    """Shared memory of this session's pipelines; none where the system does not show it as files."""
+    return {SHARED_MEMORY / entry.name for entry in segments_folder().glob("lp-*")}
 
 
 def _size(segments: set[Path]) -> int:

@@ -255,6 +255,36 @@ def test_a_target_that_stays_silent_is_replaced():
     assert sum(isinstance(command, Replace) for command in simulation.commands) == 1
 
 
+def test_a_target_whose_forwards_take_ever_longer_is_not_replaced():
+    """The chunks of a long prompt, on a slow machine."""
+    simulation = ready("ar")
+    simulation.submit(1, max_tokens=30)
+    target = simulation.hosts[simulation.own["target"]]
+    for seconds in (20.0, 70.0, 200.0):
+        target.freeze()
+        simulation.run_until(simulation.now + seconds)
+        target.thaw()
+        simulation.run_until(simulation.now + 0.1)
+    served(simulation)
+
+    assert not any(isinstance(command, Replace) for command in simulation.commands)
+
+
+def test_a_target_that_stood_still_with_the_orchestrator_goes_on():
+    """All processes were stopped for minutes, and the target is the last one to go on."""
+    simulation = ready("ar")
+    simulation.submit(1, max_tokens=30)
+    target = simulation.hosts[simulation.own["target"]]
+    target.freeze()
+    simulation.run_until(simulation.now + 2.0)
+    simulation.clock.now += 300.0
+    simulation.run_until(simulation.now + 2.0)
+    target.thaw()
+    served(simulation)
+
+    assert not any(isinstance(command, Replace) for command in simulation.commands)
+
+
 @pytest.mark.parametrize("strategy", ["sd", "ssd"])
 def test_a_draft_that_falls_silent_is_waited_for_only_once(strategy):
     simulation = ready(strategy)

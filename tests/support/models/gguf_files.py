@@ -82,7 +82,7 @@ def interleaved(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]
 
 
 def quantized(array: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
-    """Bytes of `array`; for a K-quant, which the package can't write, random blocks with small scales."""
+    """Bytes of `array`; random blocks with small scales for types that the package can't write."""
     try:
         return gguf.quants.quantize(array, kind)
     except NotImplementedError:
@@ -90,11 +90,8 @@ def quantized(array: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.nda
         rng = np.random.default_rng(array.size)
         blocks = rng.integers(0, 256, (array.size // block, size), np.uint8)
         scales = np.array([2e-4, 1e-4], "<f2").view(np.uint8)
-        if kind is GGMLQuantizationType.Q4_K:
-            blocks[:, :4] = scales
-        else:
-            assert kind is GGMLQuantizationType.Q6_K
-            blocks[:, -2:] = scales[:2]
+        place = {"Q4_K": slice(4), "Q6_K": slice(-2, None), "IQ4_NL": slice(2), "IQ4_XS": slice(2)}[kind.name]
+        blocks[:, place] = scales[: blocks[:, place].shape[1]]
         return blocks.reshape(array.shape[0], -1)
 
 

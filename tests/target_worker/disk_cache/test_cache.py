@@ -113,8 +113,7 @@ def test_a_sequence_that_is_taken_up_goes_on_exactly(name: str):
 
     sequence, found = resumed(TOKENS, name)
 
-    shape = CacheShape.of(sequence)
-    assert found == Resumed(620 if shape.states else 512)
+    assert found == Resumed(620)
     # The forwards that computed what was kept: others, of other widths, differ in the last bits.
     other = evaluated(name, tokens)
     other.truncate(found.tokens)
@@ -239,6 +238,28 @@ def test_a_harmed_file_is_removed_and_told_once(harm: str):
     assert first.tokens == 600
     assert file.name in first.warning
     assert second == Resumed(600)
+
+
+def test_rows_behind_whole_chunks_are_kept_until_a_whole_chunk_holds_them():
+    """The end of a turn, for the next one; of a conversation that goes on, whole chunks and its last end."""
+    ends = []
+    for tokens in (TOKENS[:300], TOKENS[:400], TOKENS[:620], TOKENS[:640]):
+        kept("qwen3", tokens)
+        ends.append([file.name.split("-")[0] for file in files(".state")])
+
+    assert ends == [["300"], ["300", "400"], ["300", "400", "620"], ["620", "640"]]
+    assert resumed(TOKENS, "qwen3")[1] == Resumed(640)
+
+
+def test_of_rows_behind_whole_chunks_that_are_torn_or_of_another_turn_the_whole_chunks_are_used():
+    kept("qwen3", TOKENS[:620])
+
+    assert resumed([*TOKENS[:600], *[9] * 100], "qwen3")[1] == Resumed(512)
+    (end,) = files(".state")
+    end.write_bytes(end.read_bytes()[:-3])
+    _, torn = resumed(TOKENS, "qwen3")
+    assert (torn.tokens, end.name in torn.warning) == (512, True)
+    assert resumed(TOKENS, "qwen3")[1] == Resumed(512)
 
 
 def test_a_torn_chunk_costs_what_is_behind_it():

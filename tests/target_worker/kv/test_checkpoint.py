@@ -79,6 +79,15 @@ def test_a_save_comes_after_the_verdict():
     assert [type(reply) for reply in replies] == [Verdict, KvOffer]
 
 
+def test_a_verdict_tells_how_long_was_saved_since_the_one_before():
+    talk = Request(target(), start())
+
+    saving = [talk.step().saving for _ in range(66)]
+
+    # Once after the prompt, and once after 64 tokens more.
+    assert [round for round, seconds in enumerate(saving) if seconds > 0] == [0, 64]
+
+
 def test_a_few_tokens_are_not_saved():
     assert Request(target(), start(PROMPT[:32])).offers == []
 

@@ -62,6 +62,7 @@ def test_more_memory_than_the_budget_is_told():
         shared=5,
         cached=5,
         first_token=0.1,
+        saving=0.001,
         target=900,
         most=950,
         orchestrator=1,

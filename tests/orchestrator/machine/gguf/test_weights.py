@@ -101,7 +101,9 @@ def test_packed_weights_are_those_that_mlx_reads_from_the_file(tmp_path: Path, k
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("kinds", [{"": "Q4_0"}, {"": "Q8_0"}, {"": "Q5_0"}, MIXED], ids=str)
+@pytest.mark.parametrize(
+    "kinds", [{"": "Q4_0"}, {"": "Q8_0"}, {"": "Q5_0"}, {"ffn_down": "IQ4_XS", "": "IQ4_NL"}, MIXED], ids=str
+)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_quantised_weights_give_the_tokens_of_the_same_weights_in_mlx(
     tmp_path: Path, architecture: str, kinds: dict[str, str]
