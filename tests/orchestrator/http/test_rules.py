@@ -661,6 +661,18 @@ def test_a_pipeline_that_does_not_serve_gives_the_reason(state: Any, status: str
     assert "retry-after" in answer.headers
 
 
+class SilentPipeline(FakePipeline):
+    async def state(self) -> PipelineState:
+        raise NoPipeline("ipc:///tmp/of-the-owner")
+
+
+def test_clients_of_a_pipeline_that_does_not_answer_learn_no_address():
+    answer = post(CHAT, HELLO, SilentPipeline())
+
+    assert (answer.status_code, "send it again" in answer.text) == (503, True)
+    assert "ipc:" not in answer.text
+
+
 def test_who_has_no_key_learns_the_health_and_not_its_reason():
     pipeline = FakePipeline(condition=replace(READY, failure="The target died: /home/me/log says why."))
 
