@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
-import click
 import uvicorn
 
 from orchestrator.core.model_table import ModelEntry, ModelTable, Seconds
@@ -40,6 +39,12 @@ from protocol.transport.ports import require_unused
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Say(Protocol):
+    def __call__(self, text: str, *, err: bool = False) -> None:
+        """Print sentences for the user, with `err` on stderr."""
+        ...
 
 
 class LogLimit(logging.Filter):
@@ -88,6 +93,7 @@ def run(
     settings: ServerSettings,
     listener: socket.socket,
     made: bool,
+    say: Say,
     invite: Callable[[], Invitation] | None = None,
     when_ready: Callable[[PipelineState], None] = lambda _: None,
 ) -> None:
@@ -100,20 +106,20 @@ def run(
 
     def on_ready(state: PipelineState) -> None:
         backend.ready = True
-        click.echo(ready_line(state))
+        say(ready_line(state))
         when_ready(state)
 
     def on_restart(last_words: str) -> None:
         backend.restarting()
-        click.echo(
+        say(
             "The orchestrator ended unexpectedly: another one starts. Requests get 503 meanwhile. "
             f"Its last words: {last_words}",
             err=True,
         )
 
     thread = PipelineThread(pipeline, on_ready, lambda: setattr(server, "should_exit", True), on_restart)
-    greet(settings, listener, made)
-    click.echo("Loading models ...")
+    greet(settings, listener, made, say)
+    say("Loading models ...")
     thread.start()
     try:
         asyncio.run(_serve(server, listener, backend))
@@ -130,6 +136,7 @@ def run_models(
     settings: ServerSettings,
     listener: socket.socket,
     made: bool,
+    say: Say,
 ) -> None:
     """Until Ctrl-C. `models`: the first is the default. `made`: the server made the key itself."""
     raise_descriptor_limit()
@@ -145,8 +152,8 @@ def run_models(
     host = ModelHost(table, loader)
     offered = [OfferedModel(entry.name, pipeline.target, pipeline.names[1:]) for entry, pipeline in models]
     server = http_server(Server(SeveralModels(host, offered, settings.keep_alive), settings, figures, store))
-    greet(settings, listener, made)
-    click.echo("Each model is loaded when a request names it. Ctrl-C ends it.")
+    greet(settings, listener, made, say)
+    say("Each model is loaded when a request names it. Ctrl-C ends it.")
     try:
         asyncio.run(_serve_models(server, listener, host))
     finally:
@@ -249,16 +256,16 @@ def ready_line(state: PipelineState) -> str:
     return " ".join(filter(None, (*ready, "Ctrl-C ends it.")))
 
 
-def greet(settings: ServerSettings, listener: socket.socket, made: bool) -> None:
+def greet(settings: ServerSettings, listener: socket.socket, made: bool, say: Say) -> None:
     """Print addresses and key. `made`: the server made the key itself."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    click.echo(f"Serving {', '.join(settings.names)} at http://{shown}:{port}/v1")
-    click.echo(f"Page at http://{shown}:{port}/" + (f"#key={settings.key}" if made else ""))
+    say(f"Serving {', '.join(settings.names)} at http://{shown}:{port}/v1")
+    say(f"Page at http://{shown}:{port}/" + (f"#key={settings.key}" if made else ""))
     if made:
-        click.echo(f"API key, until the server ends: {settings.key}")
+        say(f"API key, until the server ends: {settings.key}")
     if not loopback(host):
-        click.echo("Key and texts travel unencrypted beyond this machine: see docs/use/serving/access.md.", err=True)
+        say("Key and texts travel unencrypted beyond this machine: see docs/use/serving/access.md.", err=True)
 
 
 def bound(host: str, port: int) -> socket.socket:

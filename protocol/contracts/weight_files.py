@@ -17,9 +17,10 @@ _UNFINISHED = ("*.safetensors.part", "*.safetensors.aria2", "*.safetensors.crdow
 
 def require_complete(folder: Path) -> None:
     """Raises InputError for an unfinished download, and for files that are missing or are no files. Opens none."""
-    for file in sorted(folder.glob("*.safetensors")):
-        # A pipe would keep whoever opens it waiting for ever.
-        if not file.is_file():
+    for file in sorted(folder.iterdir()):
+        # A pipe would keep whoever opens it waiting for ever, whatever it stands for.
+        special = file.exists() and not file.is_dir()
+        if not file.is_file() and (special or file.suffix == ".safetensors"):
             raise InputError(f"{file} is not a regular file: download the model again.")
     unfinished = next((file.name for pattern in _UNFINISHED for file in sorted(folder.glob(pattern))), None)
     if unfinished is not None:

@@ -25,6 +25,7 @@ from orchestrator.cli.pipeline_options import address_option, facts, option, pip
 from orchestrator.cli.pipelines import opened, print_notes, target_folder, tokenizer_folder
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sampling_options import server_defaults, server_options
+from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.model_table import ConfiguredModel, configured_models
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from orchestrator.cli.serving.server_key import server_key
@@ -80,7 +81,7 @@ def serve_models(
             served.append((entry, ModelPipeline(model.names, folder, make)))
         served.sort(key=lambda each: settings.names.index(each[0].name))
         _require_pinned_fit([entry for entry, _ in served], room)
-        run_models(served, shared, settings, listener, made)
+        run_models(served, shared, settings, listener, made, say)
 
 
 @contextmanager
@@ -249,11 +250,11 @@ def serve(
     with _listener(server, port) as listener, ExitStack() as stack:
         if client is not None:
             print_notes(notes)
-            run(RunningPipeline(client), folder, server, listener, made)
+            run(RunningPipeline(client), folder, server, listener, made, say)
             return
         pipeline = opened(settings, notes, quiet=False, on_notice=Notices(at_once=True), conversing=True)
         if settings.listen is None:
-            run(pipeline, folder, server, listener, made, when_ready=lambda _: keeps_running(pipeline, settings))
+            run(pipeline, folder, server, listener, made, say, when_ready=lambda _: keeps_running(pipeline, settings))
             return
 
         def when_ready(state: PipelineState) -> None:
@@ -262,7 +263,7 @@ def serve(
             keeps_running(pipeline, settings)
             stack.enter_context(invited(pipeline.owner, state, announce, err=True))
 
-        run(pipeline, folder, server, listener, made, lambda: pipeline.owner.invite(), when_ready)
+        run(pipeline, folder, server, listener, made, say, lambda: pipeline.owner.invite(), when_ready)
 
 
 def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | None:

@@ -27,15 +27,16 @@ def server_key(given: str | None, file: Path | None, none: bool, host: str) -> t
 
 
 def _given_key(key: str | None, file: Path | None) -> str | None:
-    """The user's key. Raises InputError for two of them, and for a file that can't be read."""
+    """The user's key, without blanks around it, which no header can carry. Raises InputError for two of them, and for a
+    file that can't be read."""
     if file is None:
-        return key
+        return key and key.strip()
     if key is not None:
         raise InputError(
             "--api-key-file and an API key (option, environment or configuration) exclude each other: leave one out."
         )
     try:
-        return file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no text"
         raise InputError(f"{file} can't be read ({reason}): put the key alone into it.") from error

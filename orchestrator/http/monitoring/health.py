@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, of_pipeline
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 
@@ -61,7 +61,7 @@ class Health:
         try:
             self._cached = condition(await self._pipeline.state())
         except PipelineError as error:
-            self._cached = Condition("failed", str(error))
+            self._cached = Condition("failed", str(of_pipeline(error)))
         finally:
             self._pending = None
         self._valid_until = time.monotonic() + _CACHE_SECONDS

@@ -86,6 +86,9 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _read(path: Path) -> GgufFile:
+    # A pipe would keep whoever opens it waiting for ever.
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file: download it again.")
     try:
         data = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:

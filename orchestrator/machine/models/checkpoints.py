@@ -155,7 +155,7 @@ def _local(path: Path, on_progress: OnProgress) -> Path:
         return _converted(files[0], on_progress) if files else _checked(path)
     # Ollama's files have no ending. One that has the ending is read too, so that its fault is told.
     with suppress(OSError):
-        if path.suffix == ".gguf" or path.open("rb").read(4) == b"GGUF":
+        if path.suffix == ".gguf" or (path.is_file() and path.open("rb").read(4) == b"GGUF"):
             return _converted(path, on_progress)
     return _checked(path)
 

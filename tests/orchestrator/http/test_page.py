@@ -247,8 +247,16 @@ def test_the_printed_address_holds_the_key_only_if_the_server_made_it(
 ):
     """The user knows a key of their own, and others may see the terminal."""
     settings = ServerSettings(names=("demo",), key="a-fresh-key")
+    told: list[str] = []
+
+    def say(text: str, *, err: bool = False) -> None:
+        told.append(text)
+
     with bound("127.0.0.1", 0) as listener:
-        greet(settings, listener, made)
+        greet(settings, listener, made, say)
         port = listener.getsockname()[1]
 
-    assert f"Page at http://127.0.0.1:{port}/{fragment}\n" in capsys.readouterr().out
+    assert f"Page at http://127.0.0.1:{port}/{fragment}" in told
+    assert ("API key, until the server ends: a-fresh-key" in told) == made
+    # What the command line prints breaks between words.
+    assert capsys.readouterr() == ("", "")

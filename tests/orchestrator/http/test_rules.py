@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from orchestrator.api.client import NoPipeline
@@ -127,14 +128,35 @@ def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, hea
 
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "invalid_api_key"
+    assert response.headers["www-authenticate"] == "Bearer"
     assert get("/health", headers=headers).status_code == 200
     assert get("/", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("wrong", [KEY.upper(), KEY[:-1], KEY[1:], KEY + "x", KEY * 2, f'"{KEY}"', "*", "None", ""])
+def test_every_route_but_health_and_the_page_wants_the_key_letter_by_letter(wrong: str):
+    routes = served(FakePipeline(), ServerSettings(names=("demo",), key=KEY)).routes
+    asked = {
+        (method, str(route.path)) for route in routes if isinstance(route, Route) for method in route.methods or ()
+    }
+
+    async def ask(client: httpx.AsyncClient) -> set[str]:
+        headers = ({"authorization": f"Bearer {wrong}"}, {"authorization": wrong}, {"x-api-key": wrong})
+        answers = [
+            (path, (await client.request(method, path, headers=header)).status_code)
+            for method, path in sorted(asked)
+            for header in headers
+        ]
+        return {path for path, status in answers if status != 401}
+
+    assert talk(ask, headers={}) == {"/", "/health"}
 
 
 @pytest.mark.parametrize(
     "headers",
     [
-        *({"authorization": f"{scheme} {KEY}"} for scheme in ("Bearer", "bearer", "BEARER")),
+        *({"authorization": f"{scheme} {KEY}"} for scheme in ("Bearer", "bearer", "BEARER", "Bearer ")),
+        {"authorization": KEY},
         {"x-api-key": KEY},
         {"x-api-key": KEY, "authorization": "Bearer another"},
         {"x-api-key": KEY, "authorization": "Basic dXNlcjpwYXNz"},
@@ -637,6 +659,18 @@ def test_a_pipeline_that_does_not_serve_gives_the_reason(state: Any, status: str
     assert health.json()["reason"]
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, status)
     assert "retry-after" in answer.headers
+
+
+class SilentPipeline(FakePipeline):
+    async def state(self) -> PipelineState:
+        raise NoPipeline("ipc:///tmp/of-the-owner")
+
+
+def test_clients_of_a_pipeline_that_does_not_answer_learn_no_address():
+    answer = post(CHAT, HELLO, SilentPipeline())
+
+    assert (answer.status_code, "send it again" in answer.text) == (503, True)
+    assert "ipc:" not in answer.text
 
 
 def test_who_has_no_key_learns_the_health_and_not_its_reason():

@@ -142,6 +142,17 @@ def test_strangers_hold_a_share_of_the_connections_and_the_oldest_goes_first(idl
         until(lambda: b"200 OK" in known.recv(1 << 16), SECONDS)
 
 
+def test_a_stranger_whose_request_was_answered_stays_one():
+    answers = [(HEALTH, 200), (request("GET", "/v1/models", key="wrong"), 401)]
+
+    with listening(limits=ConnectionLimits(most=8, strangers=2)) as server, ExitStack() as stack:
+        strangers = []
+        for sent, answer in 2 * answers:
+            strangers.append(stack.enter_context(server.client(sent)))
+            assert status(strangers[-1]) == answer
+        assert all(closed(stranger) for stranger in strangers[:2])
+
+
 def test_a_request_is_read_before_strangers_that_came_at_the_same_time_can_close_its_connection():
     with listening(limits=ConnectionLimits(strangers=64)) as server, ExitStack() as stack:
         go = threading.Event()

@@ -2,8 +2,9 @@
 
 import json
 import multiprocessing
+import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,15 @@ def test_what_is_no_gguf_is_refused(tmp_path: Path, content: bytes):
     path.write_bytes(content + bytes(40) if content else b"")
 
     assert str(path) in refusal(path, tmp_path)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_a_pipe_or_a_folder_by_the_name_of_a_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]):
+    path = tmp_path / "m.gguf"
+    make(path)
+
+    assert "is not a regular file" in refusal(path, tmp_path)
 
 
 def test_a_full_disk_leaves_nothing(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
