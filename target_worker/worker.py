@@ -539,9 +539,18 @@ class KvSaving:
         return next(iter(self._waiting), None)
 
     def add(self, sequence: TargetSequence) -> None:
-        """Save the sequence's committed tokens, if it has unsaved ones."""
-        if sequence.unsaved:
+        """Save the sequence's committed tokens, if it has unsaved ones: those of one that goes on once its checkpoint
+        is prepared."""
+        if sequence.unsaved and (sequence.ended or self._prepared(sequence)):
             self._waiting.setdefault(sequence.start.sequence, sequence)
+
+    def _prepared(self, sequence: TargetSequence) -> bool:
+        assert sequence.checkpoint is not None, "it has something to save"
+        try:
+            return sequence.checkpoint.prepared(sequence.prefilled)
+        except SegmentError:
+            # To save says so.
+            return True
 
     def saves(self, id: SequenceId) -> bool:
         return id in self._waiting
