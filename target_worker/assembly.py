@@ -118,7 +118,9 @@ def _exchange(setup: WorkerSetup, model: LanguageModel) -> KvExchange | None:
         return None
     fingerprint = kv_fingerprint(Path(setup.model), setup.kv_bits)
     limit = setup.arena_memory << 20 if setup.arena_memory else None
-    return KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner, limit=limit)
+    made = KvExchange(model.layout, fingerprint=fingerprint, epoch=setup.epoch, owner=setup.owner, limit=limit)
+    made.touches_ahead = True
+    return made
 
 
 def _disk(setup: WorkerSetup, model: LanguageModel) -> DiskCache | None:

@@ -1,8 +1,8 @@
 """The target's model and its sequences; one forward verifies the trees of several. Knows no message flow, no clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
 
@@ -17,11 +17,23 @@ from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Start, Verdict, Verify
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
-from protocol.sampling.sampler import Noise, scores
+from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
 from target_worker.kv.checkpoint import MIN_TOKENS, KvCheckpoint
 from target_worker.kv.target_kv import Adoption, TargetKv, adopt
-from target_worker.verification import Acceptance, ProposedTree, Walk, as_ids, coupled, likelihoods, rejection
+from target_worker.verification import (
+    UNKNOWN,
+    Acceptance,
+    ProposedTree,
+    Told,
+    Walk,
+    as_ids,
+    begin_likelihoods,
+    coupled,
+    likelihoods,
+    pick,
+    rejection,
+)
 
 _ROWS_TOGETHER = 64
 _BRANCH = 16
@@ -119,34 +131,36 @@ class TargetEngine:
         """Whether a forward over the sequence's next root can begin before that token is read."""
         return self.model.chains and self.model.level == "tree" and sequence.chains
 
-    def begin_picks(self, logits: Sequence[mx.array], sequences: Sequence["TargetSequence"]) -> list[mx.array]:
-        """(1,) each: the tokens behind the roots of these sequences, of a forward over the roots alone."""
+    def begin_picks(self, logits: Sequence[mx.array], sequences: Sequence["TargetSequence"]) -> "list[Pick]":
+        """The tokens behind the roots of these sequences, of a forward over the roots alone."""
         return self._begin_sampling(logits, [(sequence, sequence.position + 1) for sequence in sequences])
 
     def begin_behind(
-        self, picks: Sequence[mx.array], sequences: Sequence["TargetSequence"]
-    ) -> tuple[list[mx.array], list[mx.array]]:
+        self, picks: "Sequence[Pick]", sequences: Sequence["TargetSequence"]
+    ) -> "tuple[list[mx.array], list[Pick]]":
         """Commit the roots of these sequences, and begin the forward over the tokens behind them before anybody reads
         these `picks`: its logits and what is picked behind them."""
         for sequence in sequences:
             sequence.cache.keep([sequence.cache.next_row - 1], ())
-        parts = [ForwardPart(sequence.cache, pick, [PREFIX]) for sequence, pick in zip(sequences, picks, strict=True)]
+        chained = zip(sequences, picks, strict=True)
+        parts = [ForwardPart(sequence.cache, each.token, [PREFIX]) for sequence, each in chained]
         logits = self.model.evaluate_together(parts)
         return logits, self._begin_sampling(logits, [(sequence, sequence.position + 2) for sequence in sequences])
 
-    def read(self, picks: Sequence[mx.array]) -> list[Acceptance]:
-        """Of forwards over roots alone."""
-        return [Acceptance((), as_ids(pick)[0]) for pick in picks]
+    def read(
+        self, picks: "Sequence[Pick]", logits: Sequence[mx.array], sequences: Sequence["TargetSequence"]
+    ) -> list[Acceptance]:
+        """Of forwards over roots alone, with these `logits`."""
+        found = zip(sequences, picks, logits, strict=True)
+        return [sequence.accept(each, rows) for sequence, each, rows in found]
 
     def _begin_sampling(
         self, logits: Sequence[mx.array], places: "Sequence[tuple[TargetSequence, int]]"
-    ) -> list[mx.array]:
+    ) -> "list[Pick]":
         """The token at each position, by the one row of each of `logits`."""
-        picks = [
-            mx.argmax(scores(rows, [position], sequence.sampling, self.noise), axis=-1)
-            for rows, (sequence, position) in zip(logits, places, strict=True)
-        ]
-        mx.async_eval(*picks)
+        sampled = zip(logits, places, strict=True)
+        picks = [sequence.begin_pick(rows, position) for rows, (sequence, position) in sampled]
+        mx.async_eval([(each.token, each.told and each.told.arrays) for each in picks])
         return picks
 
     def draw_ahead(self, sequence: "TargetSequence") -> None:
@@ -233,9 +247,9 @@ class TargetSequence:
     @property
     def chains(self) -> bool:
         """Its tokens are sampled from the logits of a forward alone, and nothing else is asked of them, now and behind
-        the present root: no processor, no log-probabilities, no features, no KV to be saved."""
+        the present root: no penalty, no grammar, no features, no KV to be saved."""
         records = self.cache.tap is not None and self.cache.tap.outputs
-        if self._processors is not None or self.sampling.logprobs is not None or records:
+        if records or (self._processors is not None and self._processors.reads_paths):
             return False
         saved = self.checkpoint is None or not self.checkpoint.due(self.cache.committed + 1)
         return saved and self.sampling.verification == "coupled"
@@ -309,23 +323,65 @@ class TargetSequence:
     def begin_walk(self, logits: mx.array, proposal: ProposedTree) -> Walk | GrammarError:
         """Begin to sample; then the accepted part of the proposal can be read. `logits`: (L, V), one row per entry.
         After an error the sequence is unchanged."""
-        rule = coupled if self.sampling.verification == "coupled" else rejection
         try:
-            processed = logits if self._processors is None else self._processors.apply(logits, proposal.paths)
+            return self._walk(logits, proposal, waits=not self._engine.model.chains)
         except GrammarError as error:
             self.cache.truncate(self.cache.committed)
             return error
-        walk = rule(processed, proposal, self.sampling, self._engine.noise)
+
+    def begin_pick(self, logits: mx.array, position: int) -> "Pick":
+        """Begin to sample the token at an absolute position from the (1, V) logits of the one before it."""
+        begun = self._processors is not None
+        processed = logits if self._processors is None else self._processors.begin(logits, [()])
+        token = pick(processed, [position], self.sampling, self._engine.noise, begun=begun)
         count = self.sampling.logprobs
-        if count is None:
-            return walk
+        return Pick(token, None if count is None else begin_likelihoods(logits, token, count))
 
-        def with_likelihoods() -> Acceptance:
+    def accept(self, picked: "Pick", logits: mx.array) -> Acceptance:
+        """What follows the root, which alone was evaluated."""
+        (bonus,) = as_ids(picked.token)
+        if bonus == UNKNOWN:
+            return self._walk(logits, self.root_alone(), waits=True)()._replace(waited=True)
+        return Acceptance((), bonus, () if picked.told is None else picked.told.read((0,)))
+
+    def _walk(self, logits: mx.array, proposal: ProposedTree, *, waits: bool) -> Walk:
+        """`waits`: the device may be waited for before the walk is read. It is so in any case behind rejection's
+        filters, and while a walk is read that ends at a large nucleus."""
+        drawn = self.sampling.verification == "rejection"
+        begun = self._processors is not None and not waits and not drawn
+        processed = logits
+        if self._processors is not None:
+            process = self._processors.begin if begun else self._processors.apply
+            processed = process(logits, proposal.paths)
+        if drawn:
+            walk = rejection(processed, proposal, self.sampling, self._engine.noise)
+        else:
+            tell = self._tell(logits)
+            walk = coupled(processed, proposal, self.sampling, self._engine.noise, begun=begun, tell=tell)
+
+        def settled() -> Acceptance:
             found = walk()
-            rows, tokens = (0, *found.accepted), _chosen(proposal, found)
-            return found._replace(likelihoods=likelihoods(logits, rows, tokens, count))
+            if found.bonus == UNKNOWN:
+                return self._walk(logits, proposal, waits=True)()
+            return self._told(found, logits, proposal)
 
-        return with_likelihoods
+        return settled
+
+    def _tell(self, logits: mx.array) -> Callable[[mx.array], Told] | None:
+        """What begins the likelihoods of all rows with the sampling, if they are wanted: on a GPU a second wait costs
+        more than the rows that are not accepted."""
+        count = self.sampling.logprobs
+        if count is None or not (len(logits) == 1 or self._engine.model.chains):
+            return None
+        return lambda picks: begin_likelihoods(logits, picks, count)
+
+    def _told(self, found: Acceptance, logits: mx.array, proposal: ProposedTree) -> Acceptance:
+        """With likelihoods, if they are wanted."""
+        count = self.sampling.logprobs
+        if count is None or found.likelihoods:
+            return found
+        rows, tokens = (0, *found.accepted), _chosen(proposal, found)
+        return found._replace(likelihoods=likelihoods(logits, rows, tokens, count))
 
     def root_alone(self) -> ProposedTree:
         """The tree of a round that has no other nodes."""
@@ -359,6 +415,15 @@ class TargetSequence:
 
 
 Proposal: TypeAlias = tuple[TargetSequence, ProposedTree]
+
+
+class Pick(NamedTuple):
+    """A token that the device samples."""
+
+    token: mx.array
+    """(1,)"""
+    told: Told | None
+    """Its likelihood, if that is wanted."""
 
 
 def _chosen(proposal: ProposedTree, walk: Acceptance) -> list[int]:

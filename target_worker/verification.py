@@ -151,6 +151,8 @@ class Acceptance(NamedTuple):
     bonus: int
     likelihoods: tuple[Likelihood, ...] = ()
     """Likelihoods of the accepted tokens and the bonus token, if the request wants log-probabilities."""
+    waited: bool = False
+    """The bonus token was `UNKNOWN` to a forward that has begun behind it."""
 
 
 def as_ids(picks: mx.array) -> list[int]:
@@ -158,21 +160,46 @@ def as_ids(picks: mx.array) -> list[int]:
     return np.array(picks).tolist()
 
 
-def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], count: int) -> tuple[Likelihood, ...]:
-    """The likelihood of each `tokens[i]` and the `count` most probable tokens, by row `rows[i]` of the model's (L, V)
-    unprocessed `logits`."""
-    chosen = logits[mx.array(list(rows))].astype(mx.float32)
+class Told(NamedTuple):
+    """Log-probabilities that the device computes, a row for each token."""
+
+    logs: mx.array
+    """(L, 1), of the tokens."""
+    alternatives: tuple[mx.array, mx.array] | None
+    """The most probable tokens and their log-probabilities, (L, n) each, best first; None if none are wanted."""
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (self.logs, *(self.alternatives or ()))
+
+    def read(self, rows: Sequence[int]) -> tuple[Likelihood, ...]:
+        logs = _numbers(self.logs)
+        if self.alternatives is None:
+            return tuple(Likelihood(_bounded(logs[row][0])) for row in rows)
+        ids, best = map(_numbers, self.alternatives)
+        return tuple(
+            Likelihood(_bounded(logs[row][0]), tuple(zip(ids[row], map(_bounded, best[row]), strict=True)))
+            for row in rows
+        )
+
+
+def begin_likelihoods(logits: mx.array, tokens: mx.array, count: int) -> Told:
+    """The likelihood of each of (L,) `tokens` and the `count` most probable tokens, by the model's (L, V) unprocessed
+    `logits`, not yet computed."""
+    chosen = logits.astype(mx.float32)
     totals = log_total(chosen)
-    logs = mx.take_along_axis(chosen, mx.array(list(tokens))[:, None], axis=-1) - totals
+    logs = mx.take_along_axis(chosen, tokens[:, None], axis=-1) - totals
     if not count:
-        return tuple(Likelihood(_bounded(log)) for (log,) in _numbers(logs))
+        return Told(logs, None)
     ids, best = top(chosen, min(count, chosen.shape[-1]))
-    best = best - totals
-    mx.eval(logs, ids, best)
-    return tuple(
-        Likelihood(_bounded(log), tuple(zip(alternatives, map(_bounded, likely), strict=True)))
-        for (log,), alternatives, likely in zip(_numbers(logs), _numbers(ids), _numbers(best), strict=True)
-    )
+    return Told(logs, (ids, best - totals))
+
+
+def likelihoods(logits: mx.array, rows: Sequence[int], tokens: Sequence[int], count: int) -> tuple[Likelihood, ...]:
+    """The same of each `tokens[i]` by row `rows[i]` of `logits`, computed."""
+    told = begin_likelihoods(logits[mx.array(list(rows))], mx.array(list(tokens)), count)
+    mx.eval(told.arrays)
+    return told.read(range(len(rows)))
 
 
 def _numbers(rows: mx.array) -> list[list[Any]]:
@@ -187,17 +214,42 @@ def _bounded(value: float) -> float:
 
 Walk: TypeAlias = Callable[[], Acceptance]
 """Reads what the device samples meanwhile, and accepts."""
+UNKNOWN = -1
+"""In place of a token that is sampled once the host has waited for the device."""
 
 
-def coupled(logits: mx.array, proposal: ProposedTree, sampling: Sampling, noise: Noise) -> Walk:
+def pick(logits: mx.array, positions: Sequence[int], sampling: Sampling, noise: Noise, *, begun: bool) -> mx.array:
+    """(L,) the token sampled from each row at the absolute position behind it, not yet computed. `begun`: a row of NaN
+    gives `UNKNOWN`, see `LogitsProcessors.begin`."""
+    found = scores(logits, positions, sampling, noise)
+    picks = mx.argmax(found, axis=-1)
+    return mx.where(mx.isnan(found[:, 0]), UNKNOWN, picks.astype(mx.int32)) if begun else picks
+
+
+def coupled(
+    logits: mx.array,
+    proposal: ProposedTree,
+    sampling: Sampling,
+    noise: Noise,
+    *,
+    begun: bool = False,
+    tell: Callable[[mx.array], Told] | None = None,
+) -> Walk:
     """Begin to sample. A proposed token is accepted iff it is the sampled one. `logits`: (L, V) processed logits, one
-    row per entry."""
+    row per entry. `begun`: see `pick`; the bonus token may be `UNKNOWN`. `tell`: begins the likelihoods of the sampled
+    tokens, which are accepted with them."""
     after = [position + 1 for position in proposal.positions]
-    picks = mx.argmax(scores(logits, after, sampling, noise), axis=-1)
-    mx.async_eval(picks)
+    picks = pick(logits, after, sampling, noise, begun=begun)
+    told = None if tell is None else tell(picks)
+    mx.async_eval(picks, *(() if told is None else told.arrays))
     # The host indexes the tree while the device computes the logits.
     children = proposal.children
-    return lambda: follow(children, as_ids(picks))
+
+    def walk() -> Acceptance:
+        found = follow(children, as_ids(picks))
+        return found if told is None else found._replace(likelihoods=told.read((0, *found.accepted)))
+
+    return walk
 
 
 def follow(children: Sequence[Mapping[int, int]], picks: Sequence[int]) -> Acceptance:

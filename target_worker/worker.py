@@ -35,7 +35,7 @@ from protocol.sampling.grammar import GrammarError
 from protocol.worker.pacing import PacedPart, Pacer
 from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.work import DiskWork
-from target_worker.engine import Proposal, TargetEngine, TargetSequence
+from target_worker.engine import Pick, Proposal, TargetEngine, TargetSequence
 from target_worker.feature_rings import FeatureRings
 from target_worker.kv.target_kv import TargetKv
 from target_worker.prompts import Prompts
@@ -60,7 +60,7 @@ class _Forward(NamedTuple):
     proposals: list[Proposal]
     logits: list[mx.array]
     """Of each proposal, computed meanwhile."""
-    picks: list[mx.array]
+    picks: list[Pick]
     """The token behind each root, if it is sampled already: then the roots are all that is evaluated."""
     began: float
 
@@ -346,7 +346,10 @@ class TargetWorker:
         if self._may_chain(forward, asked):
             picks = picks or self._engine.begin_picks(forward.logits, sequences)
             behind = self._engine.begin_behind(picks, sequences)
-        walks = self._engine.read(picks) if picks else self._engine.walks(forward.logits, forward.proposals)
+        if picks:
+            walks = self._engine.read(picks, forward.logits, sequences)
+        else:
+            walks = self._engine.walks(forward.logits, forward.proposals)
         parts = [PacedPart(len(tree.tokens), served.position) for served, tree in forward.proposals]
         self._pacer.forward(forward.began, parts)
         now = self._clock()
@@ -375,7 +378,8 @@ class TargetWorker:
                     self._prefix_sharing.fit()
                 yield from self._features(sequence, root, (0, *walk.accepted))
                 self._saving.add(sequence)
-                if self._goes_on(sequence, asked[answer.sequence]) and walk.bonus not in sequence.start.eos_tokens:
+                goes_on = self._goes_on(sequence, asked[answer.sequence]) and not walk.waited
+                if goes_on and walk.bonus not in sequence.start.eos_tokens:
                     going.append(answer.sequence)
         if behind is not None:
             self._begun = _Forward([(each, each.root_alone()) for each in sequences], *behind, now)
@@ -541,9 +545,18 @@ class KvSaving:
         return next(iter(self._waiting), None)
 
     def add(self, sequence: TargetSequence) -> None:
-        """Save the sequence's committed tokens, if it has unsaved ones."""
-        if sequence.unsaved:
+        """Save the sequence's committed tokens, if it has unsaved ones: those of one that goes on once its checkpoint
+        is prepared."""
+        if sequence.unsaved and (sequence.ended or self._prepared(sequence)):
             self._waiting.setdefault(sequence.start.sequence, sequence)
+
+    def _prepared(self, sequence: TargetSequence) -> bool:
+        assert sequence.checkpoint is not None, "it has something to save"
+        try:
+            return sequence.checkpoint.prepared(sequence.prefilled)
+        except SegmentError:
+            # To save says so.
+            return True
 
     def saves(self, id: SequenceId) -> bool:
         return id in self._waiting

@@ -4,6 +4,7 @@ One writer at a time. Knows arrays only, no model and no cache class; see `arena
 for the lifetime of the memory.
 """
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -117,6 +118,14 @@ class Arena:
             for layer, rows in enumerate(layers):
                 assert rows.dtype == half.dtype
                 half[layer, :, start:stop] = rows
+
+    def touch(self, begin: int, end: int) -> None:
+        """Let the system find memory for the rows of tokens [begin, end) now: it gives pages one by one as they are
+        first read or written, which takes longer than to write them. What they hold stays, so another thread may write
+        or read meanwhile."""
+        for half in (self.keys, self.values):
+            if half.size:  # the arena may have been closed
+                half[:, :, begin : end : max(1, mmap.PAGESIZE // half.strides[2]), 0].sum()
 
     def commit(self, length: int) -> None:
         """Make the first `length` tokens the committed ones."""

@@ -31,6 +31,8 @@ class KvExchange:
         share = 1.0 if limit is None else min(1.0, max(0, limit - HEADER_BYTES) / rows)
         self.most = int(layout.capacity * share)
         """Tokens of the largest arena."""
+        self.touches_ahead = False
+        """A thread finds memory for rows while the caller still computes: see `KvCheckpoint.prepared`."""
 
     @property
     def form(self) -> KvForm:

@@ -1,4 +1,5 @@
-"""The quality-of-service class of a thread on macOS, which the scheduler derives cores and frequencies from.
+"""The priority of a thread: on macOS its quality-of-service class, from which the scheduler derives cores and
+frequencies.
 
 A process that was started in a terminal has none. Knows no workers.
 """
@@ -6,9 +7,12 @@ A process that was started in a terminal has none. Knows no workers.
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
+
+_NICE = 10
 
 
 class QualityOfService(IntEnum):
@@ -39,3 +43,11 @@ def set_quality_of_service(quality: QualityOfService, library: Callable[[], Any]
             raise OSError(error, os.strerror(error))
     except (OSError, AttributeError) as error:
         sys.stderr.write(f"macOS refused the class {quality.name} for this process ({error}).\n")
+
+
+def low_priority() -> None:
+    """Let other threads go before the calling one, which is about to end."""
+    set_quality_of_service(QualityOfService.UTILITY)
+    if sys.platform == "linux":
+        # There a nice value belongs to a thread.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,14 +1,19 @@
 """A sequence's committed KV in shared memory, so that it outlives this process. Knows no messages and no clock."""
 
+from threading import Thread
+
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena
 from protocol.kv.exchange import KvExchange
 from protocol.messages.kv import KvReference
+from protocol.worker.quality_of_service import low_priority
 
 MIN_TOKENS = 32
 """Fewest tokens that are saved: fewer are prefilled in the time that a save takes."""
 _INTERVAL = 64
 """Committed tokens from one save to the next."""
+_AHEAD = 4 * _INTERVAL
+"""Tokens behind those that are saved for which memory is found too."""
 _SLICE = 128
 _SLICE_BYTES = 8 << 20
 """Tokens copied at once, and their bytes at most. A verification that arrives meanwhile waits for one slice."""
@@ -25,6 +30,9 @@ class KvCheckpoint:
         self._arena: Arena | None = None
         self._full: Arena | None = None
         """The arena before this one, until its rows are copied."""
+        self._touching: Thread | None = None
+        self._touched = 0
+        """Rows of the arena for which a thread has found memory, or does."""
         self._goal = 0
         """Tokens that the save in progress will cover; 0 if none is in progress."""
         self.offered = ""
@@ -47,6 +55,22 @@ class KvCheckpoint:
         most = self._exchange.most
         enough = 1 if committed >= most else _INTERVAL if self.covered else MIN_TOKENS
         return not self.closed and (self._goal > 0 or min(committed, most) - self.covered >= enough)
+
+    def prepared(self, committed: int) -> bool:
+        """Whether the rows of so many tokens are to be saved now: the system has found memory for them, which a thread
+        of low priority lets it do meanwhile, or it takes too long. Raises SegmentError if there is none."""
+        goal = min(committed, self._exchange.most)
+        if not self._exchange.touches_ahead:
+            return True
+        arena, touching = self._with_room(goal), self._touching
+        if touching is not None and touching.is_alive():
+            return goal >= self._touched - _AHEAD + _INTERVAL
+        if goal <= self._touched:
+            return True
+        begin, self._touched = self._touched, goal + _AHEAD
+        self._touching = Thread(target=_touch, args=(arena, begin, self._touched), daemon=True, name="KV, memory")
+        self._touching.start()
+        return False
 
     def save(self, cache: TreeSequence) -> KvReference | None:
         """Copy the next slice. Returns the arena once it holds more tokens than were covered before.
@@ -107,5 +131,11 @@ class KvCheckpoint:
             if self._full is not None:
                 self._full.close()
             self._full = full
+            self._touched = 0
         assert self._arena is not None
         return self._arena
+
+
+def _touch(arena: Arena, begin: int, end: int) -> None:
+    low_priority()
+    arena.touch(begin, end)

@@ -18,8 +18,8 @@ from protocol.inference.stored_model import load_network
 from tests.support.default_pair import default_pair
 from tests.support.paths import ROOT
 
-PROMPT, PLACES = 32, 120
-WIDTHS = (5, 8, 12)
+PROMPT, PLACES = 32, 40
+WIDTHS = (5, 12)
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ WIDTHS = (5, 8, 12)
 @pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_rounding_decides_between_nearly_tied_tokens_alone(role: str, kind: mx.Dtype):
-    """`-s` prints what was counted; docs/log/2026.md has figures."""
+    """`-s` prints what was counted; docs/log/2026.md has figures of 120 places."""
     with default_pair() as pair:
         folder: Path = getattr(pair, role)
         tokens = tuple(TextCodec(pair.target).encode((ROOT / "README.md").read_text())[: PROMPT + PLACES])

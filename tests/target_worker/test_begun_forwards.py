@@ -13,6 +13,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Forest, FromWorker, Prefilled, Start, Stop, Verdict, Verify
+from protocol.sampling.processors import filters
 from target_worker import engine
 from target_worker.engine import TargetEngine
 from target_worker.verification import Walk
@@ -28,7 +29,9 @@ _SAMPLINGS = {
     "greedy": _GREEDY,
     "hot": _HOT,
     "filtered": Sampling(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.4, seed=8),
+    "nucleus": Sampling(temperature=0.9, top_k=40, top_p=0.8, min_p=0.001, logit_bias=((3, 1.0),), seed=8),
     "log-probabilities": Sampling(temperature=0.7, seed=5, logprobs=2),
+    "nucleus, told": Sampling(temperature=1.1, top_p=0.7, seed=5, logprobs=2),
     "rejection": Sampling(temperature=0.8, seed=2, verification="rejection"),
 }
 _FAMILIES = ("gemma3_text", "qwen3_5", "mamba2", "deepseek_v3")
@@ -105,10 +108,11 @@ def test_no_forward_is_repeated(chains: bool):
     assert request.worker._sequences[SequenceId(1)].cache.next_row == 21
 
 
-def test_a_chained_forward_begins_before_the_token_that_it_takes_is_read(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", ["greedy", "hot", "nucleus", "log-probabilities"])
+def test_a_chained_forward_begins_before_the_token_that_it_takes_is_read(name: str, monkeypatch: pytest.MonkeyPatch):
     order: list[str] = []
     worker = _worker(chains=True)
-    request = Request(worker, _start(_HOT))
+    request = Request(worker, _start(_SAMPLINGS[name]))
     begin, read = worker._engine.begin_behind, worker._engine.read
     monkeypatch.setattr(worker._engine, "begin_behind", lambda *given: order.append("begin") or begin(*given))
     monkeypatch.setattr(worker._engine, "read", lambda *given: order.append("read") or read(*given))
@@ -118,6 +122,27 @@ def test_a_chained_forward_begins_before_the_token_that_it_takes_is_read(monkeyp
     request.step()
 
     assert order == ["begin", "read"] * 3 + ["read"]
+
+
+@pytest.mark.parametrize("name", ["nucleus", "nucleus, told"])
+def test_a_nucleus_beyond_its_shortlist_gives_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch):
+    tokens, expected = _reference(name), _plain(_SAMPLINGS[name])[1]
+    monkeypatch.setattr(filters, "_SHORTLIST", 16)
+    request = Request(_worker(chains=True), _start(_SAMPLINGS[name]))
+    verdicts: list[Verdict] = []
+    begun: set[bool] = set()
+    while len(request.tokens) < len(tokens):
+        verdicts.append(request.step(plain_next=True))
+        begun.add(request.worker._begun is not None)
+    trees = Request(_worker(chains=True), _start(_SAMPLINGS[name]))
+    while len(trees.tokens) < len(tokens) - 5:
+        trees.step(*_chain(name, trees, 4))
+
+    assert begun == {True, False}
+    assert [(each.bonus, each.likelihoods) for each in verdicts] == [
+        (each.bonus, each.likelihoods) for each in expected
+    ]
+    assert tuple(trees.tokens) == tokens[: len(trees.tokens)]
 
 
 @pytest.mark.parametrize("chains", [False, True])
@@ -254,7 +279,7 @@ class _Orchestrator:
 
 
 @pytest.mark.parametrize("chains", [False, True])
-@pytest.mark.parametrize("name", ["greedy", "hot", "filtered"])
+@pytest.mark.parametrize("name", ["greedy", "hot", "filtered", "nucleus", "nucleus, told"])
 def test_tokens_are_those_of_the_target_alone_whenever_trees_and_requests_come(name: str, chains: bool):
     sampling, reference = _SAMPLINGS[name], _reference(name)
     ends = (reference[len(_PROMPT) + 11],)
@@ -269,7 +294,7 @@ def test_tokens_are_those_of_the_target_alone_whenever_trees_and_requests_come(n
             assert tuple(request.tokens[: len(reference)]) == reference[: len(request.tokens)]
 
 
-@pytest.mark.parametrize("name", ["greedy", "hot", "log-probabilities", "rejection"])
+@pytest.mark.parametrize("name", ["greedy", "hot", "nucleus, told", "log-probabilities", "rejection"])
 def test_requests_that_share_a_forward_are_all_sampled_before_one_is_read(name: str, monkeypatch: pytest.MonkeyPatch):
     order: list[str] = []
     worker = _worker(chains=False)
@@ -283,9 +308,9 @@ def test_requests_that_share_a_forward_are_all_sampled_before_one_is_read(name: 
 
 
 def _noted(rule: Callable[..., Walk], order: list[str]) -> Callable[..., Walk]:
-    def noted(*given: Any) -> Walk:
+    def noted(*given: Any, **named: Any) -> Walk:
         order.append("begin")
-        walk = rule(*given)
+        walk = rule(*given, **named)
         return lambda: order.append("read") or walk()
 
     return noted

@@ -7,10 +7,10 @@ A new filter is a class here, an entry of FILTERS, and its fields in `SamplingFi
 """
 
 import math
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
@@ -23,6 +23,7 @@ class TopK(LogitsProcessor):
     """Keeps the k most probable tokens and all ties with the k-th. So the order of ids does not matter."""
 
     fields = ("top_k",)
+    reads_paths = False
 
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
@@ -45,6 +46,7 @@ class TopPMinP(LogitsProcessor):
     """
 
     fields = ("top_p", "min_p")
+    reads_paths = False
 
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
@@ -56,9 +58,17 @@ class TopPMinP(LogitsProcessor):
 
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
         logs = logits - log_total(logits)
-        least = mx.array(-mx.inf)
-        if self._top_p < 1.0:
-            least = least_of_nucleus(logs, self._top_p)
+        return self._kept(logits, logs, self._least(logs, least_of_nucleus))
+
+    def begin(self, logits: mx.array, paths: Paths) -> mx.array:
+        logs = logits - log_total(logits)
+        least = self._least(logs, least_of_shortlist)
+        return mx.where(mx.isnan(least), mx.nan, self._kept(logits, logs, least))
+
+    def _least(self, logs: mx.array, of_nucleus: Callable[[mx.array, float], mx.array]) -> mx.array:
+        return of_nucleus(logs, self._top_p) if self._top_p < 1.0 else mx.array(-mx.inf)
+
+    def _kept(self, logits: mx.array, logs: mx.array, least: mx.array) -> mx.array:
         if self._min_p > 0.0:
             least = mx.maximum(least, logs.max(axis=-1, keepdims=True) + math.log(self._min_p))
         return mx.where(logs < least, -mx.inf, logits)
@@ -73,31 +83,36 @@ _SHORTLIST = 256
 _GROWTH = 16
 
 
+def least_of_shortlist(logs: mx.array, mass: float) -> mx.array:
+    """As `least_of_nucleus`, not yet computed, and NaN for a row whose nucleus may be larger than the shortlist."""
+    best = top_values(logs, min(_SHORTLIST, logs.shape[-1]))
+    outside = mx.cumsum(mx.exp(best), axis=-1) >= mass
+    least = mx.take_along_axis(best, mx.argmax(outside, axis=-1, keepdims=True), axis=-1)
+    beyond = -mx.inf if best.shape[-1] == logs.shape[-1] else mx.nan
+    return mx.where(outside.any(axis=-1, keepdims=True), least, beyond)
+
+
 def least_of_nucleus(logs: mx.array, mass: float) -> mx.array:
     """(L, 1) float32: the least log-probability in each row's nucleus, the lowest one with less than `mass` above it.
 
-    `logs`: (L, V) float32 log-probabilities. Masses are summed in float64 from the most probable token down, so a row's
-    result depends neither on the other rows nor on the length of the shortlist. -inf for a row of NaN.
+    `logs`: (L, V) float32 log-probabilities. Masses are summed from the most probable token down, those of a shortlist
+    in float32, so that the device need not be waited for, and in float64 where it does not suffice. A row's result does
+    not depend on the other rows. -inf for a row of NaN.
     """
-    count = min(_SHORTLIST, logs.shape[-1])
-    least = [_least(best, mass) for best in np.asarray(top_values(logs, count))]
-    least = [_searched(logs[row], mass, count) if found is None else found for row, found in enumerate(least)]
-    return mx.array(least, dtype=mx.float32)[:, None]
+    least = np.array(least_of_shortlist(logs, mass), np.float32)
+    for row in np.flatnonzero(np.isnan(least)):
+        least[row] = _searched(logs[int(row)], mass)
+    return mx.array(least)
 
 
-def _least(best: npt.NDArray[np.float32], mass: float) -> float | None:
-    """`best`: the highest log-probabilities of a row, falling. None if the nucleus may be larger."""
-    above = np.cumsum(np.exp(best.astype(np.float64)))[:-1]
-    outside = np.flatnonzero(above >= mass)
-    return float(best[outside[0]]) if len(outside) else None
-
-
-def _searched(row: mx.array, mass: float, count: int) -> float:
-    """The least log-probability in the nucleus of a (V,) row, by shortlists longer than `count`."""
+def _searched(row: mx.array, mass: float) -> float:
+    """The least log-probability in the nucleus of a (V,) row, by shortlists longer than the first one."""
     rising = -np.asarray(row, np.float32)
+    count = _SHORTLIST
     while count < len(rising):
         count = min(_GROWTH * count, len(rising))
-        found = _least(-np.sort(np.partition(rising, count - 1)[:count]), mass)
-        if found is not None:
-            return found
+        best = -np.sort(np.partition(rising, count - 1)[:count])
+        outside = np.flatnonzero(np.cumsum(np.exp(best.astype(np.float64)))[:-1] >= mass)
+        if len(outside):
+            return float(best[outside[0]])
     return -np.inf

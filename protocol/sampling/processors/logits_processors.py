@@ -64,6 +64,7 @@ class LogitBias(LogitsProcessor):
     """Adds a number to the logit of each listed token. Ignores tokens beyond the vocabulary."""
 
     fields = ("logit_bias",)
+    reads_paths = False
 
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
@@ -179,12 +180,25 @@ class LogitsProcessors:
         for processor in self._processors:
             processor.advance(tokens)
 
+    @property
+    def reads_paths(self) -> bool:
+        """Whether what they do to a row depends on more than the row."""
+        return any(processor.reads_paths for processor in self._processors)
+
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
         """(L, V) float32 of (L, V) `logits` of any float type. Raises GrammarError unless lenient."""
         logits = logits.astype(mx.float32)
         for processor in self._processors:
             with self._skipped:
                 logits = processor.apply(logits, paths)
+        return logits
+
+    def begin(self, logits: mx.array, paths: Paths) -> mx.array:
+        """As `apply`, without waiting for the device: a row for which that has to wait becomes NaN."""
+        logits = logits.astype(mx.float32)
+        for processor in self._processors:
+            with self._skipped:
+                logits = processor.begin(logits, paths)
         return logits
 
     def forced(self, path: Sequence[int]) -> int | None:

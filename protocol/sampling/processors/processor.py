@@ -19,6 +19,8 @@ class LogitsProcessor(ABC):
 
     fields: ClassVar[tuple[str, ...]]
     """Names of the `Sampling` fields that this processor handles. No two processors share a field."""
+    reads_paths: ClassVar[bool] = True
+    """Whether what it does to a row depends on more than the row."""
 
     @classmethod
     @abstractmethod
@@ -37,6 +39,10 @@ class LogitsProcessor(ABC):
     def apply(self, logits: mx.array, paths: Paths) -> mx.array:
         """(L, V) float32 to (L, V) float32. Row i depends only on `logits[i]` and `paths[i]`. Dropped tokens become
         -inf. May raise GrammarError."""
+
+    def begin(self, logits: mx.array, paths: Paths) -> mx.array:
+        """As `apply`, without waiting for the device: a row for which that has to wait becomes NaN."""
+        return self.apply(logits, paths)
 
     def forced(self, path: Sequence[int]) -> int | None:
         """The only token that may follow `path`; None if several may, or if this processor does not know. May raise

@@ -15,6 +15,8 @@ from tests.support.processing import processed
 _MASSES = st.sampled_from([1e-6, 0.1, 0.5, 0.9, 0.95, 0.999, 0.999999])
 _ROUNDING = 2e-4
 """Most that the order of a float32 sum over a row of these lengths changes it."""
+_SHORT_ROUNDING = 1e-6
+"""The same of a sum over the most probable tokens alone, from the top down."""
 
 
 def _kept(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -37,7 +39,9 @@ def _mass_above(logits: np.ndarray) -> np.ndarray:
 def test_the_nucleus_is_that_of_a_full_sort(logits: np.ndarray, mass: float):
     kept = _kept(logits, Sampling(temperature=1.0, top_p=mass))
 
-    assert np.array_equal(kept, (_mass_above(logits) < mass) & np.isfinite(logits))
+    above = _mass_above(logits)
+    different = kept != ((above < mass) & np.isfinite(logits))
+    assert np.all(np.abs(above[different] - mass) < _SHORT_ROUNDING)
 
 
 @settings(max_examples=25)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from protocol.kv.exchange import KvExchange
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Prefilled, Start, Verdict
+from protocol.messages.worker import Prefilled, Start, Stop, Verdict
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
@@ -274,3 +275,60 @@ def test_kv_too_large_for_an_arena_is_not_saved_and_forgets_at_once(few_spare_ro
     assert not talk.offers
     assert cache.committed - cache.forgotten <= 16 + 2 * 2
     assert talk.tokens == few_spare_rows[: len(talk.tokens)]
+
+
+@pytest.fixture
+def touching(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """While it is not set, the system finds no memory for arenas."""
+    found, touch = Event(), Arena.touch
+    monkeypatch.setattr(Arena, "touch", lambda *given: (found.wait(60), touch(*given)))
+    return found
+
+
+def prepared(sharing: KvExchange) -> TargetWorker:
+    sharing.touches_ahead = True
+    return target(sharing)
+
+
+def finished(talk: Request, found: Event) -> None:
+    """Wait until all memory that was asked for is there."""
+    checkpoint = talk.worker._sequences[talk.sequence].checkpoint
+    assert checkpoint is not None
+    assert checkpoint._touching is not None
+    found.set()
+    checkpoint._touching.join(60)
+
+
+def test_rounds_do_not_wait_for_the_memory_of_an_arena(touching: Event):
+    talk = Request(prepared(exchange()), start())
+    talk.decode(20)
+    assert talk.offers == []
+    finished(talk, touching)
+
+    talk.decode(120)
+
+    assert [offer.tokens for offer in talk.offers] == [89 + 21, 89 + 21 + 64]
+    assert talk.tokens == list(expected(140))
+    again = Request(target(), start(talk.tokens, reference(talk.offers[-1])))
+    assert again.prefilled.adopted == 89 + 21 + 64
+
+
+def test_kv_is_saved_64_tokens_later_at_the_latest(touching: Event):
+    talk = Request(prepared(exchange()), start())
+    talk.decode(63)
+    assert talk.offers == []
+
+    talk.decode(1)
+
+    assert [offer.tokens for offer in talk.offers] == [128, 89 + 64]
+    finished(talk, touching)
+
+
+def test_a_request_that_ends_is_saved_at_once(touching: Event):
+    talk = Request(prepared(exchange()), start())
+    talk.decode(5)
+
+    replies = answers(talk.worker, Stop(talk.sequence))
+
+    assert [each.tokens for each in replies if isinstance(each, KvOffer)] == [89 + 5]
+    touching.set()

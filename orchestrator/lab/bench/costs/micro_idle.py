@@ -30,7 +30,7 @@ from protocol.report_output import claim_output
 from protocol.speculation.token_tree import node_id
 from target_worker import engine as engine_module
 from target_worker import verification
-from target_worker.engine import Proposal, TargetEngine, TargetSequence
+from target_worker.engine import Pick, Proposal, TargetEngine, TargetSequence
 from target_worker.worker import TargetWorker
 
 _LAYERS = (28, 36, 64)
@@ -42,6 +42,9 @@ _VOCABULARY = 256
 _PROMPT = tuple(range(2, 34))
 _ROOT = NodeId(1)
 _SEQUENCE = SequenceId(1)
+_GREEDY = Sampling()
+_NUCLEUS = Sampling(temperature=0.7, top_p=0.9, seed=1)
+_TOLD = Sampling(logprobs=2)
 
 
 def main() -> int:
@@ -55,7 +58,7 @@ def main() -> int:
 
 def measure(layers: int, rounds: int = _ROUNDS) -> list[HostCost]:
     """The costs of mlx-lm's loop, and of the target's rounds: of single tokens and of trees of five that hit, as on a
-    processor and (chained, staged) as on a GPU."""
+    processor and (chained, staged) as on a GPU; single tokens with a nucleus and with log-probabilities too."""
     model, staged = LanguageModel(_network(layers)), LanguageModel(_network(layers))
     if mx.default_device() == mx.Device(mx.cpu):
         stage(staged.network)
@@ -64,6 +67,8 @@ def measure(layers: int, rounds: int = _ROUNDS) -> list[HostCost]:
         _STOCK: _Stock(_network(layers)),
         "plain rounds": _Rounds(model, lambda _: ((), ()), chains=False),
         "plain rounds, chained": _Rounds(model, lambda _: ((), ()), chains=True),
+        "the same, top_p": _Rounds(model, lambda _: ((), ()), chains=True, sampling=_NUCLEUS),
+        "the same, logprobs": _Rounds(model, lambda _: ((), ()), chains=True, sampling=_TOLD),
         "rounds that hit": _Rounds(model, lambda place: _tree(text, place), chains=False),
         "rounds that hit, staged": _Rounds(staged, lambda place: _tree(text, place), chains=False),
     }
@@ -236,8 +241,8 @@ class _WatchedEngine(TargetEngine):
         return super().begin_forward(asked)
 
     def begin_behind(
-        self, picks: Sequence[mx.array], sequences: Sequence[TargetSequence]
-    ) -> tuple[list[mx.array], list[mx.array]]:
+        self, picks: Sequence[Pick], sequences: Sequence[TargetSequence]
+    ) -> tuple[list[mx.array], list[Pick]]:
         self._watch.begins()
         return super().begin_behind(picks, sequences)
 
@@ -247,7 +252,12 @@ class _Rounds:
     their parents."""
 
     def __init__(
-        self, model: LanguageModel, propose: Callable[[int], tuple[Sequence[int], Sequence[int]]], *, chains: bool
+        self,
+        model: LanguageModel,
+        propose: Callable[[int], tuple[Sequence[int], Sequence[int]]],
+        *,
+        chains: bool,
+        sampling: Sampling = _GREEDY,
     ) -> None:
         self.host: list[float] = []
         self._watch = _Watch()
@@ -257,7 +267,7 @@ class _Rounds:
         self._propose, self._model, self._chains = propose, model, chains
         self._tokens = list(_PROMPT)
         self._round, self._root = 0, _ROOT
-        list(self._worker.handle(Start(_SEQUENCE, self._round, _PROMPT, _ROOT, Sampling())))
+        list(self._worker.handle(Start(_SEQUENCE, self._round, _PROMPT, _ROOT, sampling)))
         while self._worker.has_work:
             list(self._worker.work())
 
