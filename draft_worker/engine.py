@@ -6,7 +6,7 @@ Each module of draft_worker.engines holds one engine and declares it (`EngineDec
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from protocol.messages.base import MAX_CONTEXT, Role
 from protocol.messages.features import FeatureForm
@@ -178,9 +178,9 @@ class EngineSequence(ABC):
         """Bytes of shared memory that hold the KV; 0 if the KV ends with this process."""
         return 0
 
-    def adopt(self, reference: KvReference) -> str:
-        """Adopt the KV that an earlier life of the draft left. The sequence must be empty. Returns a warning that says
-        why the KV can't be adopted; empty on success."""
+    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
+        """Adopt the KV that an earlier life of the draft left of the first `tokens` of the conversation. The sequence
+        must be empty. Returns a warning that says why the KV can't be adopted; empty on success."""
         return "This draft shares no KV: prefill again."
 
     def save(self) -> KvReference | None:
@@ -190,6 +190,25 @@ class EngineSequence(ABC):
     def close(self) -> None:
         """The sequence has ended: release its resources."""
         return
+
+
+@runtime_checkable
+class SharedKv(Protocol):
+    """The KV of a sequence in shared memory, which the next life of the draft can adopt."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of shared memory."""
+        ...
+
+    def save(self, count: int) -> KvReference | None:
+        """As `EngineSequence.save`, of the first `count` rows."""
+        ...
+
+    def adopt(self, reference: KvReference, count: int) -> None:
+        """Take the first `count` rows of that KV in place of the own, which is empty. Raises ArenaError or
+        SegmentError."""
+        ...
 
 
 class Engine(StatedModel, ABC):

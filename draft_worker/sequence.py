@@ -315,7 +315,7 @@ class DraftSequence:
         """Adopt the offered KV. A flaw in the offer costs a prefill and is reported as a warning."""
         warning = "The KV offered to the draft goes beyond the root."
         if reference.tokens < len(start.tokens):
-            warning = self.engine.adopt(reference)
+            warning = self.engine.adopt(reference, start.tokens[: reference.tokens])
         if not warning:
             self._held = list(start.tokens[: reference.tokens])
         self._reuse = self._reuse_report(start, warning)

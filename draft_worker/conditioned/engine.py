@@ -16,6 +16,9 @@ from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.conditioned.runner import ConditionedRunner, Wave
 from draft_worker.conditioned.sequence import ConditionedRows, Outputs
 from draft_worker.engine import Batch, EngineSequence
+from protocol.kv.arena_header import ArenaError
+from protocol.kv.segments import SegmentError
+from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
 
@@ -177,6 +180,21 @@ class ConditionedSequence(EngineSequence):
     @property
     def memory(self) -> int:
         return self.rows.memory
+
+    @property
+    def size(self) -> int:
+        return self.rows.size
+
+    def save(self) -> KvReference | None:
+        return self.rows.save()
+
+    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
+        try:
+            adopted = self.rows.adopt(reference, tokens)
+        except (ArenaError, SegmentError) as error:
+            return str(error)
+        self.columns.see(tokens)
+        return "" if adopted else super().adopt(reference, tokens)
 
     def close(self) -> None:
         self.rows.close()

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_worker.conditioned.runner import Input, TreeRows, Wave
-from draft_worker.engine import Batch
+from draft_worker.engine import Batch, SharedKv
 from draft_worker.row_tree import RowTree, TokenRow
+from protocol.messages.kv import KvReference
 
 Feature: TypeAlias = NDArray[np.float32]
 
@@ -116,6 +117,20 @@ class CommittedRows:
         for token in [each for each in self._features if each < min(end - 1, len(self.tokens) - _RECENT)]:
             del self._features[token]
             self._settled = max(self._settled, token + 2)
+
+    @property
+    def staying(self) -> int:
+        """Behind the last of the first tokens whose rows are never computed again; 0 if token 1 has none."""
+        late = (token for token in self.inputs if token >= self._settled)
+        return min(late, default=self.end) if self.start == 1 else 0
+
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """These are the first tokens, and all behind the first one have rows."""
+        self.tokens += tokens
+        self.start, self.end = 1, len(self.tokens)
+        # The next row reads the feature of the last token.
+        self.newest = self.end - 2
+        self._settled = self.end
 
     def truncate(self, length: int) -> None:
         del self.tokens[length:]
@@ -258,6 +273,24 @@ class ConditionedRows:
         other._committed = known
         other._tip = self._tip if self._tip[0] < known.end else (-1, None)
         return other
+
+    @property
+    def size(self) -> int:
+        """Bytes of shared memory; 0 if the rows end with this process."""
+        return self._rows.size if isinstance(self._rows, SharedKv) else 0
+
+    def save(self) -> KvReference | None:
+        """As `EngineSequence.save`, of the tokens whose rows stay. Token 0 has none."""
+        stay = self._committed.staying
+        return self._rows.save(stay - 1) if stay > 1 and isinstance(self._rows, SharedKv) else None
+
+    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> bool:
+        """Whether rows can be adopted. Raises ArenaError or SegmentError."""
+        if not isinstance(self._rows, SharedKv):
+            return False
+        self._rows.adopt(reference, len(tokens) - 1)
+        self._committed.adopt(tokens)
+        return True
 
     def close(self) -> None:
         self._rows.close()

@@ -9,8 +9,11 @@ from draft_worker.drafters.block import BlockForm, markov_head
 from draft_worker.drafters.eagle3 import Eagle3Form
 from protocol.messages.features import FeatureForm
 
-StateKind: TypeAlias = Literal["none", "raw", "normed"]
-"""A row's output beside its logits: no output; the residual stream behind the last layer; the same behind the norm."""
+StateKind: TypeAlias = Literal["none", "raw", "normed", "latent"]
+"""A row's output beside its logits: no output; the residual stream behind the last layer; the same behind the norm; the
+selector's projection of the latter."""
+SELECTOR = "candidate_selector"
+"""The first part of its parameters' names."""
 _MAX_CHANNELS = 16_384
 """The Neural Engine's longest axis."""
 
@@ -42,10 +45,13 @@ class Conditioning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def state(self) -> StateKind:
-        """What a row of the decoder returns beside its logits: EAGLE-3's next rows read it, some Markov heads do."""
+        """What a row of the decoder returns beside its logits: EAGLE-3's next rows read it, some Markov heads do, a
+        selector does."""
         if self.eagle3 is not None:
             return "normed" if self.eagle3.norm_output else "raw"
         assert self.block is not None
+        if self.block.choices:
+            return "latent"
         return "none" if self.block.markov in (None, "vanilla") else "normed"
 
     @property
@@ -62,7 +68,11 @@ class Conditioning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return tuple(min(most, count - begin) * form.width for begin in range(0, count, most))
 
     def host_parameters(self, head_rows: int) -> dict[str, tuple[int, ...]]:
-        """The drafter's parameters that the host computes with, and their shapes: a Markov head, norms before fc."""
+        """The drafter's parameters that the host computes with, and their shapes: a Markov head, a selector's
+        codebooks, norms before fc."""
+        if self.block is not None and self.block.choices:
+            shape = (self.block.vocabulary, self.block.rank)
+            return {f"{SELECTOR}.{name}_codebook": shape for name in ("predecessor", "successor")}
         if self.block is not None:
             head = None if self.block.markov is None else markov_head(self.block, head_rows)
             flat: Any = [] if head is None else tree_flatten(head.parameters())

@@ -7,26 +7,31 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
+from draft_worker.conditioned.runner import Wave
 from draft_worker.coreml.arrays import Single
+from draft_worker.coreml.conditioning import Conditioning
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.backends.apple import compiled
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime
+from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
 from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.coreml.toolchain import toolchain
+from draft_worker.drafters.block_forward import Block
 from protocol.contracts.coreml.examination import (
     Agreed,
     Broken,
@@ -40,7 +45,7 @@ from protocol.contracts.coreml.examination import (
     Units,
     Written,
 )
-from protocol.errors import InputError, PipelineError
+from protocol.errors import PipelineError
 from protocol.inference.device import compute_on_processor
 from protocol.report_output import claim_output
 
@@ -56,6 +61,8 @@ _TEXT = (
     "by the north exit, cross the bridge and follow the river for about ten minutes. There is a small café on the "
     "left, and behind it one sees the old brick building with the clock."
 )
+_FEATURE_PEAK = 4.0
+"""Standard deviations of random features up to the target's largest one: few of them are larger."""
 _REPORT_EVERY = 25
 _STEADY = 1e-3
 """Two predictions of the same input may differ by this many standard deviations of the logits."""
@@ -78,8 +85,6 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
     """Run one stage and yield its reports. Errors of the runtime propagate."""
     compute_on_processor()
     converted = Converted.open(Path(order.folder))
-    if converted.package.conditioning is not None:
-        raise InputError(f"{converted.folder} holds a trained drafter, which can't be examined yet: try it as a draft.")
     if order.stage == "golden":
         np.savez(order.golden, **_named(answers(calls(converted, ExecutorRuntime(converted)))))
         yield Written()
@@ -100,6 +105,8 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
 
 def load(runtime: Runtime, package: Package, clock: Callable[[], float]) -> Iterator[Loading | Loaded]:
     """Load the functions one by one, with a report before and after each."""
+    if package.conditioning is not None:
+        runtime.load(package.conditioning.function)
     for width in package.widths:
         yield Loading(width)
         began = clock()
@@ -107,13 +114,33 @@ def load(runtime: Runtime, package: Package, clock: Callable[[], float]) -> Iter
         yield Loaded(width, clock() - began)
 
 
-def calls(converted: Converted, runtime: Runtime) -> "dict[int, RepeatableCall]":
+class Repeatable(Protocol):
+    """One call of a package that can be repeated."""
+
+    def logits(self) -> Single:
+        """Of one call."""
+        ...
+
+    def chain(self) -> Single:
+        """Of all places, in as many calls as they need."""
+        ...
+
+
+def calls(converted: Converted, runtime: Runtime) -> dict[int, Repeatable]:
     """One call for each width."""
-    return {width: RepeatableCall(converted, runtime, width) for width in converted.package.widths}
+    conditioning = converted.package.conditioning
+    if conditioning is None:
+        return {width: RepeatableCall(converted, runtime, width) for width in converted.package.widths}
+    features = _features(conditioning)
+    if conditioning.block is None:
+        runner = PackageRunner(converted, runtime)
+        return {width: RepeatableRows(converted, runner, features, width) for width in converted.package.widths}
+    blocks = PackageBlockRunner(converted, runtime)
+    return {width: RepeatableBlocks(converted, blocks, features, width) for width in converted.package.widths}
 
 
-def answers(calls: "dict[int, RepeatableCall]") -> dict[int, Single]:
-    """By width: (places, rows of the head) logits of a chain behind a short prompt."""
+def answers(calls: Mapping[int, Repeatable]) -> dict[int, Single]:
+    """By width: (places, rows of the head) logits of a chain, or of blocks, behind a short prompt."""
     return {width: call.chain() for width, call in calls.items()}
 
 
@@ -131,7 +158,7 @@ def compare(got: dict[int, Single], expected: dict[int, Single]) -> Iterator[Agr
         yield Agreed(width, deviation, int(clear.sum()), int(same.sum()))
 
 
-def soak(calls: "dict[int, RepeatableCall]", predicts: int, clock: Callable[[], float]) -> Iterator[Predicted | Timed]:
+def soak(calls: Mapping[int, Repeatable], predicts: int, clock: Callable[[], float]) -> Iterator[Predicted | Timed]:
     """Repeat the calls of all widths in turn; then report the time of each width."""
     first = {width: call.logits() for width, call in calls.items()}
     turns = itertools.cycle(calls)
@@ -165,7 +192,7 @@ def placements(folder: Path) -> Iterator[Loading | Placed]:
 
 
 class RepeatableCall:
-    """One call that can be repeated: it drops its rows each time."""
+    """A `Repeatable` of a language model: it drops its rows each time."""
 
     def __init__(self, converted: Converted, runtime: Runtime, width: int) -> None:
         package = converted.package
@@ -181,11 +208,9 @@ class RepeatableCall:
             self._memory.slots.keep(path, ())
 
     def logits(self) -> Single:
-        """Of one call."""
         return self._dropped(self._run(self._tokens[: self._width])[1])
 
     def chain(self) -> Single:
-        """Of all places, in as many calls as they need."""
         rows: list[Single] = []
         last = PREFIX
         for begin in range(0, len(self._tokens), self._width):
@@ -202,6 +227,66 @@ class RepeatableCall:
         first = self._memory.slots.next_row
         numbers = self._memory.slots.add(tokens, [behind, *range(first, first + len(tokens) - 1)])
         return numbers, self._forward.run(self._memory, numbers)
+
+
+class RepeatableRows:
+    """A `Repeatable` of EAGLE-3: committed rows, which it computes again each time."""
+
+    def __init__(self, converted: Converted, runner: PackageRunner, features: Single, width: int) -> None:
+        self._runner = runner
+        self._width = width
+        self._rows = runner.open()
+        most = min(len(features), self._rows.most_committed)
+        self._tokens = _tokens(converted.folder, converted.package.shape.vocabulary)[:most]
+        self._given = runner.fuse(features[:most])
+
+    def logits(self) -> Single:
+        return self._evaluated(0)
+
+    def chain(self) -> Single:
+        return np.concatenate([self._evaluated(first) for first in range(0, len(self._tokens), self._width)])
+
+    def _evaluated(self, first: int) -> Single:
+        part = slice(first, first + self._width)
+        wave = Wave(self._rows, self._tokens[part], [], first, ())
+        return np.array(self._runner.logits(self._runner.evaluate(wave, self._given[part])))
+
+
+class RepeatableBlocks:
+    """A `Repeatable` of a block drafter: as many blocks as its width has room for."""
+
+    def __init__(self, converted: Converted, runner: PackageBlockRunner, features: Single, width: int) -> None:
+        inputs = 1 + runner.form.masks
+        self._runner = runner
+        self._together = max(1, width // inputs)
+        tokens = _tokens(converted.folder, converted.package.shape.vocabulary)
+        known = min(_PROMPT, converted.package.context // 2)
+        last = min(known + max(self._together, -(-_PLACES // runner.form.rows)), converted.package.context - inputs)
+        self._context = runner.open()
+        self._context.feed(0, features[:known])
+        self._blocks = [Block([tokens[position]], position) for position in range(known, last)]
+
+    def logits(self) -> Single:
+        return self._evaluated(self._blocks[: self._together])
+
+    def chain(self) -> Single:
+        blocks = self._blocks
+        return np.concatenate(
+            [self._evaluated(blocks[first : first + self._together]) for first in range(0, len(blocks), self._together)]
+        )
+
+    def _evaluated(self, blocks: Sequence[Block]) -> Single:
+        rows = self._runner.forward([(self._context, blocks)])[0]
+        return np.concatenate([np.array(each.logits) for each in rows])
+
+
+def _features(conditioning: Conditioning) -> Single:
+    """Random ones, as large as the target's: numbers of the largest magnitude are among them."""
+    form = conditioning.form
+    shape = (_PROMPT + _PLACES, len(form.outputs) * form.width)
+    spread = conditioning.largest / _FEATURE_PEAK
+    found = np.random.default_rng(1).standard_normal(shape, np.float32) * np.float32(spread)
+    return np.clip(found, -conditioning.largest, conditioning.largest)
 
 
 def _tokens(folder: Path, vocabulary: int) -> list[int]:

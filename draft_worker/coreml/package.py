@@ -49,7 +49,8 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     window: int | None = None
     """Tokens that a token sees in a sliding layer, itself included."""
     taps: int = 0
-    """Tokens of its path that a token sees in a short convolution, itself included."""
+    """Tokens of its path that a token sees in a short convolution, itself included: one that is a layer, or one beside
+    each part of a block drafter's layers."""
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     score_cap: float | None = None
@@ -149,7 +150,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def masks(self) -> dict[str, int | None]:
-        """The mask inputs, each with its window. A window that the context fits in is no window."""
+        """The mask inputs, each with its window. A window that the context fits in is no window; in a block drafter
+        it is one, because its layer may be causal in the block."""
         windows = [self._window(layer) for layer in self.shape.layers if not layer.convolution]
         return {_mask(window): window for window in windows}
 
@@ -174,6 +176,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             inputs["position_scale"] = (1, 1, 1, width)
         if shape.convolutions:
             inputs["past"] = (shape.convolutions, shape.taps - 1, shape.hidden, width)
+        if shape.taps > 1:
             inputs["ancestors"] = (1, shape.taps - 1, width, width)
         return inputs
 
@@ -187,7 +190,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def _window(self, layer: Layer) -> int | None:
         window = self.shape.window if layer.sliding else None
-        return None if window is None or window >= self.context else window
+        return None if window is None or (window >= self.context and not self._is_block) else window
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -132,7 +132,7 @@ class CoreMlEngine(ColumnsEngine):
         converted = Converted.open(Path(setup.model))
         opened = open_runtime(converted)
         if converted.package.conditioning is not None:
-            return drafter_engine(cls.name, converted, opened)
+            return drafter_engine(cls.name, converted, opened, setup.epoch, setup.owner)
         return cls(converted, opened, setup.epoch, setup.owner)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "CoreMlSequence":
@@ -242,7 +242,7 @@ class CoreMlSequence(EngineSequence):
     def size(self) -> int:
         return self._cache.size
 
-    def adopt(self, reference: KvReference) -> str:
+    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
         try:
             cache = self._pool.adopt(reference)
         except (ArenaError, SegmentError) as error:
@@ -276,11 +276,14 @@ class CoreMlSequence(EngineSequence):
             begin = end
 
 
-def drafter_engine(name: str, converted: Converted, runtime: Runtime) -> Engine:
-    """`name`: of the engine. The package is that of a trained drafter."""
+def drafter_engine(
+    name: str, converted: Converted, runtime: Runtime, epoch: int = 0, owner: int | None = None
+) -> Engine:
+    """`name`: of the engine. The package is that of a trained drafter. `owner`: as for `CoreMlEngine`."""
     conditioning, folder = converted.package.conditioning, converted.folder
     assert conditioning is not None
+    exchange = exchange_of(converted.package, epoch, owner)
     if conditioning.block is not None:
-        return BlockEngine(folder, PackageBlockRunner(converted, runtime), folder, name)
-    runner = PackageRunner(converted, runtime)
+        return BlockEngine(folder, PackageBlockRunner(converted, runtime, exchange), folder, name)
+    runner = PackageRunner(converted, runtime, exchange)
     return ConditionedEngine(name, folder, runner, converted.vocabulary_fingerprint(), folder)

@@ -4,7 +4,7 @@ All else is the MLX engine. Where the KV of these layers is the target's own, nu
 adopted from the target's arenas instead of computed again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,10 @@ class LayerSkipSequence(MlxSequence):
 
     _engine: LayerSkipEngine
 
-    def adopt(self, reference: KvReference) -> str:
+    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
         exchange = self._engine.exchange
         if exchange is None or not isinstance(self._rows, TreeSequence):
-            return super().adopt(reference)
+            return super().adopt(reference, tokens)
         try:
             arena = exchange.adopt(reference, deeper=True)
         except (ArenaError, SegmentError) as error:

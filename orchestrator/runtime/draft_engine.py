@@ -81,8 +81,8 @@ class ChosenDraftEngine(DraftEngine):
         assert setup.auto is not None
         self._setup = setup
         self._auto: AutoDraft = setup.auto
-        second, _ = setup.second_draft
-        first: EngineChoice = "mlx" if second == "coreml" else "coreml"
+        first: EngineChoice = "coreml" if setup.draft_engine == "coreml" else "mlx"
+        second: EngineChoice = "mlx" if first == "coreml" else "coreml"
         self._seats: dict[EngineChoice, Seat] = {first: "draft", second: "second draft"}
         self._selection = EngineSelection(first, now)
         self._session = session

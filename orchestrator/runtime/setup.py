@@ -12,7 +12,6 @@ from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.memory.kv_plan import KvPlan
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
 from orchestrator.runtime.link_emulation import EmulatedLink
-from protocol.contracts.coreml.neural_engine import EngineChoice
 from protocol.contracts.engines import DraftEngineName, PrefillEngineName, TargetEngineName, draft_model
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.messages.base import Role
@@ -73,10 +72,11 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         draft_model(self.draft_engine)
 
     @property
-    def second_draft(self) -> tuple[EngineChoice, str]:
+    def second_draft(self) -> tuple[DraftEngineName, str]:
         """Engine and model folder of the draft that is not begun with, if the engine is chosen while it runs."""
         assert self.auto is not None
-        return ("mlx", self.auto.checkpoint) if self.draft_engine == "coreml" else ("coreml", str(self.auto.package))
+        auto = self.auto
+        return (auto.engine, auto.checkpoint) if self.draft_engine == "coreml" else ("coreml", str(auto.package))
 
     @classmethod
     def from_arguments(cls) -> "OrchestratorSetup":
@@ -98,7 +98,7 @@ def model_folders(setup: OrchestratorSetup) -> dict[Role, Path]:
         folders["target"] = setup.target
     if drafts(setup) and draft_model(setup.draft_engine) == "checkpoint":
         folders["draft"] = setup.draft or setup.target
-    elif STRATEGIES[setup.options.strategy].drafts and setup.auto is not None:
+    elif STRATEGIES[setup.options.strategy].drafts and setup.auto is not None and not setup.auto.is_trained:
         # MLX drafts if Core ML fails.
         folders["draft"] = setup.auto.checkpoint
     if setup.prefill_engine == "mlx":
@@ -107,7 +107,9 @@ def model_folders(setup: OrchestratorSetup) -> dict[Role, Path]:
 
 
 def trained_drafter(setup: OrchestratorSetup) -> Path | None:
-    """The folder of the trained drafter that drafts in MLX."""
+    """The folder of the trained drafter that drafts in MLX, or would if Core ML fails."""
+    if setup.auto is not None and setup.auto.is_trained and STRATEGIES[setup.options.strategy].drafts:
+        return Path(setup.auto.checkpoint)
     return Path(setup.draft) if drafts(setup) and draft_model(setup.draft_engine) == "drafter" else None
 
 

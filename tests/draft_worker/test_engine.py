@@ -61,7 +61,7 @@ class Shared(FakeSequence):
     def size(self) -> int:
         return 4096
 
-    def adopt(self, reference: KvReference) -> str:
+    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
         self.said += (reference,)
         return "no"
 
@@ -100,7 +100,7 @@ def test_a_sequence_without_shared_kv_returns_a_warning():
     sequence = Plain()
 
     assert (sequence.memory, sequence.size, sequence.copyable, sequence.save()) == (0, 0, False, None)
-    assert sequence.adopt(REFERENCE) == "This draft shares no KV: prefill again."
+    assert sequence.adopt(REFERENCE, []) == "This draft shares no KV: prefill again."
 
 
 def test_a_sequence_of_an_ended_request_serves_another_request():

@@ -192,7 +192,7 @@ def test_adopted_kv_is_that_of_a_prefill(written: KvReference, tmp_path: Path):
     adopting, reading = (draft.open(Sampling(), draft.vocabulary) for _ in range(2))
     reading.prefill(TEXT)
 
-    assert adopting.adopt(written) == ""
+    assert adopting.adopt(written, TEXT) == ""
     assert adopting.committed == len(TEXT)
     for adopted, prefilled in zip(kv(adopting), kv(reading), strict=True):
         assert np.allclose(adopted, prefilled, rtol=1e-4, atol=1e-4)

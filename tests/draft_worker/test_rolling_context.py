@@ -1,6 +1,7 @@
 """Laws of a draft whose context is shorter than the conversation: it keeps drafting, on tokens that fit."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ class SavingSequence(FakeSequence):
     def save(self) -> KvReference:
         return KvReference(ARENA, self.committed)
 
-    def adopt(self, reference: KvReference) -> str:
+    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
         pytest.fail("these rows are of other tokens")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import pytest
 from mlx_lm.utils import load_model
 
@@ -15,13 +16,16 @@ from draft_worker.drafters.files import parameters
 from draft_worker.drafters.token_ends import TokenEnds
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
+from orchestrator.machine.drafts import draft_choice
+from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.runtime.notices import Notice
 from orchestrator.runtime.recording import replay
+from protocol.contracts.coreml.neural_engine import recorded
 from protocol.messages.worker import Grow
 from tests.conftest import Reference
 from tests.support.models.trained_drafters import loud
 from tests.support.paths import DEMO_TARGET
-from tests.support.processes import mark, remains
+from tests.support.processes import mark, remains, until
 
 TEXT = "def quicksort(items):\n    return "
 REQUESTS = [SamplingParams(max_tokens=32), *(SamplingParams(max_tokens=32, temperature=t, seed=2) for t in (0.7, 1.0))]
@@ -113,6 +117,38 @@ def test_tokens_are_the_targets_own(write: Any, reference: Reference, tmp_path: 
     assert results == [list(reference(TEXT, params).tokens) for params in REQUESTS]
     messages = [event.message for event, _ in replay(journal) if isinstance(event, Arrived)]
     assert any(isinstance(each, Grow) and each.tokens and each.staleness == 0 for each in messages)
+    assert remains(name) == []
+
+
+@pytest.mark.thorough
+def test_the_automatic_engine_converts_examines_and_tries_a_drafter(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The executor stands for the Neural Engine."""
+    for variable in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(draft_choice, "neural_engine", lambda: "executor")
+    config = json.loads((DEMO_TARGET / "config.json").read_text())
+    mx.random.seed(5)
+    write_dflash2(tmp_path / "drafter", config, load_model(DEMO_TARGET)[0])
+    notices: list[Notice] = []
+    pipeline = Pipeline(str(DEMO_TARGET), str(tmp_path / "drafter"), lookup="off", on_notice=notices.append)
+    assert pipeline._setup.auto is not None
+    auto = msgspec.structs.replace(pipeline._setup.auto, predicts=3)
+    pipeline._setup = msgspec.structs.replace(pipeline._setup, auto=auto)
+    params = REQUESTS[1]
+    with pipeline:
+        name = mark(pipeline)
+        first = pipeline.generate(TEXT, params).tokens
+        until(lambda: [each for each in notices if each.kind in ("told", "warning")], seconds=240)
+        second = pipeline.generate(TEXT, params).tokens
+
+    told = [each.text for each in notices if each.kind == "told"]
+    assert told[0] == "The draft runs in MLX and, on trial, on the Neural Engine."
+    assert list(first) == list(second) == list(reference(TEXT, params).tokens)
+    verdict = recorded(place_of(auto.package))
+    assert verdict is not None
+    assert verdict.choice == "coreml"
     assert remains(name) == []
 
 

@@ -14,21 +14,22 @@ and, for the architectures that need them:
     position_scale  (1, 1, 1, L)             factors of the queries
     past      (convolutions, taps - 1, hidden, L)  the convolutions' inputs at each token's ancestors, nearest first;
                                              0 where an ancestor is one of the L tokens, or before the first token
-    ancestors (1, taps - 1, L, L)            1 in row i of column j if token i is that ancestor of token j, else 0
+    ancestors (1, taps - 1, L, L)            1 in row i of column j if token i is that ancestor of token j, else 0; of a
+                                             block drafter, ancestors in the token's own block
     g         (1, hidden, 1, L)              EAGLE-3's conditioning vectors
 Outputs:
     logits_0, logits_1, ...  (1, 1, L, rows) the head in chunks, the logits of a token contiguous
     kv_new    (rows, key heads, L, head)     new keys and values, for the host to write to slots, then the new inputs
                                              of the convolutions, heads / key heads rows each; not of a block drafter
-    state     (1, 1, L, hidden)              of a trained drafter: `Conditioning.state`
+    state     (1, 1, L, hidden or rank)      of a trained drafter: `Conditioning.state`
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from draft_worker.coreml.conditioning import Conditioning
+from draft_worker.coreml.conditioning import SELECTOR, Conditioning
 from draft_worker.coreml.conversion.weights import Constants
 from draft_worker.coreml.package import Layer, Package, rotation_inputs
 from draft_worker.coreml.toolchain import toolchain
@@ -123,7 +124,8 @@ class _Decoder(GraphParts):
                     mixed, (key, value) = self._attention(name, len(keys), layer, normed, inputs | {"mask": mask})
                     keys.append(key)
                     values.append(value)
-                hidden = self._feed_forward(name, self._residual(hidden, mixed, f"{name}.attention_output_norm.weight"))
+                hidden = self._residual(hidden, mixed, f"{name}.attention_output_norm.weight")
+                hidden = self._feed_forward(name, hidden, inputs)
                 on_layer()
             normed = self._norm(hidden, "model.norm.weight", axis=1)
             outputs = [*self._logits(normed), *self._states(hidden, normed)]
@@ -150,6 +152,8 @@ class _Decoder(GraphParts):
         if conditioning is None or conditioning.state == "none":
             return []
         states = hidden if conditioning.state == "raw" else normed
+        if conditioning.state == "latent":
+            states = self._project(normed, f"{SELECTOR}.hidden_projection")
         return [self._mb.transpose(x=states, perm=[0, 2, 3, 1], name="state")]
 
     def _shared_mask(self, mask: Any) -> Any:
@@ -165,11 +169,14 @@ class _Decoder(GraphParts):
             return total
         return self._mb.maximum(x=self._mb.minimum(x=total, y=_LARGEST), y=-_LARGEST)
 
-    def _feed_forward(self, name: str, hidden: Any) -> Any:
+    def _feed_forward(self, name: str, hidden: Any, inputs: dict[str, Any]) -> Any:
         normed = self._norm(hidden, f"{name}.post_attention_layernorm.weight", axis=1)
+        before, behind = self._block_kernels(f"{name}.mlp_conv", normed)
+        normed = self._along_block(normed, before, inputs)
         gate = self._activate(self._project(normed, f"{name}.mlp.gate_proj"))
         gated = self._mb.mul(x=gate, y=self._project(normed, f"{name}.mlp.up_proj"))
-        return self._residual(hidden, self._project(gated, f"{name}.mlp.down_proj"), f"{name}.mlp_output_norm.weight")
+        added = self._along_block(self._project(gated, f"{name}.mlp.down_proj"), behind, inputs)
+        return self._residual(hidden, added, f"{name}.mlp_output_norm.weight")
 
     def _activate(self, x: Any) -> Any:
         match self._shape.activation:
@@ -186,6 +193,8 @@ class _Decoder(GraphParts):
         `index`: the layer's place among those with attention. `inputs["mask"]`: its mask for all query heads.
         """
         shape, mb, name = self._shape, self._mb, f"{layer_name}.self_attn"
+        before, behind = self._block_kernels(f"{layer_name}.attention_conv", x)
+        x = self._along_block(x, before, inputs)
         queries = self._turned(f"{name}.q", shape.heads, layer, x, inputs)
         keys, values = self._keys_values(name, layer, x, inputs)
         if self._package.position_scale:
@@ -201,7 +210,40 @@ class _Decoder(GraphParts):
         seen = mb.reshape(x=seen, shape=(shape.key_heads, self._sharing, self._width, shape.head))
         seen = mb.transpose(x=seen, perm=[0, 1, 3, 2])
         seen = mb.reshape(x=seen, shape=(1, shape.heads * shape.head, 1, self._width))
-        return self._project(seen, f"{name}.o_proj"), (keys, values)
+        return self._along_block(self._project(seen, f"{name}.o_proj"), behind, inputs), (keys, values)
+
+    def _block_kernels(self, name: str, x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """DFlash2's kernels of each input `x` of a part of a layer, for its two convolutions: one before the part, one
+        behind it. (1, groups, channels of a group, L) for each tap, the input's own first; none without convolutions.
+        """
+        if f"{name}.base_kernel" not in self._constants:
+            return (), ()
+        added = self._project(x, f"{name}.kernel_projection")
+        groups = added.shape[1]
+        base = self._constants.grid(f"{name}.base_kernel", groups)
+        kernels = self._mb.split(x=self._mb.add(x=added, y=base), num_splits=2 * self._shape.taps, axis=1)
+        return kernels[: self._shape.taps], kernels[self._shape.taps :]
+
+    def _along_block(self, x: Any, kernels: Sequence[Any], inputs: dict[str, Any]) -> Any:
+        """The convolution of `x` along each block with these kernels; `x` itself without any.
+
+        Earlier inputs are chosen by a product with a matrix of zeros and ones, as in `_convolution`.
+        """
+        if not kernels:
+            return x
+        mb, shape = self._mb, (1, *kernels[0].shape[1:])
+        tapped = [x]
+        if len(kernels) > 1:
+            columns = mb.reshape(x=x, shape=(1, 1, self._shape.hidden, self._width))
+            earlier = mb.matmul(x=columns, y=inputs["ancestors"])
+            tapped += [earlier] if len(kernels) == 2 else mb.split(x=earlier, num_splits=len(kernels) - 1, axis=1)
+        products = [
+            mb.mul(x=mb.reshape(x=each, shape=shape), y=kernel) for each, kernel in zip(tapped, kernels, strict=True)
+        ]
+        total = products[0]
+        for product in products[1:]:
+            total = mb.add(x=total, y=product)
+        return mb.reshape(x=total, shape=(1, self._shape.hidden, 1, self._width))
 
     def _convolution(self, name: str, index: int, x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
         """A gated short convolution along each token's path (LFM2), and its new inputs in the cache's layout.

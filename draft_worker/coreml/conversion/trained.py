@@ -1,6 +1,6 @@
 """Converts a trained drafter beside its target: measures the target's features, builds, compares each function.
 
-EAGLE-3, DFlash and DSpark become models to be converted. Knows no graph.
+EAGLE-3, DFlash, DSpark and DFlash2 become models to be converted. Knows no graph.
 
 The executor stands for the device: what is compared is the graph and its rounding to fp16. The features are recorded
 over a text, which also tells how large they are.
@@ -37,7 +37,7 @@ from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
 from protocol.contracts.coreml.conversion import Choices, WeightKind
-from protocol.contracts.drafters.description import Drafter
+from protocol.contracts.drafters.description import CONVERTIBLE, Drafter
 from protocol.contracts.drafters.target_shape import target_shape
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
@@ -176,7 +176,8 @@ def _logits(rows: Sequence[BlockRows]) -> Array:
 
 
 def _states(rows: Sequence[BlockRows]) -> Array:
-    return np.stack([np.array(each.states) for each in rows])
+    """Those that the host reads: a selector's projections of them."""
+    return np.stack([np.array(each.states) if each.choices is None else each.choices.latents for each in rows])
 
 
 def eagle3_comparison(network: Eagle3, features: TargetFeatures) -> Comparison:
@@ -221,7 +222,7 @@ def convert_drafter(
 ) -> Package:
     """Like `build.convert`, for what `source` was found to be. Raises InputError for a kind without a form for Core ML,
     without a target, and for a target that the drafter was not made for."""
-    if drafter.kind not in ("eagle3", "dspark", "dflash"):
+    if drafter.kind not in CONVERTIBLE:
         raise InputError(f"{source} holds {drafter.name}, which has no form for Core ML: use it as it is.")
     if target is None:
         raise InputError(f"{source} holds {drafter.name}, which reads its target's states: pass --target MODEL.")
@@ -321,8 +322,6 @@ def _block_shape(folder: Path, kind: str, form: BlockForm) -> DecoderShape:
     windows = {window for window in form.windows if window is not None}
     if len(windows) > 1:
         raise InputError(f"The drafter in {folder} has layers of different windows: use it as it is, without Core ML.")
-    if (form.input_scale, form.logit_scale) != (1.0, 1.0):
-        raise InputError(f"The drafter in {folder} scales inputs or logits: use it as it is, without Core ML.")
     return DecoderShape(
         architecture=kind,
         layers=tuple(Layer(sliding=window is not None) for window in form.windows or (None,) * form.layers),
@@ -335,6 +334,8 @@ def _block_shape(folder: Path, kind: str, form: BlockForm) -> DecoderShape:
         epsilon=form.norm_epsilon,
         score_scale=form.head_width**-0.5,
         window=next(iter(windows), None),
+        taps=form.taps,
+        embedding_scale=form.input_scale,
         logit_cap=form.soft_cap,
     )
 
@@ -362,13 +363,14 @@ def _block_arrays(network: BlockDrafter, ends: TokenEnds, conditioning: Conditio
             yield from _divided_fc(name, array, conditioning)
         else:
             yield name, array
-    yield from _ends(ends)
+    yield from _ends(ends, network.form.logit_scale)
 
 
-def _ends(ends: TokenEnds) -> Iterator[tuple[str, mx.array]]:
+def _ends(ends: TokenEnds, scale: float = 1.0) -> Iterator[tuple[str, mx.array]]:
+    """`scale`: of the logits."""
     yield "model.embed_tokens.weight", ends.embed(mx.arange(ends.vocabulary))
     # A head is linear: its weight is what it makes of unit vectors.
-    yield "lm_head.weight", ends.head(mx.eye(ends.width)).T
+    yield "lm_head.weight", ends.head(mx.eye(ends.width)).T * scale
 
 
 def _divided_fc(name: str, array: mx.array, conditioning: Conditioning) -> Iterator[tuple[str, mx.array]]:

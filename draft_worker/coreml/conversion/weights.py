@@ -138,6 +138,11 @@ class Constants:
     def bias(self, name: str) -> Any | None:
         return _constant(self._half(name), name) if name in self._model else None
 
+    def grid(self, name: str, groups: int) -> Any:
+        """The kernels of a block's convolutions, (2, taps, channels), as (1, 2 * taps * groups of channels, channels of
+        a group, 1). `groups`: of all kernels together."""
+        return _constant(self._half(name).reshape(1, groups, -1, 1), name)
+
     def taps(self, name: str) -> tuple[Any, Any]:
         """A depthwise kernel (channels, taps, 1): weights of a token's ancestors, nearest first, and its own weights.
 

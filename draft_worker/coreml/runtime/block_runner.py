@@ -3,19 +3,31 @@
 Knows no trees and no sampling.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
 
+from draft_worker.candidates.shortlist import GROUP_SIZE, best_tokens
 from draft_worker.coreml.arrays import Array, Single
+from draft_worker.coreml.conditioning import SELECTOR
 from draft_worker.coreml.converted import Converted, HostTables
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
 from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
 from draft_worker.drafters.block import BlockForm, ChoiceSelector, MarkovHead, markov_head
-from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockInputs, BlockRows, FedRows
+from draft_worker.drafters.block_forward import (
+    Asked,
+    Block,
+    BlockContext,
+    BlockInputs,
+    BlockRows,
+    Choices,
+    FedRows,
+)
+from protocol.kv.exchange import KvExchange
+from protocol.messages.kv import KvReference
 
 
 class PackageContext:
@@ -44,6 +56,7 @@ class PackageContext:
 
     def keep(self, count: int) -> None:
         self._count = min(self._count, count)
+        self._cache.truncate(self._count)
 
     def copy(self, count: int) -> "PackageContext":
         other = PackageContext(self._pool, self._reader)
@@ -55,6 +68,19 @@ class PackageContext:
     def memory(self) -> int:
         return self._cache.array.nbytes
 
+    @property
+    def size(self) -> int:
+        return self._cache.size
+
+    def save(self, count: int) -> KvReference | None:
+        return self._cache.save(count)
+
+    def adopt(self, reference: KvReference, count: int) -> None:
+        cache = self._pool.adopt(reference)
+        self._pool.release(self._cache)
+        self._cache = cache
+        self._count = count
+
     def close(self) -> None:
         self._pool.release(self._cache)
 
@@ -63,9 +89,9 @@ class PackageBlockRunner:
     """A `BlockRunner`. As many blocks of a sequence as fit into the widest function share a call."""
 
     joint: bool = False
-    selector: ChoiceSelector | None = None
 
-    def __init__(self, converted: Converted, runtime: Runtime) -> None:
+    def __init__(self, converted: Converted, runtime: Runtime, exchange: KvExchange | None = None) -> None:
+        """`exchange`: of the contexts' shared memory; None for contexts without shared memory."""
         package, tables = converted.package, converted.tables
         self.form = _form(package)
         self.architecture: str = self.form.kind
@@ -73,11 +99,12 @@ class PackageBlockRunner:
         self.device = runtime.device
         self.head_tokens = tables.head_tokens
         self.markov_head = _markov_head(self.form, tables)
+        self.selector = _selector(self.form, tables)
         self._package = package
         self._runtime = runtime
         self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
         self._reader = FeatureReader(package, tables, runtime)
-        self._pool = CachePool(package, None)
+        self._pool = CachePool(package, exchange)
 
     def open(self) -> BlockContext:
         return BlockContext(PackageContext(self._pool, self._reader))
@@ -112,13 +139,34 @@ class PackageBlockRunner:
             _fill_mask(data[name][0, 0], self._package.context, context.positions, inputs, window)
             if self.form.is_causal(window):
                 _hide_later(data[name][0, 0], self._package.context, inputs)
+        if "ancestors" in data:
+            _fill_ancestors(data["ancestors"][0], inputs)
         outputs = self._runtime.predict(call.function, {**data, "kv": store.kv})
-        chunks = [outputs[f"logits_{index}"][0, 0, inputs.rows] for index in range(len(self._package.outputs))]
-        logits = np.nan_to_num(np.concatenate(chunks, axis=-1).astype(np.float32), nan=0.0)
+        logits = self._logits(outputs, inputs.rows)
         states = outputs["state"][0, 0, inputs.rows] if "state" in outputs else np.zeros((len(logits), 0))
-        each = (len(blocks), self.form.rows, -1)
-        pairs = zip(_rows(logits, each), _rows(states, each), strict=True)
-        return [BlockRows(*pair) for pair in pairs]
+        states = states.astype(np.float32)
+        parts = [slice(first, first + self.form.rows) for first in range(0, len(inputs.rows), self.form.rows)]
+        return [self._block_rows(logits[part], states[part]) for part in parts]
+
+    def _logits(self, outputs: Mapping[str, Array], rows: Sequence[int]) -> Single:
+        """(rows, the head's rows padded with -inf to whole groups)."""
+        count = self._package.head_rows
+        logits = np.full((len(rows), count + -count % GROUP_SIZE), -np.inf, np.float32)
+        begin = 0
+        for index, size in enumerate(self._package.outputs):
+            logits[:, begin : begin + size] = outputs[f"logits_{index}"][0, 0, rows]
+            begin += size
+        if not np.isfinite(logits[:, :count]).all():
+            logits[:, :count] = np.nan_to_num(logits[:, :count], nan=0.0)
+        return logits
+
+    def _block_rows(self, logits: Single, states: Single) -> BlockRows:
+        whole = mx.array(logits[:, : self._package.head_rows])
+        if self.selector is None:
+            return BlockRows(whole, mx.array(states))
+        columns, best = zip(*(best_tokens(row, self.form.choices) for row in logits), strict=True)
+        latents = np.nan_to_num(states, nan=0.0)
+        return BlockRows(whole, mx.zeros((len(states), 0)), Choices(np.stack(columns), np.stack(best), latents))
 
 
 def _fill_mask(mask: Single, context: int, known: Sequence[int], inputs: BlockInputs, window: int | None) -> None:
@@ -143,8 +191,13 @@ def _hide_later(mask: Single, context: int, inputs: BlockInputs) -> None:
     mask[:count, context : context + count][at[:, None] < at[None]] = HIDDEN
 
 
-def _rows(values: Array, shape: tuple[int, int, int]) -> mx.array:
-    return mx.array(values.reshape(*shape[:2], values.shape[-1]).astype(np.float32))
+def _fill_ancestors(ancestors: Single, inputs: BlockInputs) -> None:
+    """Fill (taps - 1, width, width): 1 where a row is the input so many places before the column's, in its block."""
+    ancestors[:] = 0
+    own = np.asarray(inputs.numbers)
+    for back, chosen in enumerate(ancestors, start=1):
+        rows = np.flatnonzero(own[back:] == own[:-back])
+        chosen[rows, rows + back] = 1
 
 
 def _form(package: Package) -> BlockForm:
@@ -161,3 +214,13 @@ def _markov_head(form: BlockForm, tables: HostTables) -> MarkovHead | None:
     arrays = tables.parameters.items()
     head.load_weights([(name.removeprefix(prefix), mx.array(array).astype(mx.float32)) for name, array in arrays])
     return head
+
+
+def _selector(form: BlockForm, tables: HostTables) -> ChoiceSelector | None:
+    """Without its projection, which the package computes."""
+    if not form.choices:
+        return None
+    selector, prefix = ChoiceSelector(form), f"{SELECTOR}."
+    arrays = tables.parameters.items()
+    selector.load_weights([(name.removeprefix(prefix), mx.array(array)) for name, array in arrays], strict=False)
+    return selector

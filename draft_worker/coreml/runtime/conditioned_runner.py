@@ -18,7 +18,9 @@ from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
 from draft_worker.coreml.runtime.joint_memory import JointMemory, JointPart
 from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.drafters.eagle3 import Eagle3Form
+from protocol.kv.exchange import KvExchange
 from protocol.messages.features import FeatureForm
+from protocol.messages.kv import KvReference
 
 _MOST_TREE = 256
 """More slots for a tree help no draft."""
@@ -63,9 +65,26 @@ class PackageRows:
 
     def truncate(self, length: int) -> None:
         self.host.slots.truncate(length)
+        self._cache.truncate(length)
 
     def restart(self, position: int) -> None:
         self.host.slots.restart(position)
+        self._cache.truncate(0)
+
+    @property
+    def size(self) -> int:
+        return self._cache.size
+
+    def save(self, count: int) -> KvReference | None:
+        return self._cache.save(count)
+
+    def adopt(self, reference: KvReference, count: int) -> None:
+        cache = self._pool.adopt(reference)
+        self._pool.release(self._cache)
+        self._cache = cache
+        self._cache.truncate(count)
+        self.host = self._pool.memory(cache)
+        self.host.slots.adopt(count)
 
     def skip(self, count: int) -> None:
         """Give the next `count` row numbers to no row."""
@@ -132,7 +151,8 @@ class _Part(NamedTuple):
 class PackageRunner:
     """A `ConditionedRunner`: the functions of one package and their buffers, which all sequences share."""
 
-    def __init__(self, converted: Converted, runtime: Runtime) -> None:
+    def __init__(self, converted: Converted, runtime: Runtime, exchange: KvExchange | None = None) -> None:
+        """`exchange`: as for a block drafter's package."""
         package, tables, form = converted.package, converted.tables, _form(converted.package)
         self.features = FeatureForm(form.outputs, form.target_width)
         self.width = package.shape.hidden + package.head_rows
@@ -149,7 +169,7 @@ class PackageRunner:
         self._runtime = runtime
         self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
         self._reader = FeatureReader(package, tables, runtime)
-        self._pool = CachePool(package, None)
+        self._pool = CachePool(package, exchange)
         self._joint = JointMemory(package)
 
     def open(self) -> PackageRows:

@@ -35,36 +35,38 @@ _CACHE_ELEMENT = 4
 _PARTS = (FOLDER_FACTS, "host.safetensors", "config.json", "tokenizer.json")
 
 
-def converted_draft(name: str, on_progress: OnProgress = silent) -> Path:
+def converted_draft(name: str, on_progress: OnProgress = silent, target: Path | None = None) -> Path:
     """Folder of the converted model `name`, or of a conversion of the model `name`.
 
-    A conversion in fp16 is made once and kept in this user's cache folder. Raises InputError for a name
-    that is neither, and for a model that can't be converted.
+    A conversion in fp16 is made once and kept in this user's cache folder. `target`: of a trained drafter. Raises
+    InputError for a name that is neither, and for a model that can't be converted.
     """
     if is_converted(folder := Path(name).expanduser()):
         return _checked(folder.resolve())
     source = resolve(name, "draft", on_progress)
-    if is_drafter(source):
+    if target is None and is_drafter(source):
         raise InputError(
             f"{source} holds a trained drafter, which is not converted on its first use: leave out the engine, or pass "
             f"the folder that `launch-pipeline convert {name} --target MODEL --out FOLDER` makes."
         )
-    place = conversion_of(source)
+    place = conversion_of(source, target)
     with exclusive(place):
         if not is_converted(place):
             _sweep(place)
             try:
-                _convert(source, place, on_progress)
+                _convert(source, place, on_progress, target)
             finally:
                 # A process that did not end in time was killed, and left what it had written.
                 _sweep(place)
     return _checked(place)
 
 
-def conversion_of(source: Path) -> Path:
-    """The folder in this user's cache where a conversion of the model in `source` is kept, once it is made."""
+def conversion_of(source: Path, target: Path | None = None) -> Path:
+    """The folder in this user's cache where a conversion of the model in `source` is kept, once it is made. `target`:
+    of a trained drafter, whose package has the target's embedding and head."""
     version = importlib.metadata.version("launch-pipeline")
-    key = sha256(f"{FORMAT} {version} {model_fingerprint(source)}".encode()).hexdigest()[:32]
+    models = [model_fingerprint(folder) for folder in (source, target) if folder is not None]
+    key = sha256(" ".join([str(FORMAT), version, *models]).encode()).hexdigest()[:32]
     return cache_folder() / "converted" / f"{model_name(source)}-{key}"
 
 
@@ -105,9 +107,9 @@ def source_of(folder: Path) -> Path:
     return resolve(str(source), "draft")
 
 
-def _convert(source: Path, place: Path, on_progress: OnProgress) -> None:
+def _convert(source: Path, place: Path, on_progress: OnProgress, target: Path | None) -> None:
     # Closing ends the process, also after Ctrl-C.
-    with closing(conversion(source, place, Choices())) as reports:
+    with closing(conversion(source, place, Choices(), target)) as reports:
         for report in reports:
             if not isinstance(report, Finished):
                 on_progress(msgspec.structs.replace(report, stage=f"converting for Core ML: {report.stage}"))

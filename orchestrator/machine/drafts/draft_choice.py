@@ -8,7 +8,6 @@ from typing import NamedTuple
 from orchestrator.machine.downloads.default_target import default_target
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import (
-    conversion_of,
     converted_draft,
     holds_drafter,
     is_converted,
@@ -21,6 +20,7 @@ from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.pairs.recommended_pairs import draft_beside
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
+from protocol.contracts.drafters.description import CONVERTIBLE
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.errors import InputError
@@ -59,7 +59,7 @@ def draft_for(
         name = None if shipped is None else str(shipped)
     if name is not None or is_exit(engine, name):
         choice = draft_choice(engine, name, on_progress, target)
-        automatic = engine == AUTO and choice.engine == _FIRST and not own
+        automatic = engine == AUTO and not own and (choice.engine == _FIRST or _is_convertible(choice))
         return _automatic(choice, resolve(target, "target", on_progress)) if automatic else choice
     if own:
         return DraftChoice(_FIRST if engine == AUTO else engine, None)
@@ -126,12 +126,20 @@ def weigh(engine: DraftEngineName, folder: Path, name: str, verdict: EngineVerdi
     return DraftChoice("mlx", source, note)
 
 
+def _is_convertible(choice: DraftChoice) -> bool:
+    """Whether it is a trained drafter of a kind that has a form for Core ML."""
+    if choice.target is None or choice.folder is None:
+        return False
+    drafter = read_drafter(choice.folder)
+    return drafter is not None and drafter.kind in CONVERTIBLE
+
+
 def _automatic(choice: DraftChoice, target: Path) -> DraftChoice:
     """The engine that was found faster for this draft beside this target; MLX until that is known."""
     runtime = neural_engine()
     if runtime is None or choice.folder is None:
         return choice
-    auto = AutoDraft.on_this_machine(choice.folder, target, runtime)
+    auto = AutoDraft.on_this_machine(choice.folder, target, runtime, choice.engine)
     verdict = auto.verdict()
     if verdict is None:
         return choice._replace(auto=auto)
@@ -140,7 +148,7 @@ def _automatic(choice: DraftChoice, target: Path) -> DraftChoice:
             note=_told(choice.note, f"The draft runs in MLX ({verdict.reason}): see launch-pipeline doctor.")
         )
     note = _told(choice.note, f"The draft runs on the Neural Engine ({verdict.reason}).")
-    return DraftChoice("coreml", conversion_of(choice.folder), note, auto)
+    return DraftChoice("coreml", auto.package, note, auto)
 
 
 def _told(*sentences: str) -> str:

@@ -16,8 +16,9 @@ import msgspec
 from orchestrator.machine.cache_entries import UnwritableCache
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
-from orchestrator.machine.hardware import gpu_working_set, installed_version, memory_bytes
+from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, installed_version, memory_bytes
 from orchestrator.machine.memory.budget import size, usable
+from orchestrator.machine.memory.weights import loaded_weights
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.coreml.conversion import Progress
@@ -78,8 +79,13 @@ def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined
         return Declined(
             "coremltools is not installed, which has no release for every Python: see launch-pipeline doctor"
         )
+    target = Path(auto.target) if auto.is_trained else None
+    if target is not None and not auto.package.is_dir():
+        weights = loaded_weights(target, computes_on_processor())
+        if short := _shortage(needed, weights, "Reading the target's states for its conversion"):
+            return short
     try:
-        folder = converted_draft(auto.checkpoint, lambda progress: report(Preparing(_words(progress))))
+        folder = converted_draft(auto.checkpoint, lambda progress: report(Preparing(_words(progress))), target)
     except UnwritableCache as error:
         return Declined(str(error))
     except InputError as error:
@@ -87,16 +93,17 @@ def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined
         return Declined(str(error))
     except PipelineError as error:
         return Declined(str(error))
-    return _shortage(needed, folder) or _examined(auto, folder, report)
+    # Both engines hold the draft until the trial is over.
+    return _shortage(needed, loaded_bytes(folder), "Core ML") or _examined(auto, folder, report)
 
 
-def _shortage(needed: int, folder: Path) -> Declined | None:
-    """Both engines hold the draft until the trial is over."""
-    package, available = loaded_bytes(folder), usable(memory_bytes(), gpu_working_set())
-    if needed + package <= available:
+def _shortage(needed: int, more: int, what: str) -> Declined | None:
+    """`what` would take the bytes `more`."""
+    available = usable(memory_bytes(), gpu_working_set())
+    if needed + more <= available:
         return None
     return Declined(
-        f"Core ML would take {size(package)} beside the {size(needed)} that the pipeline needs, which is more than the "
+        f"{what} would take {size(more)} beside the {size(needed)} that the pipeline needs, which is more than the "
         f"{size(available)} that it may use"
     )
 

@@ -34,6 +34,8 @@ ENGINES: Mapping[DrafterKind, str] = MappingProxyType(
     }
 )
 """The draft engine of each kind."""
+CONVERTIBLE: tuple[DrafterKind, ...] = ("eagle3", "dspark", "dflash", "dflash2")
+"""Kinds that have a form for Core ML."""
 FINAL = -1
 """`protocol.messages.features.FINAL`, which this layer can't import."""
 _FEATURE_BYTES = 2

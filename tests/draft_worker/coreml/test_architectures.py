@@ -144,7 +144,7 @@ def test_a_restarted_draft_finds_the_inputs_of_the_convolutions_in_its_arena(pai
     saved = first.save()
     assert saved is not None
 
-    assert second.adopt(saved) == ""
+    assert second.adopt(saved, range(saved.tokens)) == ""
 
     batch = Batch((), [1, 2, 3], [-1, -1, -1], 4)
     assert first.evaluate(batch) == second.evaluate(batch)

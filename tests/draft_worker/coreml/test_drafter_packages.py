@@ -1,5 +1,6 @@
 """Laws of trained drafters as packages: the candidates are those of the drafter in MLX, whatever happens in between."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,21 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.conversion.graph import GraphParts
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.conversion.trained import convert_drafter, feature_scale
+from draft_worker.coreml.examine import carry_out
 from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.engine import Batch, Engine
 from draft_worker.engines.coreml import drafter_engine
 from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.coreml.examination import (
+    Agreed,
+    ExaminationOrder,
+    ExaminationReport,
+    Predicted,
+    Stage,
+    Timed,
+    Written,
+)
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
@@ -100,12 +111,13 @@ def test_candidates_are_those_of_the_drafter_in_mlx(kind: str, sampling: str, pa
 
 
 class Counted(ExecutorRuntime):
-    """Counts the decoder's calls."""
+    """Counts the decoder's calls, and those that read features."""
 
-    calls = 0
+    calls = read = 0
 
     def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.calls += function.startswith("width")
+        self.read += function.startswith(("fuse", "context"))
         return super().predict(function, inputs)
 
 
@@ -153,8 +165,55 @@ def test_a_tree_beyond_the_slots_has_nodes_without_candidates(packages: dict[str
     assert sequence.evaluate(Batch((), [1], [-1], 4))[0].tokens
 
 
+@pytest.mark.parametrize("kind", ["reduced head", "vanilla", "DFlash2"])
+def test_a_restarted_draft_adopts_its_kv_and_reads_only_the_features_behind_it(
+    kind: str, packages: dict[str, DrafterPackage], registry: Path
+):
+    package, tokens, batch = packages[kind].converted, [*range(3, 53)], Batch((), [5, 6], [-1, -1], 4)
+    runtimes = [Counted(package, "fp32") for _ in range(2)]
+    before, after = (
+        drafter_engine("coreml", package, each, 7, os.getpid()).open(Sampling(), VOCABULARY) for each in runtimes
+    )
+    features = np.random.default_rng(1).standard_normal((50, feature_width(packages[kind]))).astype(np.float32)
+    before.prefill(tokens)
+    before.feed(0, features[:40])
+    before.evaluate(batch)
+    saved = before.save()
+    assert saved is not None
+    assert 38 <= saved.tokens <= 40
+
+    assert after.adopt(saved, tokens[: saved.tokens]) == ""
+    after.prefill(tokens[saved.tokens :])
+    lacking = after.committed - after.staleness
+    for sequence, first in ((before, 40), (after, lacking)):
+        sequence.truncate(50)
+        sequence.feed(first, features[first:])
+    assert_alike(after.evaluate(batch), before.evaluate(batch))
+
+    assert lacking >= 38
+    assert [each.read for each in runtimes] == [3, 1]
+
+
+def test_a_context_with_gaps_is_not_left_to_the_next_life(packages: dict[str, DrafterPackage], registry: Path):
+    engine = drafter_engine(
+        "coreml", packages["DFlash2"].converted, ExecutorRuntime(packages["DFlash2"].converted), 7, os.getpid()
+    )
+    sequence = engine.open(Sampling(), VOCABULARY)
+    sequence.prefill(range(60))
+    sequence.feed(5, np.ones((50, feature_width(packages["DFlash2"])), np.float32))
+    sequence.evaluate(Batch((), [5], [-1], 4))
+
+    assert sequence.save() is None
+
+
+def feature_width(package: DrafterPackage) -> int:
+    conditioning = package.converted.package.conditioning
+    assert conditioning is not None
+    return len(conditioning.form.outputs) * conditioning.form.width
+
+
 def test_copies_go_on_by_themselves(packages: dict[str, DrafterPackage]):
-    for kind in ("reduced head", "vanilla"):
+    for kind in ("reduced head", "vanilla", "DFlash2"):
         engine = package_engine(packages[kind])
         twins = FedTwins((engine, engine), Sampling(), 0)
         twins.prefill(20)
@@ -173,7 +232,7 @@ def test_nothing_of_a_drafter_leaves_the_neural_engine(kind: str, packages: dict
     assert [finding for finding in findings if finding.severity == "error"] == []
 
 
-@pytest.mark.parametrize("kind", ["reduced head", "gated"])
+@pytest.mark.parametrize("kind", ["reduced head", "gated", "DFlash2"])
 def test_core_ml_is_called_by_the_library_s_signatures(
     kind: str, packages: dict[str, DrafterPackage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -190,6 +249,39 @@ def test_core_ml_is_called_by_the_library_s_signatures(
 
     assert {made["function_name"] for made in library.made} == set(package.package.functions)
     assert {made["compute_units"].name for made in library.made} == {"CPU_AND_NE"}
+
+
+class Shifted(ExecutorRuntime):
+    """A device that makes keys and values, or vectors, of the wrong token's features."""
+
+    def predict(self, function: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        outputs = super().predict(function, inputs)
+        wrong = function.startswith(("fuse", "context"))
+        return {name: np.roll(rows, 1, axis=2) for name, rows in outputs.items()} if wrong else outputs
+
+
+@pytest.mark.parametrize("kind", ["reduced head", "gated", "DFlash2"])
+def test_an_examination_compares_a_drafter_s_logits_on_the_device_with_the_executor_s(
+    kind: str, packages: dict[str, DrafterPackage], tmp_path: Path
+):
+    folder = packages[kind].converted.folder
+
+    def reports(stage: Stage, runtime: type[ExecutorRuntime] = ExecutorRuntime) -> list[ExaminationReport]:
+        order = ExaminationOrder(folder=str(folder), stage=stage, golden=str(tmp_path / "golden.npz"), predicts=6)
+        return list(carry_out(order, lambda converted, _: runtime(converted)))
+
+    assert reports("golden") == [Written()]
+    right = reports("predict")
+    wrong = reports("predict", Shifted)
+
+    assert [each.deviation for each in right if isinstance(each, Agreed)] == [0.0] * len(WIDTHS[kind])
+    assert [each.width for each in right if isinstance(each, Timed)] == WIDTHS[kind]
+    assert [each.steady for each in right if isinstance(each, Predicted)] == [True]
+    assert min(each.deviation or 0.0 for each in wrong if isinstance(each, Agreed)) > 0.11
+
+
+WIDTHS = {"reduced head": [1, 4, 16], "gated": [4, 16], "DFlash2": [4, 16]}
+"""Of the packages' functions: a block has 4 inputs."""
 
 
 # Features beyond fp16 -----------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_a_restarted_draft_continues_from_the_shared_cache(shared: Callable[...,
     first.evaluate(Batch((), [1, 2], [-1, -1], 4))
     second = opened(shared())
 
-    assert second.adopt(saved) == ""
+    assert second.adopt(saved, range(saved.tokens)) == ""
 
     assert second.committed == 40
     batch = Batch((), [3, 4, 5], [-1, -1, -1], 4)
@@ -192,7 +192,7 @@ def test_a_cache_of_another_life_of_the_pipeline_is_refused(shared: Callable[...
     assert saved is not None
     second = opened(shared(epoch=10))
 
-    assert "epoch 9, not 10" in second.adopt(saved)
+    assert "epoch 9, not 10" in second.adopt(saved, range(saved.tokens))
     assert second.committed == 0
     second.prefill(range(40))
 
@@ -208,7 +208,7 @@ def test_the_next_sequence_reuses_the_cache_of_a_closed_one(shared: Callable[...
     second.prefill(range(10, 50))
 
     assert second.save() == saved
-    assert "are wanted" not in opened(shared()).adopt(saved)
+    assert "are wanted" not in opened(shared()).adopt(saved, range(saved.tokens))
 
 
 def test_a_truncated_sequence_is_saved_again(shared: Callable[..., CoreMlEngine]):
@@ -221,7 +221,7 @@ def test_a_truncated_sequence_is_saved_again(shared: Callable[..., CoreMlEngine]
 
     assert saved is not None
     assert saved.tokens == 42
-    assert opened(shared()).adopt(saved) == ""
+    assert opened(shared()).adopt(saved, range(saved.tokens)) == ""
 
 
 def _name(sequence: CoreMlSequence) -> str:

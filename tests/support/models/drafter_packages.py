@@ -25,7 +25,11 @@ EAGLE3_KINDS: dict[str, dict[str, Any]] = {
     "a scaled rope": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "the target's ends": {"own_embedding": False, "own_head": False},
 }
-BLOCK_KINDS = ("z-lab", "z-lab with windows", "z-lab, causal", "vanilla", "gated", "rnn", "long prefix", "short head")
+BLOCK_KINDS = (
+    *("z-lab", "z-lab with windows", "z-lab with wide windows", "z-lab, causal"),
+    *("vanilla", "gated", "rnn", "long prefix", "short head"),
+    *("DFlash2", "DFlash2, scaled", "DFlash2, long prefix", "DFlash2, short head"),
+)
 KINDS = (*EAGLE3_KINDS, *BLOCK_KINDS)
 _CHOICES = Choices(widths=(1, 4, 16), context=96)
 _FORM = Eagle3Form(
@@ -62,13 +66,22 @@ def write_drafter(kind: str, folder: Path, target: Any, **changes: Any) -> Path:
         mx.random.seed(3)
         head = SHORT_HEAD if form.head_size < VOCABULARY else None
         write_eagle3(folder, loud(Eagle3(form, head)), mx.float32)
-    elif kind == "long prefix":
-        write_block_folder(folder, "vanilla", target, clean_prefix=3, target_layers=TARGET_LAYERS, **changes)
-    elif kind == "short head":
-        write_block_folder(folder, "vanilla", target, target_layers=TARGET_LAYERS, **changes)
-        shorten(folder)
     else:
-        write_block_folder(folder, kind, target, target_layers=TARGET_LAYERS, **changes)
+        base, _, variant = kind.rpartition(", ")
+        name = base or "vanilla"
+        if variant == "long prefix":
+            changes |= {"clean_prefix": 3}
+        elif kind == "z-lab with wide windows":
+            # The package's context fits in them.
+            name, changes = "z-lab with windows", changes | {"windows": (None, 200)}
+        elif variant == "scaled":
+            # Its bounded logits are so near one another that rounding would decide which of them are the best.
+            name, changes = kind, changes | {"choices": VOCABULARY}
+        elif variant != "short head":
+            name = kind
+        write_block_folder(folder, name, target, target_layers=TARGET_LAYERS, **changes)
+        if variant == "short head":
+            shorten(folder)
     return folder
 
 

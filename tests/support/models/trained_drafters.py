@@ -66,7 +66,7 @@ def block_form(kind: str, **changes: Any) -> BlockForm:
     elif kind != "z-lab":
         markov = {} if kind == "rank 0" else {"markov": kind, "rank": 6}
         options = {"anchor_predicts": True, **markov}
-    return msgspec.structs.replace(_FORM, **options, **changes)
+    return msgspec.structs.replace(_FORM, **options | changes)
 
 
 def block_network(form: BlockForm, seed: int = 0) -> BlockDrafter:

@@ -193,7 +193,7 @@ def test_core_ml_is_tried_where_it_fits_beside_all_that_the_pipeline_needs(
     facts |= {"memory_bytes": 16 * GIB, "gpu_working_set": 6 * GIB}
     for name, fact in facts.items():
         monkeypatch.setattr(preparation, name, lambda *_, fact=fact: fact)
-    auto: Any = SimpleNamespace(checkpoint="draft")
+    auto: Any = SimpleNamespace(checkpoint="draft", is_trained=False)
 
     found = prepare(auto, needed, lambda _: None)
 
@@ -202,6 +202,18 @@ def test_core_ml_is_tried_where_it_fits_beside_all_that_the_pipeline_needs(
     else:
         assert isinstance(found, Declined)
         assert "1.0 GiB beside the 5.0 GiB that the pipeline needs, which is more than the 6.0 GiB" in found.reason
+
+
+def test_a_drafter_is_not_converted_where_its_target_does_not_fit_a_second_time(monkeypatch: pytest.MonkeyPatch):
+    facts = {"installed_version": "9", "loaded_weights": 2 * GIB, "memory_bytes": 16 * GIB, "gpu_working_set": 6 * GIB}
+    for name, fact in facts.items():
+        monkeypatch.setattr(preparation, name, lambda *_, fact=fact: fact)
+    auto: Any = SimpleNamespace(checkpoint="draft", is_trained=True, target="target", package=Path("nowhere"))
+
+    found = prepare(auto, 5 * GIB, lambda _: None)
+
+    assert isinstance(found, Declined)
+    assert found.reason.startswith("Reading the target's states for its conversion would take 2.0 GiB")
 
 
 # Trained drafters ---------------------------------------------------------------------------------
@@ -233,6 +245,30 @@ def test_a_folder_of_each_format_gets_its_engine_and_its_target(tmp_path: Path, 
 
     assert choice == DraftChoice(choice.engine, folder, target=target)
     assert kind is None or choice.engine == ENGINES[kind]  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("neural_engine")
+@pytest.mark.parametrize(
+    ("form", "engine"),
+    [("safeailab", "eagle3"), ("dspark", "block"), ("dflash2", "block"), ("speculators_peagle", None)],
+)
+def test_a_drafter_with_a_form_for_core_ml_is_tried_there_as_a_language_model_is(
+    tmp_path: Path, target: Path, form: str, engine: str | None
+):
+    folder = write(tmp_path / "drafter", FORMATS[form]())
+    choice = draft_for(str(target), AUTO, str(folder), silent)
+    auto = choice.auto
+    if engine is None or auto is None:
+        assert (engine, auto) == (None, None)
+        return
+
+    assert (choice.engine, auto.engine, auto.package) == (engine, engine, conversion_of(folder, target))
+    assert draft_for(str(target), engine, str(folder), silent).auto is None
+    auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
+    assert draft_for(str(target), AUTO, str(folder), silent) == choice
+    (auto.package / FOLDER_MODEL).mkdir(parents=True)
+    won = draft_for(str(target), AUTO, str(folder), silent)
+    assert (won.engine, won.folder, won.auto) == ("coreml", auto.package, auto)
 
 
 def test_a_drafter_needs_no_tokenizer_and_a_target_does(tmp_path: Path, target: Path):
