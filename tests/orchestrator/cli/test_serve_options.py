@@ -11,7 +11,7 @@ from orchestrator.cli.app import cli
 from orchestrator.cli.commands.launch.command import launch
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_settings
 from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.configuration import default_map
+from orchestrator.cli.configuration import default_map, read_environment
 from orchestrator.cli.pipeline_options import TokensOrAuto
 from tests.orchestrator.cli.test_cli import run, sentence
 
@@ -35,6 +35,12 @@ def _value(option: click.Option) -> str:
     if isinstance(kind, click.FloatRange) or kind is click.FLOAT:
         return "0.5"
     return "7" if kind is click.INT or isinstance(kind, TokensOrAuto) else "some-name"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _environment() -> None:
+    """The options have their variables, as once a command has begun."""
+    read_environment(cli)
 
 
 def _settings(words: list[str]) -> ServeSettings:

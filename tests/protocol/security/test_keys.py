@@ -62,6 +62,14 @@ def test_a_folder_that_others_can_enter_is_refused(folder: Path, mode: int):
         own_keys(folder)
 
 
+def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    another = folder.stat().st_uid + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+
+    with pytest.raises(InputError, match="must be yours alone: run `chmod 700"):
+        own_keys(folder)
+
+
 def test_a_link_to_a_key_elsewhere_is_refused(folder: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     own_keys(elsewhere)
