@@ -157,7 +157,8 @@ class Acceptance(NamedTuple):
 
 def as_ids(picks: mx.array) -> list[int]:
     """Evaluate `picks` and convert them to Python numbers."""
-    return np.array(picks).tolist()
+    found: Any = picks.tolist()
+    return found
 
 
 class Told(NamedTuple):

@@ -51,7 +51,7 @@ class PlainRows:
         return (rows,)
 
     def fetched(self, stored: Stored, slots: slice) -> mx.array:
-        return stored[0][..., slots, :]
+        return stored[0][:, :, slots]
 
     def packed(self, stored: Stored) -> mx.array:
         return stored[0]
@@ -194,7 +194,7 @@ class FullAttentionCache(RowCache):
     def move(self, begin: int, slots: mx.array) -> None:
         end = begin + slots.size
         for array in (*self._keys, *self._values):
-            array[..., begin:end, :] = mx.take(array, slots, axis=2)
+            array[:, :, begin:end] = mx.take(array, slots, axis=2)
 
     def shrink(self, slots: int) -> None:
         # A contiguous part of an array would keep all of it in memory.
@@ -368,18 +368,19 @@ class ChunkCache(FullAttentionCache):
         """mlx-lm's own forgets the rows of earlier chunks here."""
 
 
-# The device waits for what these do in every layer: hence lists in place of generators, and few calls.
+# The device waits for what these do in every layer: hence lists in place of generators, few calls, and no ellipsis
+# (four such indexings a layer took 2 µs longer).
 
 
 def _taken(stored: Stored, slots: slice | mx.array) -> Stored:
-    return tuple([array[..., slots, :] for array in stored])
+    return tuple([array[:, :, slots] for array in stored])
 
 
 def _written(old: Stored, new: Stored, slots: slice) -> Stored:
     """`old` with `new` at the slots of axis 2, grown by whole steps where it is too short."""
     written = old if old and slots.stop <= old[0].shape[2] else _grown(old, new, slots.stop)
     for array, rows in zip(written, new, strict=True):
-        array[..., slots, :] = rows
+        array[:, :, slots] = rows
     return written
 
 
