@@ -21,8 +21,42 @@ from protocol.speculation.candidates import Candidates, Support
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]
+Rows: TypeAlias = npt.NDArray[np.integer]
+Codes: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.uint16]
+"""(vocabulary, rank); bfloat16 as its bits, uint16."""
 _UNLIKELY = -1e9
 """The logit of a token that is a candidate by prompt lookup alone."""
+
+
+class SelectorTables:
+    """The codebooks of a selector (`block.ChoiceSelector`), of which the host reads rows."""
+
+    def __init__(self, predecessors: Codes, successors: Codes) -> None:
+        self._predecessors = predecessors
+        self._successors = successors
+
+    @classmethod
+    def of(cls, predecessors: mx.array, successors: mx.array) -> "SelectorTables":
+        """The same memory."""
+        return cls(_bits(predecessors), _bits(successors))
+
+    def corrections(self, tokens: Rows, latents: Floats, choices: Rows) -> Floats:
+        """(L, K) numbers to add to the logits of (L, K) `choices`, finite.
+
+        `tokens` (L,): those before the rows. `latents` (L, rank): projections of the rows' states.
+        """
+        before: Floats = _rows(self._predecessors, tokens) * latents
+        found: Floats = _rows(self._successors, choices) @ before[..., None]
+        return np.nan_to_num(found[..., 0])
+
+
+def _bits(codes: mx.array) -> Codes:
+    return np.asarray(codes.view(mx.uint16) if codes.dtype == mx.bfloat16 else codes)
+
+
+def _rows(codes: Codes, tokens: Rows) -> Floats:
+    rows = codes[tokens]
+    return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows.astype(np.float32)
 
 
 def propose_among(

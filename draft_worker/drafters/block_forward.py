@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import KVCache
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm, BlockPart, ChoiceSelector, KeysValues, MarkovHead
+from draft_worker.candidates.few_tokens import SelectorTables
+from draft_worker.drafters.block import BlockDrafter, BlockForm, BlockPart, KeysValues, MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import HeadTokens
 from protocol.sampling.top_tokens import top
@@ -82,7 +83,7 @@ class BlockRunner(Protocol):
 
     form: BlockForm
     markov_head: MarkovHead | None
-    selector: ChoiceSelector | None
+    selector: SelectorTables | None
     head_tokens: HeadTokens | None
     """Those of the columns of the logits; None: column c is token c."""
     context: int
@@ -111,7 +112,10 @@ class MlxBlockRunner:
         self.form = network.form
         self.head_tokens = head_tokens
         self.markov_head: MarkovHead | None = None if self.form.markov is None else network.markov_head
-        self.selector: ChoiceSelector | None = network.candidate_selector if self.form.choices else None
+        self.selector: SelectorTables | None = None
+        if self.form.choices:
+            codes = network.candidate_selector
+            self.selector = SelectorTables.of(codes.predecessor_codebook, codes.successor_codebook)
         self.context = self.form.positions
         self.device = str(mx.default_device())
         self.architecture: str = self.form.kind
@@ -171,7 +175,7 @@ class MlxBlockRunner:
             mx.eval(pairs)
             return [BlockRows(*pair) for pair in pairs]
         columns, best = top(logits, min(choices, logits.shape[-1]))
-        latents = self.selector.hidden_projection(states)
+        latents = self._network.candidate_selector.hidden_projection(states)
         found = [mx.unflatten(values, 0, each) for values in (columns, best, latents)]
         mx.eval(pairs, found)
         ids, values, projected = np.asarray(found[0]).astype(np.int64), _floats(found[1]), _floats(found[2])

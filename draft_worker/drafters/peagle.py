@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from draft_worker.drafters.block import BlockForm, ChoiceSelector, MarkovHead
+from draft_worker.candidates.few_tokens import SelectorTables
+from draft_worker.drafters.block import BlockForm, MarkovHead
 from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockRows, FedRows, Rows
 from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
@@ -41,7 +42,7 @@ class PeagleRunner:
     """A `BlockRunner` in MLX."""
 
     markov_head: MarkovHead | None = None
-    selector: ChoiceSelector | None = None
+    selector: SelectorTables | None = None
     joint: bool = False
     architecture = "peagle"
 

@@ -14,9 +14,9 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.few_tokens import propose_among
+from draft_worker.candidates.few_tokens import SelectorTables, propose_among
 from draft_worker.columns_engine import ColumnsEngine
-from draft_worker.drafters.block import ChoiceSelector, MarkovHead
+from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_checkpoint import read_block
 from draft_worker.drafters.block_forward import (
     Block,
@@ -205,7 +205,7 @@ class BlockSequence(EngineSequence):
         positions = [node.position + 1 + batch.skipped for node in nodes]
         selector = self._engine.runner.selector
         if selector is None:
-            return self._columns.propose(self._logits(nodes), positions, self._sampling, batch)
+            return self._proposed(nodes, positions, batch)
         columns, logits, scores = self._chosen(selector, nodes)
         if batch.processors is not None:
             spread = _spread(self._logits(nodes), columns, logits, scores)
@@ -291,6 +291,18 @@ class BlockSequence(EngineSequence):
         tokens = self._tokens[self.context.end :] + reverse[::-1]
         return Block(tokens[-self._form.clean_prefix :], anchor.position)
 
+    def _proposed(self, nodes: Sequence[_BlockRow], positions: Sequence[int], batch: Batch) -> list[Candidates]:
+        """From whole rows of logits. Where the guesses of a row are marginals, nodes that share a row share them."""
+        own = self._engine.runner.markov_head is not None or self._sampling.verification == "rejection"
+        if own or batch.processors is not None or any(batch.followers):
+            return self._columns.propose(self._logits(nodes), positions, self._sampling, batch)
+        places = {(id(node.anchor), node.offset): place for place, node in enumerate(nodes)}
+        chosen = list(places.values())
+        rows, at = self._logits([nodes[place] for place in chosen]), [positions[place] for place in chosen]
+        proposed = self._columns.propose(rows, at, self._sampling, batch._replace(followers=()))
+        found = dict(zip(places, proposed, strict=True))
+        return [found[id(node.anchor), node.offset] for node in nodes]
+
     def _logits(self, nodes: Sequence[_BlockRow]) -> mx.array:
         """(L, head): each node's row, with the Markov head's correction by its own token."""
         rows = [(_rows(node), node.offset) for node in nodes]
@@ -302,7 +314,7 @@ class BlockSequence(EngineSequence):
         return logits + head.correction(self._latents(head, nodes, states))
 
     def _chosen(
-        self, selector: ChoiceSelector, nodes: Sequence[_BlockRow]
+        self, selector: SelectorTables, nodes: Sequence[_BlockRow]
     ) -> "tuple[NDArray[np.int64], Floats, Floats]":
         """(L, K) columns that the selector chooses among, their logits, and the scores that it makes of them."""
         found = [(choices, node.offset) for node in nodes if (choices := _rows(node).choices) is not None]
@@ -311,12 +323,8 @@ class BlockSequence(EngineSequence):
         head = self._engine.runner.head_tokens
         tokens = columns if head is None else head[columns]
         latents = np.stack([each.latents[offset] for each, offset in found])
-        # So little is computed that the way to another device would be the longest part.
-        with mx.stream(mx.Device(mx.cpu)):
-            own = mx.array([node.token for node in nodes])
-            corrections = selector.corrections(own, mx.array(latents), mx.array(tokens)).astype(mx.float32)
-            scores = logits + np.nan_to_num(np.asarray(corrections))
-        return columns, logits, scores
+        own = np.array([node.token for node in nodes])
+        return columns, logits, logits + selector.corrections(own, latents, tokens)
 
     def _latents(self, head: MarkovHead, nodes: Sequence[_BlockRow], states: mx.array) -> mx.array:
         """(L, rank) of the Markov head, for nodes whose rows have these (L, width) states."""

@@ -26,6 +26,8 @@ _ROWS = 32
 come here with however few scores, so that a row has the same bits alone and beside others."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
+_CHUNK = 1024
+"""Tokens whose values all rows of a few multiply together: they stay in the processor's cache meanwhile."""
 _SUMMED = 64
 """Scores whose sum is one term of a row's sum."""
 _STOCK = mx.fast.scaled_dot_product_attention
@@ -83,7 +85,19 @@ def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array
         for begin in range(0, length, step):
             place = *own, slice(begin, begin + step)
             _normalise(rows[place], None if masks is None else masks[place], few=length <= _ROWS)
-    return mx.reshape(scores @ v, (batch, heads, length, -1))
+    return mx.reshape(_weighted(scores, v) if length <= _ROWS else scores @ v, (batch, heads, length, -1))
+
+
+def _weighted(scores: mx.array, values: mx.array) -> mx.array:
+    """(B, H', m, rows, T) @ (B, H', 1, T, size), chunk by chunk. A row is the sum of its chunks in their order, so that
+    chunks of zeros behind it don't change it."""
+    whole = scores.shape[-1] // _CHUNK
+    if not whole:
+        return scores @ values
+    stop = whole * _CHUNK
+    chunks = mx.moveaxis(mx.unflatten(scores[..., :stop], -1, (whole, _CHUNK)), 4, 2)
+    total = (chunks @ mx.unflatten(values[..., :stop, :], -2, (whole, _CHUNK)).swapaxes(2, 3)).sum(axis=2)
+    return total if stop == scores.shape[-1] else total + scores[..., stop:] @ values[..., stop:, :]
 
 
 def _most_heads(share: int, length: int) -> int:

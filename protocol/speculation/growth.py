@@ -57,12 +57,8 @@ class EvaluatedTree:
         found = self.candidates.get(node.id)
         if found is None:
             return []
-        best = enumerate(zip(found.tokens[:count], found.probabilities, strict=False))
-        return [
-            self.tree.add(node, token, probability, self._calibration(probability, rank))
-            for rank, (token, probability) in best
-            if token not in node.children
-        ]
+        tokens, claims = found.tokens[:count], found.probabilities[:count]
+        return self.tree.add_children(node, tokens, claims, self._calibration.of_siblings(claims))
 
     def advance(self, tokens: Sequence[int]) -> list[Node]:
         """Move the root along `tokens`. Returns the committed nodes, old root first."""

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -76,6 +77,21 @@ class TokenTree:
             parent.children[token] = child
             self._nodes[child.id] = child
         return child
+
+    def add_children(
+        self, parent: Node, tokens: Sequence[int], probabilities: Sequence[float], beliefs: Sequence[float]
+    ) -> list[Node]:
+        """The children of `parent` with these tokens, as of `add`, less those that exist. A step of growth adds
+        hundreds, so nothing is called for each but what it needs."""
+        children, nodes, log = parent.children, self._nodes, math.log
+        id, log_path, depth = parent.id, parent.log_path, parent.depth + 1
+        added: list[Node] = []
+        for token, probability, belief in zip(tokens, probabilities, beliefs, strict=True):
+            if token not in children:
+                child = Node(node_id(id, token), parent, token, probability, log_path + log(belief), depth)
+                children[token] = nodes[child.id] = child
+                added.append(child)
+        return added
 
     def path_probability(self, node: Node) -> float:
         """Probability of reaching `node` from the root, in [0, 1]."""
@@ -172,6 +188,8 @@ def _subtree(root: Node) -> Iterator[Node]:
 _BINS = 16
 _SPAN = 6.0
 """Bins cover log odds from -6 to 6."""
+_BOUNDS = [1.0 / (1.0 + math.exp(_SPAN - 2 * _SPAN * bin / _BINS)) for bin in range(1, _BINS)]
+"""The claims at which the bins behind the first begin."""
 _RANKS = 4
 """The first three guesses at a node are measured apart, all further ones together."""
 _PRIOR_WEIGHT = 4.0
@@ -191,17 +209,20 @@ class Calibration:
 
     def __call__(self, claimed: float, rank: int) -> float:
         """The believed probability, strictly inside (0, 1). Rank 0 is the draft's first guess."""
-        row, bin = min(rank, _RANKS - 1), _bin(claimed)
+        row, bin = min(rank, _RANKS - 1), bisect_right(_BOUNDS, claimed)
         share = (self._hits[row][bin] + _PRIOR_WEIGHT * claimed) / (self._trials[row][bin] + _PRIOR_WEIGHT)
         return min(max(share, 1e-9), 1.0 - 1e-9)
 
+    def of_siblings(self, claims: Sequence[float]) -> list[float]:
+        """The believed probability of each guess at a node, the draft's first one first."""
+        found: list[float] = []
+        for rank, claimed in enumerate(claims):
+            row, bin = min(rank, _RANKS - 1), bisect_right(_BOUNDS, claimed)
+            share = (self._hits[row][bin] + _PRIOR_WEIGHT * claimed) / (self._trials[row][bin] + _PRIOR_WEIGHT)
+            found.append(min(max(share, 1e-9), 1.0 - 1e-9))
+        return found
+
     def observe(self, claimed: float, rank: int, right: bool) -> None:
-        row, bin = min(rank, _RANKS - 1), _bin(claimed)
+        row, bin = min(rank, _RANKS - 1), bisect_right(_BOUNDS, claimed)
         self._trials[row][bin] = _DECAY * self._trials[row][bin] + 1.0
         self._hits[row][bin] = _DECAY * self._hits[row][bin] + right
-
-
-def _bin(claimed: float) -> int:
-    inside = min(max(claimed, 1e-9), 1.0 - 1e-9)
-    odds = math.log(inside / (1.0 - inside))
-    return min(_BINS - 1, max(0, int((odds + _SPAN) / (2 * _SPAN) * _BINS)))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
+from draft_worker.candidates.few_tokens import SelectorTables
 from draft_worker.candidates.shortlist import GROUP_SIZE, best_tokens
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.conditioning import SELECTOR
@@ -16,7 +17,7 @@ from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
 from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
-from draft_worker.drafters.block import BlockForm, ChoiceSelector, MarkovHead, markov_head
+from draft_worker.drafters.block import BlockForm, MarkovHead, markov_head
 from draft_worker.drafters.block_forward import (
     Asked,
     Block,
@@ -216,11 +217,7 @@ def _markov_head(form: BlockForm, tables: HostTables) -> MarkovHead | None:
     return head
 
 
-def _selector(form: BlockForm, tables: HostTables) -> ChoiceSelector | None:
-    """Without its projection, which the package computes."""
-    if not form.choices:
-        return None
-    selector, prefix = ChoiceSelector(form), f"{SELECTOR}."
-    arrays = tables.parameters.items()
-    selector.load_weights([(name.removeprefix(prefix), mx.array(array)) for name, array in arrays], strict=False)
-    return selector
+def _selector(form: BlockForm, tables: HostTables) -> SelectorTables | None:
+    """Its projection is the package's."""
+    codebooks = [f"{SELECTOR}.{name}_codebook" for name in ("predecessor", "successor")]
+    return SelectorTables(*(tables.parameters[name] for name in codebooks)) if form.choices else None

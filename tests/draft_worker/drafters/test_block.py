@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from draft_worker.candidates.few_tokens import SelectorTables
 from draft_worker.drafters.block_checkpoint import read_block
 from draft_worker.drafters.block_forward import Block, BlockContext, BlockKv, BlockRows, MlxBlockRunner
 from draft_worker.drafters.token_ends import target_ends
@@ -77,6 +78,20 @@ def test_the_markov_correction_equals_the_reference(kind: str, folders: dict[str
     states = np.array(rows.states, np.float64)
     expected = [reference.logits(states, path[: row + 1]) for row in range(len(path))]
     assert np.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("element", [mx.float32, mx.float16, mx.bfloat16])
+def test_the_host_reads_the_selector_s_codebooks_as_the_network_does(element: mx.Dtype):
+    selector = block_network(block_form("DFlash2")).candidate_selector
+    selector.set_dtype(element)
+    tokens, latents = np.array([3, 40, 3]), random_features(3, 6)
+    choices = np.array([[1, 2, 3, 66], [5, 6, 7, 8], [9, 1, 0, 65]])
+    tables = SelectorTables.of(selector.predecessor_codebook, selector.successor_codebook)
+
+    found = tables.corrections(tokens, latents, choices)
+
+    expected = selector.corrections(mx.array(tokens), mx.array(latents), mx.array(choices))
+    assert np.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("element", [mx.float32, mx.float16, mx.bfloat16])

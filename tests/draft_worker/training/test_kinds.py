@@ -88,9 +88,9 @@ def test_blocks_are_read_as_their_engine_reads_them(kind: TrainedKind, target: T
         known = row.tokens[place : place + stale + 1].tolist()
         ((rows,),) = runner.forward([(context, [Block(known, place + stale - _BEGIN)])])
         expected = np.array(rows.logits)[:, : 2 * HEAD : 2]
-        if runner.selector is not None:
+        if network.form.choices:
             before = row.tokens[place + stale : place + stale + network.form.rows]
-            expected = selected(runner.selector, expected, rows.states, before, network.form.choices)
+            expected = selected(network.candidate_selector, expected, rows.states, before, network.form.choices)
         found = recorder.calls[0][block * network.form.rows :][: network.form.rows]
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 

@@ -45,6 +45,16 @@ def test_it_is_mlx_own_attention_for_every_mask(mask: mx.array | str | None):
     assert np.allclose(np.array(found), np.array(stock), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("total", [1023, 1024, 3000])
+def test_values_of_a_long_context_are_weighted_as_mlx_does(total: int):
+    queries, keys, values = numbers(2, _HEADS, 5, 16), numbers(2, _GROUPS, total, 16), numbers(2, _GROUPS, total, 24)
+    stock = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask="causal")
+
+    found = attention(queries, keys, values, scale=0.3, mask="causal")
+
+    assert np.allclose(np.array(found), np.array(stock), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("total", [300, 341, 342, 2000, 5461, 5462])
 def test_a_query_does_not_depend_on_those_beside_it(total: int):
     """On both sides of where numpy takes over, for one token and for all."""
@@ -55,12 +65,14 @@ def test_a_query_does_not_depend_on_those_beside_it(total: int):
         assert np.array_equal(fewer, whole[:, :, :length])
 
 
-@pytest.mark.parametrize("total", [100, 344, 348, 352, 700, 1500])
+@pytest.mark.parametrize("total", [100, 344, 348, 352, 700, 1028, 1035, 1500, 4100])
 def test_a_query_does_not_depend_on_the_keys_that_it_does_not_see(total: int):
-    """On both sides of where numpy takes over, and across it: heads of one value each, so that products are exact."""
+    """On both sides of where numpy takes over, and across it, and of where another chunk of values begins: heads of one
+    value each, and few of them in a chunk, so that products are exact."""
     queries, keys = numbers(2, _HEADS, 12, 1), numbers(2, _GROUPS, total, 1)
     values = mx.zeros((2, _GROUPS, total, 1))
     values[:, :, :3] = numbers(2, _GROUPS, 3, 1)
+    values[:, :, 1024::1024] = numbers(2, _GROUPS, len(range(1024, total, 1024)), 1)
     whole = np.array(attention(queries, keys, values, scale=0.3, mask="causal"))
     for row in range(12):
         seen = total - 11 + row
