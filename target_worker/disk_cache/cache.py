@@ -165,7 +165,7 @@ class DiskCache:
         found: queue.SimpleQueue[_Files] = queue.SimpleQueue()
 
         def look() -> None:
-            found.put(_Files(*(_missing(files) for files in wanted)))
+            found.put(_Files(_missing(wanted.chunks), _missing(wanted.windows), _missing(wanted.rests)))
             behind()
 
         self._looking = threading.Thread(target=look, daemon=True, name="disk cache, looking")
