@@ -96,7 +96,9 @@ def test_the_readme_is_short_and_begins_with_a_sentence_two_commands_and_the_pic
     assert len(text.encode()) <= 8_000
     assert title == "# launch-pipeline"
     assert "\n" not in sentence
-    assert block.splitlines()[1:3] == ['bin/launch-pipeline generate "How do I sort a list of dicts by a key in Python?"', "bin/test"]
+    generate, test = block.splitlines()[1:3]
+    assert generate.startswith('bin/launch-pipeline generate "')
+    assert test == "bin/test"
     assert "docs/page/page-dark.png" in picture
 
 
