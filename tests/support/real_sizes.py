@@ -317,7 +317,8 @@ def table(width: int, vocabulary: int) -> str:
 def main() -> None:
     # As in the workers.
     gc.disable()
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     compute_on_processor()
     numbers = [int(each) for each in sys.argv[1:]]
     for width, vocabulary in [(numbers[0], numbers[1])] if numbers else SIZES:
