@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache
 from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, RowCache, TreePositions
 from protocol.inference.layer_caches.recurrent import RecurrentCache, initialise_arrays
 from protocol.inference.path_sequence import PathSequence
-from protocol.inference.processor_attention import vector_softmax
+from protocol.inference.processor_attention import processor_operations
 from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reading, reads
 from protocol.inference.tree_sequence import Tokens, TreeSequence, as_array
 
@@ -63,7 +63,7 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
     layers = zip(*(sequence.caches for sequence in sequences), strict=True)
     caches = sequences[0].alike([_joint(layer, lengths, positions) for layer in layers])
     tokens = mx.concatenate([as_array(part.tokens) for part in parts])
-    with reading(), vector_softmax():
+    with reading(), processor_operations():
         logits = network(tokens[None], cache=caches).squeeze(0)
     _divide_recorded(sequences, lengths)
     return _divided(logits, lengths, axis=0)

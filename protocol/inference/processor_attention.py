@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.inference.device import compute
+from protocol.inference.processor_rotation import Rotation
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 
@@ -34,17 +35,18 @@ _STOCK = mx.fast.scaled_dot_product_attention
 
 
 @contextmanager
-def vector_softmax() -> Generator[None]:
-    """While it lasts, MLX's attention in float32 is `attention`, if this process computes on a Linux processor. Only
-    for forwards without gradients: its softmax is no part of MLX's graph."""
+def processor_operations() -> Generator[None]:
+    """For one forward without gradients: where this process computes on a Linux processor, MLX's attention and
+    rotations in float32 are `attention`, whose softmax is no part of MLX's graph, and a `Rotation`."""
     if sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu):
         yield
         return
-    mx.fast.scaled_dot_product_attention = attention
+    rope = mx.fast.rope
+    mx.fast.scaled_dot_product_attention, mx.fast.rope = attention, Rotation()
     try:
         yield
     finally:
-        mx.fast.scaled_dot_product_attention = _STOCK
+        mx.fast.scaled_dot_product_attention, mx.fast.rope = _STOCK, rope
 
 
 def attention(

@@ -16,7 +16,7 @@ from protocol.inference.device import compute
 from protocol.inference.element_types import ELEMENT_TYPES
 from protocol.inference.layer_cache import FoldingCache, ForwardShape, LayerCache, RowCache
 from protocol.inference.layer_caches import alike, flat, replaced
-from protocol.inference.processor_attention import vector_softmax
+from protocol.inference.processor_attention import processor_operations
 from protocol.inference.quantized_kv import Encodings, encode
 from protocol.inference.recurrences.recurrence import reading
 from protocol.inference.slots import SlotTable
@@ -357,7 +357,7 @@ class TreeSequence:
     def _evaluated(self, tokens: Tokens, forward: ForwardShape) -> mx.array:
         self._prepare(forward)
         given = self.alike([cache.given for cache in self.caches])
-        with reading(), vector_softmax():
+        with reading(), processor_operations():
             logits = self._network(as_array(tokens)[None], cache=given).squeeze(0)
         for cache in self._folding:
             cache.finish()

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from protocol.inference.processor_attention import attention, vector_softmax
+from protocol.inference.processor_attention import attention, processor_operations
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu), reason="only a Linux processor uses it"
@@ -92,6 +92,6 @@ def test_sinks_and_half_precision_stay_mlx_own():
 
 def test_it_ends_with_its_block_whatever_happens():
     stock = mx.fast.scaled_dot_product_attention
-    with pytest.raises(ZeroDivisionError), vector_softmax():
+    with pytest.raises(ZeroDivisionError), processor_operations():
         _ = 1 / int(mx.fast.scaled_dot_product_attention is not attention)
     assert mx.fast.scaled_dot_product_attention is stock
