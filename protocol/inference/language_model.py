@@ -9,7 +9,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -319,8 +319,8 @@ def _name_parts(network: Any) -> None:
     Python 3.11, and a layer has about 15. So each module gets a class whose properties find them."""
     kinds: dict[tuple[type, tuple[str, ...]], type] = {}
     for module in modules_of(network):
-        kind = type(module)
-        parts = tuple(name for name, part in module.items() if isinstance(part, nn.Module) and not hasattr(kind, name))
+        kind, held = type(module), cast("dict[str, Any]", module)
+        parts = tuple(name for name, part in held.items() if isinstance(part, nn.Module) and not hasattr(kind, name))
         if (kind, parts) not in kinds:
             found = {name: property(itemgetter(name)) for name in parts}
             kinds[kind, parts] = type(kind.__name__, (kind,), {"__module__": kind.__module__, **found})
