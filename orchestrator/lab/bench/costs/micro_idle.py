@@ -61,8 +61,9 @@ def main() -> int:
 
 
 def measure(layers: int, rounds: int = _ROUNDS) -> list[HostCost]:
-    """The costs of mlx-lm's loop, and of the target's rounds: of single tokens and of trees of five that hit, as on a
-    processor and (chained, staged) as on a GPU; single tokens with a nucleus and with log-probabilities too."""
+    """The costs of mlx-lm's loop, without and with a nucleus, and of the target's rounds: of single tokens and of trees
+    of five that hit, as on a processor and (chained, staged) as on a GPU; single tokens with a nucleus and with
+    log-probabilities too."""
     model, staged = LanguageModel(_network(layers)), LanguageModel(_network(layers))
     if mx.default_device() == mx.Device(mx.cpu):
         stage(staged.network)
