@@ -102,6 +102,8 @@ def _structural_flaw(verify: Verify) -> str | None:
         return f"The tree has {len(verify.parents)} parents for {len(verify.tokens)} tokens."
     if verify.parents[0] != -1:
         return "The tree's first entry is not a root."
+    if len(verify.tokens) == 1:
+        return None
     if any(not 0 <= parent < entry for entry, (_, parent) in enumerate(_below_root(verify), start=1)):
         return "The tree has an entry whose parent is not before it."
     if len(set(_below_root(verify))) != len(verify.tokens) - 1:

@@ -67,6 +67,8 @@ class _Forward(NamedTuple):
     def part(self, ids: Collection[SequenceId]) -> "_Forward | None":
         """That of some sequences; None if it has none of them."""
         places = [place for place, (sequence, _) in enumerate(self.proposals) if sequence.start.sequence in ids]
+        if len(places) == len(self.proposals):
+            return self
         proposals, logits = [self.proposals[place] for place in places], [self.logits[place] for place in places]
         picks = [self.picks[place] for place in places] if self.picks else []
         return _Forward(proposals, logits, picks, self.began) if places else None
@@ -342,7 +344,7 @@ class TargetWorker:
 
     def _end_round(self, forward: _Forward, asked: Mapping[SequenceId, Verify]) -> Iterator[FromWorker]:
         """Answer the trees of a forward, and commit what is accepted."""
-        sequences, picks, behind = list(forward.sequences.values()), forward.picks, None
+        sequences, picks, behind = [sequence for sequence, _ in forward.proposals], forward.picks, None
         if self._may_chain(forward, asked):
             picks = picks or self._engine.begin_picks(forward.logits, sequences)
             behind = self._engine.begin_behind(picks, sequences)
@@ -373,7 +375,9 @@ class TargetWorker:
                 del self._interrupted[answer.sequence]
                 root = sequence.position
                 sequence.advance(proposal, walk, answer, kept=behind is not None)
-                self._engine.draw_ahead(sequence)
+                if behind is None:
+                    # Chained rounds draw theirs with the forward, which spares the device a command.
+                    self._engine.draw_ahead(sequence)
                 if root // _FIT_TOKENS != sequence.position // _FIT_TOKENS:
                     self._prefix_sharing.fit()
                 yield from self._features(sequence, root, (0, *walk.accepted))
@@ -383,7 +387,8 @@ class TargetWorker:
                     going.append(answer.sequence)
         if behind is not None:
             self._begun = _Forward([(each, each.root_alone()) for each in sequences], *behind, now)
-            self._undo(self._begun.sequences.keys() - set(going))
+            if len(going) < len(sequences):
+                self._undo(self._begun.sequences.keys() - set(going))
         elif self._begun is None and not self._other_work:
             self._due += tuple(going)
 
@@ -400,11 +405,11 @@ class TargetWorker:
 
     def _take_begun(self, ids: Collection[SequenceId]) -> _Forward | None:
         """These sequences' part of the forward that has begun; it is to be answered."""
-        if self._begun is None:
-            return None
         begun = self._begun
-        self._begun = begun.part(begun.sequences.keys() - set(ids))
-        return begun.part(ids)
+        taken = begun and begun.part(ids)
+        if begun is not None and taken is not None:
+            self._begun = None if taken is begun else begun.part(begun.sequences.keys() - set(ids))
+        return taken
 
     def _undo(self, ids: Collection[SequenceId]) -> None:
         """Undo these sequences' part of the forward that has begun."""

@@ -1,12 +1,15 @@
 """Trees of several sequences in one forward: the weights are read once, attention runs sequence by sequence.
 
-The models of mlx-lm call `scaled_dot_product_attention` by a name in their module, and this module wraps the function
-behind that name. Knows no messages, sampling or time.
+The models of mlx-lm call `scaled_dot_product_attention` by a name in their module, and during a joint forward this
+module wraps the function behind that name. Knows no messages, sampling or time.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -20,6 +23,8 @@ from protocol.inference.recurrences.recurrence import Recurrence, ShortConvoluti
 from protocol.inference.tree_sequence import Tokens, TreeSequence, as_array
 
 _ATTENTION = "scaled_dot_product_attention"
+_WITH_ATTENTION: set[ModuleType] = set()
+"""Modules of mlx-lm that have it, and whose layers may join."""
 
 
 class ForwardPart(NamedTuple):
@@ -39,15 +44,12 @@ class ForwardPart(NamedTuple):
 
 
 def can_join(layers: Iterable[Any]) -> bool:
-    """Let attention in the Python modules of these layers accept a `JointCache`. Returns whether there is any, or any
-    recurrence."""
+    """Let attention in the Python modules of these layers accept a `JointCache` in joint forwards. Returns whether
+    there is any, or any recurrence."""
     layers = list(layers)
     modules = {sys.modules[type(layer).__module__] for layer in layers}
     modules = {module for module in modules if callable(getattr(module, _ATTENTION, None))}
-    for module in modules:
-        inner = getattr(module, _ATTENTION)
-        if not isinstance(inner, _JointAttention):
-            setattr(module, _ATTENTION, _JointAttention(inner))
+    _WITH_ATTENTION.update(modules)
     return bool(modules) or any(isinstance(layer, ShortConvolution) for layer in layers)
 
 
@@ -63,7 +65,7 @@ def evaluate_together(network: Any, parts: Sequence[ForwardPart]) -> list[mx.arr
     layers = zip(*(sequence.caches for sequence in sequences), strict=True)
     caches = sequences[0].alike([_joint(layer, lengths, positions) for layer in layers])
     tokens = mx.concatenate([as_array(part.tokens) for part in parts])
-    with reading(), processor_operations():
+    with reading(), processor_operations(), _joint_attention():
         logits = network(tokens[None], cache=caches).squeeze(0)
     _divide_recorded(sequences, lengths)
     return _divided(logits, lengths, axis=0)
@@ -92,7 +94,7 @@ class JointCache:
 
     def __init__(self, parts: Sequence[RowCache], lengths: Sequence[int], positions: mx.array) -> None:
         self.offset = TreePositions(positions)
-        """Only a `PositionedRope` can read it."""
+        """Only a language model's rope can read it."""
         self._parts = parts
         self._lengths = lengths
         self._fetched: list[tuple[Any, Any]] = []
@@ -159,25 +161,33 @@ class JointRecurrence(ArraysCache):
         return mx.concatenate(outputs, axis=1)
 
 
-class _JointAttention:
-    """The models' attention, which for a `JointCache` runs once a sequence."""
+@contextmanager
+def _joint_attention() -> Generator[None]:
+    """While it lasts, the models' attention runs once a sequence for a `JointCache`. A lone sequence's forwards, whose
+    layers the device waits for, call it as it is."""
+    stock = {module: vars(module)[_ATTENTION] for module in _WITH_ATTENTION}
+    for module, inner in stock.items():
+        setattr(module, _ATTENTION, partial(_attend, inner))
+    try:
+        yield
+    finally:
+        for module, inner in stock.items():
+            setattr(module, _ATTENTION, inner)
 
-    def __init__(self, inner: Callable[..., mx.array]) -> None:
-        self._inner = inner
 
-    def __call__(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        cache: Any = None,
-        scale: float = 1.0,
-        mask: MaskKind = None,
-        **others: Any,
-    ) -> mx.array:
-        if isinstance(cache, JointCache):
-            return cache.attend(self._inner, queries, scale, **others)
-        return self._inner(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
+def _attend(
+    inner: Callable[..., mx.array],
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any = None,
+    scale: float = 1.0,
+    mask: MaskKind = None,
+    **others: Any,
+) -> mx.array:
+    if isinstance(cache, JointCache):
+        return cache.attend(inner, queries, scale, **others)
+    return inner(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
 
 
 def _positions(forward: ForwardShape, length: int) -> mx.array:

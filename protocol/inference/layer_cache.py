@@ -46,8 +46,8 @@ class ForwardShape(NamedTuple):
 class TreePositions:
     """(L,) absolute positions of a forward's tokens, in place of the offset from which consecutive ones count.
 
-    A `PositionedRope` understands it. Other arithmetic works if it adds the offset to 0, 1, ..., L - 1, and fails or
-    shows in the proof of a model's level otherwise.
+    A language model's ropes understand it. Other arithmetic works if it adds the offset to 0, 1, ..., L - 1, and fails
+    or shows in the proof of a model's level otherwise.
     """
 
     def __init__(self, positions: mx.array) -> None:
@@ -140,16 +140,19 @@ class RowCache(LayerCache):
     forgotten = 0
     """Tokens, the first ones, whose rows it has let go."""
 
+    offset: int | TreePositions = 0
+    """For mlx-lm's layer: the first token's position if the positions are consecutive, else those of all tokens."""
+
+    def prepare(self, forward: ForwardShape) -> None:
+        self.forward = forward
+        # The layer reads it twice, and the device waits for that in every layer.
+        self.offset = forward.begin if forward.positions is None else TreePositions(forward.positions)
+
     # What mlx-lm's layers call.
 
     @property
     def given(self) -> Any:
         return self
-
-    @property
-    def offset(self) -> int | TreePositions:
-        """The first token's position if the positions are consecutive, else those of all tokens."""
-        return self.forward.begin if self.forward.positions is None else TreePositions(self.forward.positions)
 
     @abstractmethod
     def make_mask(self, length: int, return_array: bool = False, window_size: int | None = None) -> MaskKind:

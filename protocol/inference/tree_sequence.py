@@ -291,6 +291,8 @@ class TreeSequence:
         """All layers' caches."""
         self._rows = [cache for cache in caches if isinstance(cache, RowCache)]
         self._folding = [cache for cache in caches if isinstance(cache, FoldingCache)]
+        self._given = self.alike([cache.given for cache in caches])
+        """What mlx-lm's model gets."""
 
     def _shape(self, parents: Sequence[int], first: int | None = None, replaced: int = 0) -> ForwardShape:
         """Of a forward over new rows, or over committed tokens and new rows."""
@@ -356,9 +358,8 @@ class TreeSequence:
 
     def _evaluated(self, tokens: Tokens, forward: ForwardShape) -> mx.array:
         self._prepare(forward)
-        given = self.alike([cache.given for cache in self.caches])
         with reading(), processor_operations():
-            logits = self._network(as_array(tokens)[None], cache=given).squeeze(0)
+            logits = self._network(as_array(tokens)[None], cache=self._given).squeeze(0)
         for cache in self._folding:
             cache.finish()
         self.recorded = self.tap and self.tap.take()

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
@@ -79,7 +81,8 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
             # The profile's draft has a device of its own; many a machine has one for both.
             yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
         for link in plan.links if strategy not in (AUTOREGRESSIVE, LOOKUP) else ():
-            yield PipelineEntry(remote_name(strategy, link), strategy, link=link, draft_tokens=counts)
+            slower = replace(link, delay=_slow_motion(plan) * link.delay)
+            yield PipelineEntry(remote_name(strategy, link), strategy, link=slower, draft_tokens=counts)
     for strategy in plan.rejecting:
         # A pipeline of its own: the estimates of the two verification rules must not mix.
         counts = _chain_lengths(plan, strategy)
@@ -90,6 +93,10 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
         yield from _with_drafter(plan, draft)
     if plan.controls and set(plan.strategies) != {AUTOREGRESSIVE}:
         yield from _controls(plan)
+
+
+def _slow_motion(plan: BenchPlan) -> float:
+    return 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
 
 
 def _with_drafter(plan: BenchPlan, draft: Path) -> Iterator[PipelineEntry]:
@@ -294,7 +301,7 @@ def run(
     """
     longest = max(len(request.tokens) for request in requests)
     lines = bench_lines(plan, longest, on_start, on_absent, recorded)
-    slow_motion = 1.0 if plan.pace is None else load_profile(plan.pace).slow_motion
+    slow_motion = _slow_motion(plan)
     measurements: list[Measurement] = []
     names: list[str] = []
     count = 0

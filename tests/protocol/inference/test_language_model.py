@@ -47,6 +47,35 @@ def _prefilled(model: LanguageModel, length: int) -> TreeSequence:
     return sequence
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "deepseek_v3"])
+def test_a_forward_lets_mlx_look_for_no_part_of_the_network(family: str, monkeypatch: pytest.MonkeyPatch):
+    model, looked_for = LanguageModel(tiny(family)), list[str]()
+    find = nn.Module.__getattr__
+
+    def watched(module: nn.Module, name: str) -> Any:
+        found = find(module, name)
+        if isinstance(found, nn.Module):
+            looked_for.append(name)
+        return found
+
+    monkeypatch.setattr(nn.Module, "__getattr__", watched)
+    model.sequence().evaluate([1], [-1])
+
+    assert looked_for == []
+
+
+def test_a_part_that_is_replaced_later_computes_from_then_on():
+    model = LanguageModel(tiny("qwen3"))
+    before = model.sequence().prefill([1, 2])
+    layer: Any = model.network.layers[0]
+    layer.mlp = nn.Linear(layer.mlp.down_proj.weight.shape[0], layer.mlp.down_proj.weight.shape[0])
+    after = model.sequence().prefill([1, 2])
+
+    assert before is not None
+    assert after is not None
+    assert not mx.allclose(before, after).item()
+
+
 def test_a_tree_without_committed_tokens():
     model = tree_model()
 

@@ -472,14 +472,14 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
 
 def _plan(options: dict[str, Any], temperature: Sequence[float] = (0.0,)) -> "BenchPlan":
-    """`temperature`: where none was given; none at all is the plan's own default. Only a comparison without links can
-    be in slow motion."""
+    """`temperature`: where none was given; none at all is the plan's own default. Only a comparison can be in slow
+    motion, without lost packets: TCP waits for those as long as ever."""
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.machine.profiles.device_profiles import load_profile
 
-    pace, compares = options["pace"], "controls" in options and not options["link_delay"]
+    pace, compares = options["pace"], "controls" in options and not options["link_loss"]
     if pace is not None and not compares and load_profile(pace).slow_motion != 1.0:
-        raise click.UsageError(f"Only a comparison without links counts in the time of {pace}: leave the @ out.")
+        raise click.UsageError(f"Only a comparison without lost packets counts in the time of {pace}: leave the @ out.")
     return BenchPlan.of(**{"draft_tokens": "0", **options, "temperature": options["temperature"] or temperature})
 
 

@@ -81,7 +81,7 @@ class HostCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     build: float
     """From there until the device has its first work."""
     stock: float
-    """`host` of mlx-lm's own loop."""
+    """`host` of mlx-lm's own loop, with the same sampling."""
 
     @property
     def idle(self) -> float:
@@ -111,8 +111,8 @@ _HOST_NOTE = """\
 Processor time of the target's thread with a network of so many layers and so few features that computing takes none; \
 the orchestrator and its messages are left out. idle: from a forward's result until the device has work again, the sum \
 of answer (until the verdict), commit (until the next forward begins to be built) and build. mlx-lm: the host's time \
-of its own loop with the same network, over ours. Rounds that hit verify trees of five tokens, two of which are \
-accepted beside the bonus token."""
+of its own loop with the same network, over ours; with top_p, of that loop with mlx-lm's top_p. Rounds that hit \
+verify trees of five tokens, two of which are accepted beside the bonus token."""
 
 
 def adoption(*arguments: str) -> list[Value]:

@@ -18,6 +18,7 @@ import numpy as np
 from mlx import nn
 from mlx_lm.generate import generate_step
 from mlx_lm.models import qwen3
+from mlx_lm.sample_utils import make_sampler
 
 from orchestrator.lab.bench.costs.micro import HostCost
 from protocol.inference.device import compute
@@ -27,6 +28,7 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Hello, Start, Verdict, Verify
 from protocol.report_output import claim_output
+from protocol.sampling.processors import filters
 from protocol.speculation.token_tree import node_id
 from target_worker import engine as engine_module
 from target_worker import verification
@@ -35,6 +37,8 @@ from target_worker.worker import TargetWorker
 
 _LAYERS = (28, 36, 64)
 _STOCK = "mlx-lm's loop"
+_STOCK_NUCLEUS = "mlx-lm's loop, top_p"
+_PLAIN_NUCLEUS = "the same, top_p"
 _ROUNDS = 96
 _TURNS = 12
 """The loops are measured in turns, so that a slow minute meets all of them."""
@@ -57,17 +61,19 @@ def main() -> int:
 
 
 def measure(layers: int, rounds: int = _ROUNDS) -> list[HostCost]:
-    """The costs of mlx-lm's loop, and of the target's rounds: of single tokens and of trees of five that hit, as on a
-    processor and (chained, staged) as on a GPU; single tokens with a nucleus and with log-probabilities too."""
+    """The costs of mlx-lm's loop, without and with a nucleus, and of the target's rounds: of single tokens and of trees
+    of five that hit, as on a processor and (chained, staged) as on a GPU; single tokens with a nucleus and with
+    log-probabilities too."""
     model, staged = LanguageModel(_network(layers)), LanguageModel(_network(layers))
     if mx.default_device() == mx.Device(mx.cpu):
         stage(staged.network)
     text = _text(model, 4 * rounds + 8)
     loops: dict[str, _Loop] = {
         _STOCK: _Stock(_network(layers)),
+        _STOCK_NUCLEUS: _Stock(_network(layers), make_sampler(_NUCLEUS.temperature, _NUCLEUS.top_p)),
         "plain rounds": _Rounds(model, lambda _: ((), ()), chains=False),
         "plain rounds, chained": _Rounds(model, lambda _: ((), ()), chains=True),
-        "the same, top_p": _Rounds(model, lambda _: ((), ()), chains=True, sampling=_NUCLEUS),
+        _PLAIN_NUCLEUS: _Rounds(model, lambda _: ((), ()), chains=True, sampling=_NUCLEUS),
         "the same, logprobs": _Rounds(model, lambda _: ((), ()), chains=True, sampling=_TOLD),
         "rounds that hit": _Rounds(model, lambda place: _tree(text, place), chains=False),
         "rounds that hit, staged": _Rounds(staged, lambda place: _tree(text, place), chains=False),
@@ -75,8 +81,12 @@ def measure(layers: int, rounds: int = _ROUNDS) -> list[HostCost]:
     for _ in range(_TURNS):
         for loop in loops.values():
             loop.run(rounds // _TURNS)
-    stock = _low(loops[_STOCK].host)
-    return [HostCost(layers, name, _low(loop.host), *_parts(loop), stock) for name, loop in loops.items()]
+    host = {name: _low(loop.host) for name, loop in loops.items()}
+    # mlx-lm computes log-probabilities of every token.
+    stock = {_STOCK_NUCLEUS: _STOCK_NUCLEUS, _PLAIN_NUCLEUS: _STOCK_NUCLEUS}
+    return [
+        HostCost(layers, name, host[name], *_parts(loop), host[stock.get(name, _STOCK)]) for name, loop in loops.items()
+    ]
 
 
 def _network(layers: int) -> Any:
@@ -110,6 +120,8 @@ def _as_on_a_gpu() -> None:
     norm.__call__ = lambda self, x: x * self.weight
     rope.__call__ = lambda _, x, offset=0: _depends(x, offset) if isinstance(offset, mx.array) else x * 1.0
     layers.scaled_dot_product_attention = _attention
+    # A processor waits for the logits here.
+    filters.log_total = verification.log_total = lambda rows: mx.logsumexp(rows, axis=-1, keepdims=True)
 
 
 def _attention(queries: mx.array, keys: mx.array, values: mx.array, **_: Any) -> mx.array:
@@ -142,22 +154,18 @@ class _Loop(Protocol):
 class _Stock:
     """mlx-lm's loop dispatches each forward before it reads the token of the one before it."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, sampler: Callable[[mx.array], mx.array] | None = None) -> None:
         self.host: list[float] = []
         self.parts: tuple[list[float], list[float], list[float]] = ([], [], [])
-        self._tokens = generate_step(mx.array(_PROMPT), network, max_tokens=-1)
+        self._tokens = generate_step(mx.array(_PROMPT), network, max_tokens=-1, sampler=sampler)
         next(self._tokens)
         next(self._tokens)
 
     def run(self, rounds: int) -> None:
-        layers: Any = qwen3
-        # The target has wrapped it.
-        wrapped, layers.scaled_dot_product_attention = layers.scaled_dot_product_attention, _attention
         for _ in range(rounds):
             began = time.thread_time()
             next(self._tokens)
             self.host.append(time.thread_time() - began)
-        layers.scaled_dot_product_attention = wrapped
 
 
 class _Watch:

@@ -41,6 +41,14 @@ def test_every_strategy_with_a_draft_is_measured_at_every_distance():
     assert links == {"ar": None, "adaptive": None, **distant}
 
 
+def test_a_link_is_slower_by_as_much_as_the_pace():
+    slow = plan(link_delay="1", pace="m4-16gb-qwen2.5-3b@4")
+
+    links = {entry.line: entry.link for entry in entries(slow)}
+
+    assert links["adaptive, 1 ms"] == EmulatedLink(delay=0.004)
+
+
 def test_machines_apart_do_not_slow_each_other_down():
     profile = load_profile("m4-16gb-qwen2.5-3b")
     near, far = (worker_pace(profile, "target", Options(), "mlx", apart=apart) for apart in (False, True))

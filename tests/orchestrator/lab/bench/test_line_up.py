@@ -139,7 +139,9 @@ def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "workload", [["growth"], ["requests", "2"], ["reuse"], ["strategies", "--link-delay", "2"]], ids=str
+    "workload",
+    [["growth"], ["requests", "2"], ["reuse"], ["strategies", "--link-delay", "2", "--link-loss", "0.01"]],
+    ids=str,
 )
 def test_only_a_comparison_counts_in_the_time_of_the_device(workload: list[str]):
     result = CliRunner().invoke(bench, [*workload, "--pace", f"{profile_names()[0]}@2"])

@@ -8,12 +8,20 @@ def test_the_host_is_measured_by_part_beside_mlx_lms_own_loop():
     costs = host_costs("2", "24")
 
     sampled = ["the same, top_p", "the same, logprobs"]
-    loops = ["mlx-lm's loop", "plain rounds", "plain rounds, chained", *sampled, "rounds that hit"]
+    loops = [
+        "mlx-lm's loop",
+        "mlx-lm's loop, top_p",
+        "plain rounds",
+        "plain rounds, chained",
+        *sampled,
+        "rounds that hit",
+    ]
     assert [cost.loop for cost in costs] == [*loops, "rounds that hit, staged"]
-    stock, plain, *chained, hits, staged = costs
-    for cost in (stock, *chained):
+    stock, nucleus, plain, *chained, hits, staged = costs
+    for cost in (stock, nucleus, *chained):
         assert cost.idle == 0.0 < cost.host
-    assert {cost.stock for cost in (plain, *chained, hits, staged)} == {stock.host}
+    assert [cost.loop for cost in costs if cost.stock == nucleus.host] == [nucleus.loop, "the same, top_p"]
+    assert {cost.stock for cost in costs} == {stock.host, nucleus.host}
     for cost in (plain, hits, staged):
         assert min(cost.answer, cost.commit, cost.build) > 0.0
         assert cost.idle < cost.host
