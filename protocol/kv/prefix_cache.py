@@ -100,18 +100,24 @@ class PrefixCache(Generic[Kv]):
     def resize(self, limit: int) -> None:
         """Hold at most `limit` bytes from now on: first with fewer states, then with fewer tokens."""
         self._limit = limit
+        self._shrink(limit)
+
+    def _shrink(self, limit: int) -> None:
         for name in list(self._entries):
             while self.size > limit and self._entries[name].kv.shed():
                 self._entries[name] = self._entries[name].measured()
         while (excess := self.size - limit) > 0:
             self._reduce(next(iter(self._entries)), excess)
 
-    def take(self, tokens: Sequence[int], least: int = MIN_SHARED_TOKENS) -> Found[Kv] | None:
+    def take(
+        self, tokens: Sequence[int], least: int = MIN_SHARED_TOKENS, room: int | None = None
+    ) -> Found[Kv] | None:
         """The entry that shares the longest prefix with `tokens`, if that has `least` tokens. Of several entries the
         most recently used one.
 
         An entry that holds many more tokens stays, to be copied. One that can't be copied is then taken only if fewer
-        tokens are lost than gained.
+        tokens are lost than gained. `room`: bytes for all entries and such a copy, which other entries make way for
+        now. An entry that has no room beside its copy is taken.
         """
         name, kept = self._best(tokens)
         if kept < least:
@@ -123,7 +129,14 @@ class PrefixCache(Generic[Kv]):
             return Found(entry.kv, kept, exclusive=True)
         if not entry.kv.copyable:
             return None
-        self._entries.move_to_end(name)
+        left = 0 if room is None else room - entry.size - entry.size * kept // entry.tokens
+        if left < 0:
+            self._remove(name)
+            return Found(entry.kv, kept, exclusive=True)
+        del self._entries[name]
+        if room is not None:
+            self._shrink(left)
+        self._entries[name] = entry
         return Found(entry.kv, kept, exclusive=False)
 
     def shared(self, tokens: Sequence[int]) -> int:

@@ -82,17 +82,21 @@ class PrefixSharing(Generic[Kv]):
         """The KV that shares the longest prefix with `tokens`, if that has MIN_SHARED_TOKENS more than `held`.
 
         The KV of an ended sequence is preferred, since it may need no copy, unless a live one shares MIN_SHARED_TOKENS
-        more.
+        more. For a copy, the pool has room once this returns.
         """
         if not self._limit:
             return None
         copyable = [sequence for sequence in self._live.values() if sequence.kv.copyable]
-        live = [Found(each.kv, each.kv.reach(shared_tokens(each, tokens)), exclusive=False) for each in copyable]
-        best = max(live, key=lambda found: found.tokens, default=None)
-        most = 0 if best is None else best.tokens
+        live = [(each.kv.reach(shared_tokens(each, tokens)), each) for each in copyable]
+        most, best = max(live, key=lambda found: found[0], default=(0, None))
         least = held + MIN_SHARED_TOKENS
-        cached = self._cache.take(tokens, max(least, most - MIN_SHARED_TOKENS + 1))
-        return best if cached is None and most >= least else cached
+        room = None if self._pool is None else self._pool - self._live_memory()
+        cached = self._cache.take(tokens, max(least, most - MIN_SHARED_TOKENS + 1), room)
+        if cached is not None or best is None or most < least:
+            return cached
+        if room is not None:
+            self._cache.resize(max(0, min(self._limit, room - best.kv.memory * most // best.prefilled)))
+        return Found(best.kv, most, exclusive=False)
 
     def shared(self, tokens: Sequence[int]) -> int:
         """How many of the first `tokens` another sequence has too, whether or not its KV can be cut there."""

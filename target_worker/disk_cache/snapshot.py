@@ -2,6 +2,9 @@
 
 import io
 import json
+import math
+import mmap
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -10,6 +13,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
+from numpy.typing import NDArray
 
 from protocol.inference.device import compute
 from protocol.inference.layer_cache import ROWS_TOGETHER, FoldingCache, LayerCache, RowCache
@@ -179,8 +183,9 @@ def resume(
     rest: FilePart,
 ) -> None:
     """Let the empty sequence hold these committed tokens, from their whole chunks and what was `behind` them. The
-    chunks are taken one after the other, and none is held."""
-    joined = dict[str, mx.array]()
+    chunks are taken one after the other, and none is held: what is read and what has been joined take the memory of
+    all rows once, and that of a chunk and a layer."""
+    joined = dict[str, _Joined]()
     seen = {window: _first_row(window, len(tokens)) for window in CacheShape.of(sequence).windows}
     firsts = dict[str, int]()
     for index, cache in _row_caches(sequence):
@@ -189,12 +194,9 @@ def resume(
     whole = ((number * CHUNK, part) for number, part in enumerate(chunks))
     behind = (len(tokens) - len(tokens) % CHUNK, rest)
     for begin, part in chain(whole, ((begin, part) for (_, begin), part in windows), (behind,)):
-        for name in firsts.keys() & part.arrays.keys():
-            rows, first = part.arrays[name], firsts[name]
-            if name not in joined:
-                joined[name] = mx.zeros((*rows.shape[:2], len(tokens) - first, rows.shape[3]), rows.dtype)
-            joined[name][:, :, begin - first : begin - first + rows.shape[2]] = rows
-        compute(joined)
+        _join(joined, firsts, len(tokens), begin, part.arrays)
+        # Before the next one is decoded.
+        del part
     for index, cache in enumerate(sequence.caches):
         if isinstance(cache, FoldingCache):
             prefix = f"{index}.state."
@@ -202,10 +204,47 @@ def resume(
             state = [(name.removeprefix(prefix), leaf) for name, leaf in leaves.items() if name.startswith(prefix)]
             cache.resume(len(tokens), tree_unflatten(state))
         elif isinstance(cache, RowCache) and f"{index}.keys" in joined:
-            keys, values = joined.pop(f"{index}.keys"), joined.pop(f"{index}.values")
+            keys, values = (joined.pop(f"{index}.{half}").computed() for half in ("keys", "values"))
             cache.adopt(keys, values, first=len(tokens) - keys.shape[2])
     mx.eval([cache.arrays for cache in sequence.caches])
     sequence.resumed(tokens)
+
+
+class _Joined(NamedTuple):
+    """Rows that are being joined."""
+
+    rows: NDArray[Any]
+    element: mx.Dtype
+
+    def computed(self) -> mx.array:
+        array = mx.array(self.rows)
+        return array.view(mx.bfloat16) if self.element == mx.bfloat16 else array
+
+
+def _join(
+    joined: dict[str, _Joined], firsts: dict[str, int], tokens: int, begin: int, arrays: dict[str, mx.array]
+) -> None:
+    """Put rows from token `begin` on among those of `tokens` tokens, of which the first one is in `firsts`."""
+    for name in firsts.keys() & arrays.keys():
+        rows, first = _memory_of(arrays[name]), firsts[name]
+        if name not in joined:
+            shape = (*rows.shape[:2], tokens - first, rows.shape[3])
+            joined[name] = _Joined(_zeros(shape, rows.dtype), arrays[name].dtype)
+        joined[name].rows[:, :, begin - first : begin - first + rows.shape[2]] = rows
+
+
+def _zeros(shape: tuple[int, ...], element: np.dtype[Any]) -> NDArray[Any]:
+    """Their memory is taken page by page, when something is written there. Huge pages would take most of it at once."""
+    count = math.prod(shape)
+    memory = mmap.mmap(-1, max(1, count * element.itemsize))
+    if sys.platform == "linux":
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, element, count).reshape(shape)
+
+
+def _memory_of(array: mx.array) -> NDArray[Any]:
+    """A computed array's own memory; numpy has no bfloat16."""
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def _first_row(window: int, place: int) -> int:
@@ -241,8 +280,7 @@ def _own(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
 
 def _bytes_of(array: mx.array) -> memoryview:
     """Those of a computed array."""
-    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return np.asarray(plain).reshape(-1).view(np.uint8).data
+    return _memory_of(array).reshape(-1).view(np.uint8).data
 
 
 def _is_full(cache: LayerCache) -> bool:

@@ -49,10 +49,10 @@ class FakeSequence:
 class Worker:
     """Counts `evaluated` tokens by sequence, without a model."""
 
-    def __init__(self, limit: int = LIMIT, copyable: bool = True) -> None:
+    def __init__(self, limit: int = LIMIT, copyable: bool = True, pool: int | None = None) -> None:
         self.live: dict[SequenceId, FakeSequence] = {}
         self.closed: list[FakeKv] = []
-        self.sharing = PrefixSharing(self.live, limit, self.closed.append)
+        self.sharing = PrefixSharing(self.live, limit, self.closed.append, pool)
         self.evaluated: dict[int, int] = {}
         self.copyable = copyable
 
@@ -206,3 +206,39 @@ def test_a_state_that_can_not_be_cut_from_a_longer_one_stays():
 
     assert found is not None
     assert found.tokens == 100
+
+
+def held(worker: Worker) -> int:
+    return sum(each.memory for each in worker.sharing.cached) + sum(each.kv.memory for each in worker.live.values())
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_is_not_needed_makes_way_before_a_copy_is_made(live: bool):
+    worker = Worker(pool=1_000)
+    worker.start(1, [1] * 300)
+    worker.prefill_all()
+    worker.end(1)
+    worker.start(2, [2] * 400)
+    worker.prefill_all()
+    if not live:
+        worker.end(2)
+
+    found = worker.sharing.find([2] * 350 + [3])
+
+    assert found is not None
+    assert (found.tokens, found.exclusive) == (350, False)
+    assert held(worker) + 350 <= 1_000
+    assert [len(kv.tokens) for kv in worker.sharing.cached][-1] == (250 if live else 400)
+
+
+def test_kv_that_has_no_room_beside_its_copy_is_cut_instead():
+    worker = Worker(pool=1_000)
+    worker.start(1, [1] * 600)
+    worker.prefill_all()
+    worker.end(1)
+
+    found = worker.sharing.find([1] * 500 + [2])
+
+    assert found is not None
+    assert (found.tokens, found.exclusive) == (500, True)
+    assert not list(worker.sharing.cached)

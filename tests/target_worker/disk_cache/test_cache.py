@@ -3,6 +3,7 @@ used costs a prefill."""
 
 import errno
 import shutil
+import sys
 import threading
 from collections.abc import Sequence
 from functools import cache, partial
@@ -20,7 +21,7 @@ from target_worker.disk_cache import cache as disk_cache
 from target_worker.disk_cache import kept_prefixes
 from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.kept_prefixes import DiskReading, KeptPrefixes
-from target_worker.disk_cache.snapshot import CHUNK, CacheShape
+from target_worker.disk_cache.snapshot import CHUNK, CacheShape, FilePart, resume
 from tests.support.models.architectures import IMPOSSIBLE, UNSTABLE, modules, tiny
 
 TOKENS = [(7 * place + place * place) % 50 + 1 for place in range(700)]
@@ -407,3 +408,26 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     monkeypatch.setattr(CacheFiles, "write", slow)
     monkeypatch.setattr(disk_cache, "_MOST_WAITING", 1)
     return go_on
+
+
+def process_memory(name: str) -> int:
+    """Bytes: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone forgets a process's peak")
+def test_a_conversation_that_is_read_again_is_in_memory_once():
+    sequence = model("qwen3").sequence()
+    layers, chunks = len(sequence.caches), 8
+    rows = {f"{layer}.{half}": mx.ones((1, 8, CHUNK, 1024)) for layer in range(layers) for half in ("keys", "values")}
+    contents = [b"".join(FilePart(rows, {}).encoded()) for _ in range(chunks)]
+    whole = sum(map(len, contents))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = process_memory("VmRSS")
+
+    parts = disk_cache._decoded(contents)
+    resume(sequence, [1] * (chunks * CHUNK), parts, [], FilePart({}, {}))
+
+    assert sequence.memory >= whole * 0.99
+    assert process_memory("VmHWM") - before < whole / 2
