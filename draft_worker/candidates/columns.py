@@ -48,7 +48,7 @@ class Columns:
         """These columns and, behind them, one for each of `tokens`, which lack one."""
         assert self.tokens is not None, "a whole head lacks no token"
         wider = Columns(self.vocabulary, self.shared, np.concatenate([self.tokens, np.array(tokens, np.int32)]))
-        wider._noise = _NoiseBeside(self._noise, self.vocabulary, np.array(tokens))
+        wider.noise = _NoiseBeside(self.noise, self.vocabulary, np.array(tokens))
         wider._known = {**self._known, **{token: place for place, token in enumerate(tokens, start=self.count)}}
         return wider
 
@@ -58,7 +58,7 @@ class Columns:
         if batch.followers:
             logits = mixed(logits, self.followers(batch), sampling.temperature)
         logits = self.processed(logits, batch)
-        found = propose(logits, positions, sampling, batch._replace(processors=None), self._noise)
+        found = propose(logits, positions, sampling, batch._replace(processors=None), self.noise)
         return [self.named(each) for each in found]
 
     def followers(self, batch: Batch) -> Followers:
@@ -111,7 +111,8 @@ class Columns:
         return {} if self.tokens is None else {token: column for column, token in enumerate(self.tokens.tolist())}
 
     @cached_property
-    def _noise(self) -> NoiseRows:
+    def noise(self) -> NoiseRows:
+        """Of the columns."""
         return Noise(self.vocabulary, self.shared, tokens=self.tokens)
 
 

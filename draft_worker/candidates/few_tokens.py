@@ -38,23 +38,25 @@ class SelectorTables:
     @classmethod
     def of(cls, predecessors: mx.array, successors: mx.array) -> "SelectorTables":
         """The same memory."""
-        return cls(_bits(predecessors), _bits(successors))
+        return cls(host_memory(predecessors), host_memory(successors))
 
     def corrections(self, tokens: Rows, latents: Floats, choices: Rows) -> Floats:
         """(L, K) numbers to add to the logits of (L, K) `choices`, finite.
 
         `tokens` (L,): those before the rows. `latents` (L, rank): projections of the rows' states.
         """
-        before: Floats = _rows(self._predecessors, tokens) * latents
-        found: Floats = _rows(self._successors, choices) @ before[..., None]
+        before: Floats = host_rows(self._predecessors, tokens) * latents
+        found: Floats = host_rows(self._successors, choices) @ before[..., None]
         return np.nan_to_num(found[..., 0])
 
 
-def _bits(codes: mx.array) -> Codes:
+def host_memory(codes: mx.array) -> Codes:
+    """The memory of evaluated numbers, which the host reads where they are."""
     return np.asarray(codes.view(mx.uint16) if codes.dtype == mx.bfloat16 else codes)
 
 
-def _rows(codes: Codes, tokens: Rows) -> Floats:
+def host_rows(codes: Codes, tokens: Rows) -> Floats:
+    """These rows of `host_memory`."""
     rows = codes[tokens]
     return (rows.astype(np.uint32) << 16).view(np.float32) if rows.dtype == np.uint16 else rows.astype(np.float32)
 

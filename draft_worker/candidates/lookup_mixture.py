@@ -6,7 +6,7 @@ only rise at the followers' columns.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -27,30 +27,41 @@ def mixed(logits: mx.array, followers: Followers, temperature: float) -> mx.arra
         return logits
     scale = temperature or 1.0
     chosen = logits if len(rows) == len(logits) else logits[mx.array(rows)]
-    counts = [len(followers[row]) for row in rows]
-    totals = log_total(chosen / scale)[mx.array(np.repeat(np.arange(len(rows)), counts)), 0]
-    columns = [column for row in rows for column, _ in followers[row]]
-    where = mx.array(np.repeat(rows, counts)), mx.array(columns)
-    odds = mx.array(np.concatenate([_log_odds(followers[row]) for row in rows]))
+    raised = _Raised.of([followers[row] for row in rows])
+    totals = log_total(chosen / scale)[mx.array(raised.rows), 0]
+    where = mx.array(np.array(rows)[raised.rows]), mx.array(raised.columns)
     own = logits[where]
-    raised = scale * mx.logaddexp(own / scale, odds + totals)
-    return logits.at[where].maximum(mx.where(own > -mx.inf, raised, own))
+    mixture = scale * mx.logaddexp(own / scale, mx.array(raised.log_odds) + totals)
+    return logits.at[where].maximum(mx.where(own > -mx.inf, mixture, own))
 
 
 def mix(logits: npt.NDArray[np.float32], followers: Followers, temperature: float) -> None:
     """`mixed`, in place."""
-    scale = temperature or 1.0
-    for row, found in zip(logits, followers, strict=True):
-        if not found:
-            continue
-        columns = [column for column, _ in found]
-        scaled, best = row / scale, row.max() / scale
-        total = best + np.log(np.exp(scaled - best).sum())
-        raised = scale * np.logaddexp(scaled[columns], _log_odds(found) + total)
-        row[columns] = np.where(row[columns] > -np.inf, raised, -np.inf)
+    raised, scale = _Raised.of(followers), temperature or 1.0
+    totals = np.zeros(len(logits), np.float32)
+    for row in dict.fromkeys(raised.rows):
+        scaled = logits[row] / scale
+        best = scaled.max()
+        totals[row] = best + np.log(np.exp(scaled - best).sum())
+    own = logits[raised.rows, raised.columns]
+    mixture = scale * np.logaddexp(own / scale, raised.log_odds + totals[raised.rows])
+    logits[raised.rows, raised.columns] = np.where(own > -np.inf, mixture, -np.inf)
 
 
-def _log_odds(found: Sequence[tuple[int, float]]) -> npt.NDArray[np.float32]:
-    """Of each follower, against the mass that the draft keeps."""
-    chances = np.array([probability for _, probability in found])
-    return np.log(chances / (1.0 - chances.sum())).astype(np.float32)
+class _Raised(NamedTuple):
+    """Every follower, by rows."""
+
+    rows: list[int]
+    columns: list[int]
+    log_odds: npt.NDArray[np.float32]
+    """Against the mass that the draft keeps."""
+
+    @classmethod
+    def of(cls, followers: Followers) -> "_Raised":
+        rows, columns, odds = list[int](), list[int](), list[float]()
+        for row, found in enumerate(followers):
+            kept = 1.0 - sum(probability for _, probability in found)
+            rows += [row] * len(found)
+            columns += [column for column, _ in found]
+            odds += [probability / kept for _, probability in found]
+        return cls(rows, columns, np.log(np.array(odds)).astype(np.float32))

@@ -4,7 +4,7 @@ A forward serves anchors, those of several sequences too. The candidates of the 
 its rows without a forward, as far as its block reaches, even when the root has moved on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from draft_worker.candidates.columns import Columns
 from draft_worker.candidates.few_tokens import SelectorTables, propose_among
+from draft_worker.candidates.ranked_rows import RankedRows
 from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_checkpoint import read_block
@@ -125,6 +126,8 @@ class _Anchor:
     def __init__(self) -> None:
         self.rows: BlockRows | None = None
         """None until its forward."""
+        self.ranked: RankedRows | None = None
+        """Where a row's guesses do not depend on the token before it."""
 
 
 class _BlockRow(TokenRow):
@@ -292,26 +295,29 @@ class BlockSequence(EngineSequence):
         return Block(tokens[-self._form.clean_prefix :], anchor.position)
 
     def _proposed(self, nodes: Sequence[_BlockRow], positions: Sequence[int], batch: Batch) -> list[Candidates]:
-        """From whole rows of logits. Where the guesses of a row are marginals, nodes that share a row share them."""
+        """From whole rows of logits, or from rows that were ranked with their block."""
         own = self._engine.runner.markov_head is not None or self._sampling.verification == "rejection"
-        if own or batch.processors is not None or any(batch.followers):
+        if own or batch.processors is not None:
             return self._columns.propose(self._logits(nodes), positions, self._sampling, batch)
-        places = {(id(node.anchor), node.offset): place for place, node in enumerate(nodes)}
-        chosen = list(places.values())
-        rows, at = self._logits([nodes[place] for place in chosen]), [positions[place] for place in chosen]
-        proposed = self._columns.propose(rows, at, self._sampling, batch._replace(followers=()))
-        found = dict(zip(places, proposed, strict=True))
-        return [found[id(node.anchor), node.offset] for node in nodes]
+        followers = self._columns.followers(batch) or [()] * len(nodes)
+        return [
+            self._ranked(node, position, batch.limit).candidates(node.offset, found, batch.limit)
+            for node, position, found in zip(nodes, positions, followers, strict=True)
+        ]
+
+    def _ranked(self, node: _BlockRow, position: int, limit: int) -> RankedRows:
+        """The rows of the node's anchor. `position`: absolute, of the token behind the node."""
+        anchor = node.anchor
+        if anchor.ranked is None or anchor.ranked.limit < limit:
+            first = position - node.offset
+            anchor.ranked = RankedRows(_rows(node).logits, first, self._columns, self._sampling, limit)
+        return anchor.ranked
 
     def _logits(self, nodes: Sequence[_BlockRow]) -> mx.array:
         """(L, head): each node's row, with the Markov head's correction by its own token."""
-        rows = [(_rows(node), node.offset) for node in nodes]
-        logits = mx.stack([table.logits[offset] for table, offset in rows])
+        logits = _gathered(nodes, lambda rows: rows.logits)
         head = self._engine.runner.markov_head
-        if head is None:
-            return logits
-        states = mx.stack([table.states[offset] for table, offset in rows])
-        return logits + head.correction(self._latents(head, nodes, states))
+        return logits if head is None else logits + head.correction(self._latents(head, nodes))
 
     def _chosen(
         self, selector: SelectorTables, nodes: Sequence[_BlockRow]
@@ -326,8 +332,9 @@ class BlockSequence(EngineSequence):
         own = np.array([node.token for node in nodes])
         return columns, logits, logits + selector.corrections(own, latents, tokens)
 
-    def _latents(self, head: MarkovHead, nodes: Sequence[_BlockRow], states: mx.array) -> mx.array:
-        """(L, rank) of the Markov head, for nodes whose rows have these (L, width) states."""
+    def _latents(self, head: MarkovHead, nodes: Sequence[_BlockRow]) -> mx.array:
+        """(L, rank) of the Markov head."""
+        states = _gathered(nodes, lambda rows: rows.states)
         tokens = mx.array([node.token for node in nodes])
         if self._form.markov != "rnn":
             return head.step(head.initial(1), tokens, states)[1]
@@ -340,6 +347,13 @@ class BlockSequence(EngineSequence):
             latents.append(latent)
         mx.eval([node.state for node in nodes])
         return mx.stack(latents)
+
+
+def _gathered(nodes: Sequence[_BlockRow], table: Callable[[BlockRows], mx.array]) -> mx.array:
+    """Each node's row of its anchor's `table`."""
+    groups = [list(group) for _, group in groupby(nodes, lambda node: node.anchor)]
+    parts = [table(_rows(group[0]))[mx.array([node.offset for node in group])] for group in groups]
+    return mx.concatenate(parts)
 
 
 def _rows(node: _BlockRow) -> BlockRows:

@@ -11,12 +11,13 @@ VOCABULARY = 248_320
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_sixteen_nodes_with_sixteen_candidates_each_take_the_host_a_millisecond_at_most(temperature: float):
-    """Processor time, the fastest of many steps; a block of 8 whose tokens a selector chooses."""
+@pytest.mark.parametrize("kind", ["DFlash", "DFlash2", "JetSpec", "P-EAGLE"])
+def test_sixteen_nodes_with_sixteen_candidates_each_take_the_host_a_millisecond_at_most(kind: str, temperature: float):
+    """Processor time, the fastest of many steps inside a block of 8."""
     compute_on_processor()
-    runner, _, _ = block_runner("DFlash2", 8, 128, VOCABULARY, Ends(mx.zeros((VOCABULARY, 128))))
+    runner, _, _ = block_runner(kind, 8, 128, VOCABULARY, Ends(mx.zeros((VOCABULARY, 128))))
 
-    assert host_seconds(runner, temperature, 100) <= 1e-3
+    assert host_seconds(runner, temperature, 100).inside <= 1e-3
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_worker.candidates.columns import Columns
+from draft_worker.candidates.ranked_rows import RankedRows
 from draft_worker.engine import Batch
 from draft_worker.engines.block import BlockEngine, BlockSequence, load
 from protocol.errors import InputError
@@ -127,16 +128,14 @@ def test_a_short_head_s_candidates_are_those_of_the_whole_head_among_its_tokens(
     short = BlockEngine.load(shorten(tmp_path / "short"), target)
     start = Start(SequenceId(1), 0, (*TEXT[:12], 5), NodeId(1), SAMPLINGS[sampling], vocabulary=VOCABULARY)
     batch = Batch([], [5, 9], [-1, 0], 4, processors=engine.processors(start), paths=[[], [9]])
-    whole = opened(engine, TEXT[:12], range(12), SAMPLINGS[sampling])
-    logits: list[mx.array] = []
-    propose = whole._columns.propose
-    whole._columns = mock.Mock(propose=lambda rows, *rest: (logits.append(rows), propose(rows, *rest))[1])
-    whole.evaluate(batch)
+    reference = BlockReference(drafter, target)
+    states = reference.rows([5], 12, FEATURES[:12].astype(np.float64), range(12))
+    logits = mx.array(np.array([reference.logits(states, [5, 9][: row + 1]) for row in range(2)]), mx.float32)
 
     found = opened(short, TEXT[:12], range(12), SAMPLINGS[sampling]).evaluate(batch)
 
     columns = Columns(VOCABULARY, VOCABULARY, SHORT_HEAD)
-    expected = columns.propose(logits[0][:, mx.array(SHORT_HEAD)], [13, 14], SAMPLINGS[sampling], batch)
+    expected = columns.propose(logits[:, mx.array(SHORT_HEAD)], [13, 14], SAMPLINGS[sampling], batch)
     assert all(same(*pair) for pair in zip(found, expected, strict=True))
     assert {token for each in found for token in each.tokens} <= set(SHORT_HEAD.tolist())
 
@@ -152,6 +151,20 @@ def test_a_node_that_its_anchors_block_reaches_needs_no_forward(pairs: dict[str,
 
     sequence.evaluate(Batch([], [6, 7], [4, 2], 4))
     assert sequence.forward_widths == (6,)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "lukewarm"])
+def test_a_row_is_ranked_once_and_again_where_more_candidates_are_wanted(sampling: str, pairs: dict[str, Pair]):
+    sequence = opened(pairs["z-lab"].engine, TEXT[:12], range(12), SAMPLINGS[sampling])
+    with mock.patch("draft_worker.engines.block.RankedRows", wraps=RankedRows) as ranked:
+        sequence.evaluate(Batch([], [5], [-1], 4))
+        few = sequence.evaluate(Batch([], [9, 8], [0, 0], 4))
+        assert ranked.call_count == 1
+        many = sequence.evaluate(Batch([], [7], [0], 9))
+        assert ranked.call_count == 2
+
+    assert few[0] == few[1]
+    assert (few[0].tokens, len(many[0].tokens)) == (many[0].tokens[:4], 9)
 
 
 def test_known_tokens_behind_the_context_lead_the_block(pairs: dict[str, Pair]):
