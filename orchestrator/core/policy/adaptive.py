@@ -45,7 +45,7 @@ class Adaptive:
     """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
     _MARGIN_BESIDE = 0.8
     """As much higher still for each forward that the wait lasts, at a miss where the draft grows beside the target:
-    without the wait it grows during the verification, which costs nothing."""
+    without the wait it grows during the verification, which costs nothing. Not for guesses that fade meanwhile."""
     _EXPENSIVE = 1.2
     """Ratio of step times above which the second half of a step's width is too expensive."""
     _STEEP = 1.5
@@ -157,7 +157,8 @@ class Adaptive:
             return until
         shares, width = estimates.ranks.shares(self._options.draft_fan), self._width(estimates)
         pause, margin = max(0.0, max(growth.due for growth in awaited) - now), self._MARGIN
-        if not views[0].in_turns and not any(view.tree.root.children for view in views):
+        missed = not any(view.tree.root.children for view in views)
+        if missed and not views[0].in_turns and estimates.freshness is None:
             margin += self._MARGIN_BESIDE * pause / estimates.target(len(views))
         wait = estimates.hop.get(0.0) + pause
         for steps in range(1, 1 + (_MOST_STEPS if views[0].in_turns else 1)):
