@@ -43,6 +43,9 @@ class Adaptive:
     drafts = caches = refreshes = True
     _MARGIN = 1.02
     """The expected rate after a wait must be this much higher: its gain is an estimate, its cost is certain."""
+    _MARGIN_BESIDE = 0.8
+    """As much higher still for each forward that the wait lasts, at a miss where the draft grows beside the target:
+    without the wait it grows during the verification, which costs nothing. Not for guesses that fade meanwhile."""
     _EXPENSIVE = 1.2
     """Ratio of step times above which the second half of a step's width is too expensive."""
     _STEEP = 1.5
@@ -153,13 +156,17 @@ class Adaptive:
         if estimates.unasked >= _MOST_UNASKED:
             return until
         shares, width = estimates.ranks.shares(self._options.draft_fan), self._width(estimates)
-        wait = estimates.hop.get(0.0) + max(0.0, max(growth.due for growth in awaited) - now)
+        pause, margin = max(0.0, max(growth.due for growth in awaited) - now), self._MARGIN
+        missed = not any(view.tree.root.children for view in views)
+        if missed and not views[0].in_turns and estimates.freshness is None:
+            margin += self._MARGIN_BESIDE * pause / estimates.target(len(views))
+        wait = estimates.hop.get(0.0) + pause
         for steps in range(1, 1 + (_MOST_STEPS if views[0].in_turns else 1)):
             later = [
                 present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
                 for present, growth in zip(gains, expected, strict=True)
             ]
-            if best_counts(later, estimates.target, wait).rate > rate * self._MARGIN:
+            if best_counts(later, estimates.target, wait).rate > rate * margin:
                 return until
             wait += estimates.next_response.get(estimates.step.get(0.0))
         return None

@@ -45,6 +45,15 @@ def scenario(**changes):
     return Scenario(**{"devices": M4, "tokens": 120, "requests": 1, **changes})
 
 
+def test_a_target_whose_draft_guesses_badly_and_grows_beside_it_hardly_waits():
+    guesses = replace(SAMPLED, accept=0.44)
+
+    predicted = simulated(scenario(acceptance=guesses, temperature=0.7, requests=2), "adaptive")
+
+    assert predicted.target_busy is not None
+    assert predicted.target_busy > 0.94
+
+
 def speeds(predictions):
     return {prediction.contender: prediction.tokens_per_second for prediction in predictions}
 
