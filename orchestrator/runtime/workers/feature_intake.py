@@ -10,7 +10,7 @@ from protocol.features.blocks import whole
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import MAX_CONTEXT, SequenceId
+from protocol.messages.base import SequenceId
 from protocol.messages.features import FeatureBlock, FeatureForm, Features, Tap, Taps
 
 log = structlog.get_logger()
@@ -28,6 +28,7 @@ class FeatureIntake:
         """What it was told to record."""
         self._rings: dict[SequenceId, FeatureRing | None] = {}
         """None until a block comes."""
+        self._warned = False
         self.dropped = 0
         """Blocks that are damaged, that nobody asked for, or that were overtaken."""
 
@@ -54,12 +55,11 @@ class FeatureIntake:
     def add(self, block: FeatureBlock, payload: bytes) -> Features | None:
         """Write a block; returns what a target of this machine would say of it. Blocks come in order, perhaps with
         gaps."""
-        ring = self._ring_for(block)
-        rows = whole(block, payload)
-        if ring is None or rows is None or (ring.form, ring.layout.element) != (block.form, block.element):
-            self.dropped += 1
-            return None
-        if block.first < ring.available.stop:
+        asked = self._form is not None and self._form.reads(block.form) and block.sequence in self._rings
+        rows = whole(block, payload) if asked else None
+        ring = None if rows is None else self._ring_for(block)
+        fits = ring is not None and (ring.form, ring.layout.element) == (block.form, block.element)
+        if rows is None or ring is None or not fits or block.first < ring.available.stop:
             self.dropped += 1
             return None
         ring.write(block.first, rows)
@@ -67,20 +67,18 @@ class FeatureIntake:
         return Features(block.sequence, block.round, ring.name, first, block.first + block.rows - first)
 
     def _ring_for(self, block: FeatureBlock) -> FeatureRing | None:
-        """None for a block that was not asked for."""
-        sequence = SequenceId(block.sequence)
-        asked = self._form is not None and self._form.reads(block.form)
-        if not asked or sequence not in self._rings or block.element not in tuple(ElementType):
-            return None
-        ring = self._rings[sequence]
-        if ring is None and block.first + block.rows <= MAX_CONTEXT:
+        """The ring of the block's sequence, made for its form if there is none; None without shared memory."""
+        ring = self._rings[block.sequence]
+        if ring is None:
             element = ElementType(block.element)
             try:
                 ring = FeatureRing.create(block.form, element, fingerprint=self._fingerprint, epoch=self._epoch)
             except SegmentError as error:
-                log.warning("drafts get no features of the target", reason=str(error))
+                if not self._warned:
+                    log.warning("drafts get no features of the target", reason=str(error))
+                    self._warned = True
                 return None
-            self._rings[sequence] = ring
+            self._rings[block.sequence] = ring
         return ring
 
     def _renew(self, sequence: SequenceId) -> None:
