@@ -97,8 +97,9 @@ class FeatureRings:
         yield from self.started()
 
     def started(self) -> Iterator[ProjectionWanted]:
-        """A sequence begins: what was lost on its way to another machine, or from there, holds up nothing any more."""
-        if self._outlet is not None:
+        """A sequence begins: what was lost on its way to another machine, or from there, holds up nothing any more,
+        unless it may be under way for another sequence."""
+        if self._outlet is not None and not self._rings:
             self._outlet.acknowledge(self._sent)
         wanted = self._projection and self._projection.wanted
         if wanted is not None:

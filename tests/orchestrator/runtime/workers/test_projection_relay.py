@@ -25,30 +25,44 @@ def rows(key: int, incarnation: int) -> ProjectionArrived:
     return ProjectionArrived(incarnation, ProjectionShipment(ProjectionBlock(key, 0, 1, 1), b""))
 
 
+def relay(*events: WorkerUp) -> ProjectionRelay:
+    made = ProjectionRelay()
+    for event in events or (up(1), up(2, key=5), up(3, key=6)):
+        made.note(event)
+    return made
+
+
 def test_a_request_goes_to_the_draft_of_that_matrix_and_its_rows_to_the_target():
-    relay = ProjectionRelay()
-    for event in (up(1), up(2, key=5), up(3, key=6)):
-        relay.note(event)
+    between = relay()
 
-    assert [relay.wanted(wanted(key)) for key in (5, 6, 7)] == [2, 3, None]
-    assert [relay.carried(rows(5, 2)), relay.carried(rows(6, 3))] == [1, 1]
+    for key, draft in ((5, 2), (6, 3)):
+        assert between.wanted(wanted(key)) == draft
+        assert between.carried(rows(key, draft)) == 1
+    assert between.wanted(wanted(7)) is None
 
 
-def test_rows_of_another_drafts_matrix_and_requests_of_others_go_nowhere():
-    relay = ProjectionRelay()
-    for event in (up(1), up(2, key=5), up(3, key=6)):
-        relay.note(event)
+def test_rows_that_nobody_asked_for_and_requests_of_others_go_nowhere():
+    between = relay()
+    unasked = between.carried(rows(5, 2))
+    stranger = between.wanted(wanted(5, incarnation=3))
+    between.wanted(wanted(5))
+    another, anothers = between.carried(rows(6, 3)), between.carried(rows(5, 3))
+    first, again = between.carried(rows(5, 2)), between.carried(rows(5, 2))
 
-    assert relay.carried(rows(5, 3)) is None
-    assert relay.carried(rows(7, 2)) is None
-    assert relay.wanted(wanted(5, incarnation=3)) is None
+    assert [unasked, stranger, another, anothers, again] == [None] * 5
+    assert first == 1
 
 
 def test_the_next_life_of_a_draft_and_of_a_target_takes_over():
-    relay = ProjectionRelay()
-    for event in (up(1), up(2, key=5), up(4), up(6, key=5)):
-        relay.note(event)
+    between = relay(up(1), up(2, key=5), up(4), up(6, key=5))
 
-    assert relay.wanted(wanted(5, incarnation=4)) == 6
-    assert relay.carried(rows(5, 6)) == 4
-    assert relay.carried(rows(5, 2)) is None
+    assert between.wanted(wanted(5, incarnation=4)) == 6
+    assert between.carried(rows(5, 2)) is None
+    assert between.carried(rows(5, 6)) == 4
+
+
+def test_a_draft_that_comes_again_and_again_with_other_matrices_fills_no_memory():
+    between = relay(up(1), *(up(2 + key, key=key) for key in range(1000)))
+
+    assert between.wanted(wanted(0)) is None
+    assert between.wanted(wanted(999)) == 1001
