@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    # This module imports MLX, which some engines don't need.
+    # These modules import MLX, which some engines don't need.
+    from draft_worker.projection import ProjectionMatrix
     from protocol.sampling.grammar import Grammars
     from protocol.sampling.processors.logits_processors import LogitsProcessors
 
@@ -223,6 +224,8 @@ class Engine(StatedModel, ABC):
     """Whether one forward can grow the trees of several sequences, as far as `joins` allows."""
     features: FeatureForm | None = None
     """What its sequences read of the target; None: tokens alone."""
+    matrix: "ProjectionMatrix | None" = None
+    """By which a target on another machine may project its features, as `features` says then."""
     trained_exit: bool = False
     """Whether it has weights of its own behind the target's first layers."""
     kv: KvForm | None = None

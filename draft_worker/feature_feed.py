@@ -66,6 +66,8 @@ class FeatureFeed:
         if message.name != self._name:
             self.close()
             self._source = self._attach(message.name)
+            if self._source is not None and not self._elements(self._source.form):
+                self.close()
             # What can't be attached now is tried again at the next announcement.
             self._name = message.name if self._source is not None else ""
             self._announced = self._unusable_until = 0
@@ -110,9 +112,15 @@ class FeatureFeed:
             if count <= 0:
                 break
             rows = self._source.read(first, count, self._form.outputs)
-            if rows is not None and rows.shape == (count, len(self._form.outputs) * self._form.width):
+            if rows is not None and rows.shape == (count, self._elements(self._source.form)):
                 return first, rows
             if self._source.available.start <= first:
                 # They were not overwritten during the reading, but are damaged.
                 self._unusable_until = first + count
         return stop, None
+
+    def _elements(self, ring: FeatureForm) -> int:
+        """Of a row that is read from a ring, which may hold more outputs; 0 if another drafter's matrix made it."""
+        if ring.projection is None:
+            return self._form.joined
+        return ring.elements if self._form.reads(ring) else 0

@@ -18,12 +18,17 @@ class FeatureSource(Protocol):
     """Features of one sequence by their positions in the conversation."""
 
     @property
+    def form(self) -> FeatureForm:
+        """What a row holds."""
+        ...
+
+    @property
     def available(self) -> range:
         """The positions whose features are there now."""
         ...
 
     def read(self, first: int, count: int, outputs: Sequence[int]) -> "NDArray[np.float32] | None":
-        """(count, outputs * width) of the tokens from position `first` on, all finite; None if they are not all there,
+        """(count, elements) of the tokens from position `first` on, all finite; None if they are not all there,
         or are damaged."""
         ...
 
@@ -53,20 +58,23 @@ class ReceivedBlocks:
     """The latest rows without a gap, as they came from another machine."""
 
     def __init__(self, form: FeatureForm) -> None:
-        self._form = form
+        self.form = form
+        """Of the present rows; at first what the draft reads."""
+        self._reads = form
         self._blocks: list[NDArray[np.float32]] = []
         self.available = range(0)
 
     def add(self, shipment: FeatureShipment) -> None:
-        """A block. A damaged one, and one of another form, is dropped; one behind a gap replaces the earlier ones."""
+        """A block. A damaged one, and one of another form, is dropped; one behind a gap, and the first one that is
+        projected or no longer is, replaces the earlier ones."""
         from protocol.features.blocks import received
 
         block = shipment.block
-        rows = received(block, shipment.payload) if block.form == self._form else None
+        rows = received(block, shipment.payload) if self._reads.reads(block.form) else None
         if rows is None or block.first < self.available.stop:
             return
-        if block.first > self.available.stop:
-            self._blocks = []
+        if block.first > self.available.stop or block.form != self.form:
+            self.form, self._blocks = block.form, []
         self._blocks.append(rows)
         while len(self._blocks) > 1 and sum(each.nbytes for each in self._blocks) > _KEPT_BYTES:
             del self._blocks[0]

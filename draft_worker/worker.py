@@ -14,12 +14,13 @@ from draft_worker.sequence import AcceptanceCheck, DraftSequence, FeatureFedSequ
 from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_sharing import PrefixSharing
 from protocol.messages.base import SequenceId
-from protocol.messages.features import Features, FeatureShipment
+from protocol.messages.features import Features, FeatureShipment, ProjectionWanted
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration
+from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import PacedPart, Pacer
 
 _JOINT_NODES = 64
@@ -70,7 +71,7 @@ class DraftWorker:
             model_fingerprint=self._engine.model_fingerprint,
         )
 
-    def handle(self, message: ToWorker | FeatureShipment) -> Iterable[FromWorker]:
+    def handle(self, message: ToWorker | FeatureShipment) -> Iterable[WorkerReply]:
         match message:
             case Start():
                 return self._start(message)
@@ -82,6 +83,9 @@ class DraftWorker:
                 self._hear_features(self._sequences.get(id), first, message)
             case FeatureShipment(block):
                 self._hear_features(self._sequences.get(block.sequence), block.first, message)
+            case ProjectionWanted() if self._engine.matrix is not None:
+                answer = self._engine.matrix.answer(message)
+                return () if answer is None else (answer,)
             case Stop():
                 return self._end(message.sequence)
         return ()

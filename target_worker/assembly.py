@@ -134,7 +134,7 @@ def _disk(setup: WorkerSetup, model: LanguageModel) -> DiskCache | None:
 
 
 def _rings(setup: WorkerSetup, tap: StateRecord | None, record: Callable[[Outputs], None]) -> FeatureRings | None:
-    if tap is None or setup.server:
-        # Nobody on the orchestrator's machine can open a ring of this one.
+    if tap is None:
         return None
-    return FeatureRings(tap, record, fingerprint=model_fingerprint(Path(setup.model)), epoch=setup.epoch)
+    fingerprint = model_fingerprint(Path(setup.model))
+    return FeatureRings(tap, record, fingerprint=fingerprint, epoch=setup.epoch, remote=bool(setup.server))

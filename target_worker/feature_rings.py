@@ -1,22 +1,39 @@
 """The feature rings of a target's sequences: what forwards recorded of committed tokens, in shared memory.
 
-Knows no message flow. Features are never needed: without shared memory, drafts go on without them.
+Features are never needed: without shared memory, drafts go on without them. Where the orchestrator is on another
+machine, which can't open a ring of this one, it gets the rows as blocks, behind the verdict and few at a time.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
+from protocol.features.outlet import FeatureOutlet
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
 from protocol.kv.segments import SegmentError, sweep
 from protocol.messages.base import SequenceId
-from protocol.messages.features import FeatureForm, Features, Outputs, Taps
+from protocol.messages.features import (
+    FeatureForm,
+    Features,
+    FeatureShipment,
+    Outputs,
+    ProjectionShipment,
+    ProjectionWanted,
+    Tap,
+    Taps,
+)
 from target_worker.engine import TargetSequence
+from target_worker.projection import ProjectionIntake, projected
 
 log = logging.getLogger(__name__)
+_UNDER_WAY = 2
+"""Blocks on their way to another machine: 1 MiB, for which a gigabit link takes 9 ms. The next verdict waits behind
+them if its forward is shorter than that."""
+Announcement: TypeAlias = Features | FeatureShipment
 
 
 class StateRecord(Protocol):
@@ -35,9 +52,17 @@ class StateRecord(Protocol):
 class FeatureRings:
     """One ring a sequence, from its first recorded rows on, all with the outputs that the last Tap named."""
 
-    def __init__(self, tap: "StateRecord", record: Callable[[Outputs], None], *, fingerprint: str, epoch: int) -> None:
+    def __init__(
+        self,
+        tap: "StateRecord",
+        record: Callable[[Outputs], None],
+        *,
+        fingerprint: str,
+        epoch: int,
+        remote: bool = False,
+    ) -> None:
         """`tap`: what is recorded; `record` changes that. The rings are this process's: the next target removes those
-        of one that crashed."""
+        of one that crashed. `remote`: the orchestrator is on another machine."""
         self._tap = tap
         self._record = record
         self._fingerprint = fingerprint
@@ -46,25 +71,57 @@ class FeatureRings:
         """None for a sequence that got no memory."""
         self._swept = False
         self._warned = False
+        self._projection: ProjectionIntake | None = None
+        self._remote = remote
+        self._outlet: FeatureOutlet | None = None
+        self._sent = 0
+        """Blocks so far."""
 
     @property
     def taps(self) -> Taps:
         return self._tap.taps
 
-    def record(self, outputs: Outputs) -> None:
+    def record(self, tap: Tap) -> Iterator[ProjectionWanted]:
         """Record these outputs of all sequences from now on, in new rings; nothing if there are none."""
-        lack = self.taps.lack(FeatureForm(outputs, self.taps.width)) if outputs else ""
+        form = FeatureForm(tap.outputs, self.taps.width, tap.projection) if tap.outputs else None
+        lack = self.taps.lack(form) if form else ""
         if lack:
             log.warning("nothing is recorded for a draft: %s", lack)
-            outputs = ()
-        if outputs != self._tap.outputs:
+            form = None
+        if (form.outputs if form else ()) != self._tap.outputs or form != self._form:
             for sequence in list(self._rings):
                 self.end(sequence)
-            self._record(outputs)
+            self._record(form.outputs if form else ())
+            self._projection = ProjectionIntake(form) if form and form.projection else None
+            self._outlet = FeatureOutlet(form, _UNDER_WAY) if form and self._remote else None
+        yield from self.started()
+
+    def started(self) -> Iterator[ProjectionWanted]:
+        """A sequence begins: what was lost on its way to another machine, or from there, holds up nothing any more,
+        unless it may be under way for another sequence."""
+        if self._outlet is not None and not self._rings:
+            self._outlet.acknowledge(self._sent)
+        wanted = self._projection and self._projection.wanted
+        if wanted is not None:
+            yield wanted
+
+    def take(self, shipment: ProjectionShipment) -> Iterator[ProjectionWanted]:
+        """Rows of the matrix by which later sequences' rows are projected."""
+        if self._projection is not None:
+            before = self._projection.wanted
+            self._projection.add(shipment)
+            wanted = self._projection.wanted
+            if wanted is not None and wanted != before:
+                yield wanted
+
+    def taken(self, number: int) -> Iterator[FeatureShipment]:
+        """The orchestrator has the blocks up to this one: the next ones."""
+        if self._outlet is not None and self._outlet.acknowledge(number):
+            yield from self._due()
 
     def written(
         self, sequence: TargetSequence, first: int, entries: Sequence[int] | None = None
-    ) -> tuple[Features, ...]:
+    ) -> Iterator[Announcement]:
         """Write what the sequence's last forward recorded of its committed tokens from position `first` on.
 
         `entries`: those of the forward's tokens that were committed; None for all. Nothing is written if nothing was
@@ -72,22 +129,50 @@ class FeatureRings:
         """
         recorded, sequence.cache.recorded = sequence.cache.recorded, None
         if recorded is None or recorded.outputs != self._tap.outputs:
-            return ()
+            return
         ring = self._ring(sequence.start.sequence)
         if ring is None:
-            return ()
+            return
         rows = np.asarray(recorded.rows)
         rows = rows if entries is None else rows[list(entries)]
+        if ring.form.projection is not None:
+            assert self._projection is not None
+            assert self._projection.matrix is not None
+            rows = projected(rows, ring.layout.element, self._projection.matrix)
         ring.write(first, rows)
         begin = max(first, ring.available.start)
-        return (Features(sequence.start.sequence, sequence.round, ring.name, begin, first + len(rows) - begin),)
+        features = Features(sequence.start.sequence, sequence.round, ring.name, begin, first + len(rows) - begin)
+        if not self._remote:
+            yield features
+        elif self._outlet is not None:
+            self._outlet.announce(features)
+            yield from self._due()
 
     def end(self, sequence: SequenceId) -> None:
         """The sequence has ended, or starts anew."""
         ring = self._rings.pop(sequence, None)
+        if self._outlet is not None:
+            self._outlet.forget(sequence)
         if ring is not None:
             ring.unlink()
             ring.close()
+
+    def _due(self) -> Iterator[FeatureShipment]:
+        """The blocks for which there is room on the way."""
+        assert self._outlet is not None
+        due = self._outlet.due()
+        for block, payload in due.blocks:
+            self._sent += 1
+            due.sent(1, self._sent)
+            yield FeatureShipment(replace(block, number=self._sent), payload)
+
+    @property
+    def _form(self) -> FeatureForm | None:
+        """What the last Tap named; its rows are projected once the matrix is there."""
+        if not self._tap.outputs:
+            return None
+        projection = self._projection and self._projection.form.projection
+        return FeatureForm(self._tap.outputs, self.taps.width, projection)
 
     def _ring(self, sequence: SequenceId) -> FeatureRing | None:
         if sequence not in self._rings:
@@ -95,7 +180,9 @@ class FeatureRings:
         return self._rings[sequence]
 
     def _created(self) -> FeatureRing | None:
-        form = FeatureForm(self._tap.outputs, self.taps.width)
+        intake = self._projection
+        projection = None if intake is None or intake.matrix is None else intake.form.projection
+        form = FeatureForm(self._tap.outputs, self.taps.width, projection)
         try:
             if not self._swept:
                 sweep()

@@ -14,7 +14,7 @@ from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.kv.prefix_sharing import PrefixSharing, shared_tokens
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
-from protocol.messages.features import Features, Tap
+from protocol.messages.features import FeaturesTaken, ProjectionShipment, Tap
 from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import (
     CacheOff,
@@ -32,11 +32,12 @@ from protocol.messages.worker import (
     Verify,
 )
 from protocol.sampling.grammar import GrammarError
+from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import PacedPart, Pacer
 from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.work import DiskWork
 from target_worker.engine import Pick, Proposal, TargetEngine, TargetSequence
-from target_worker.feature_rings import FeatureRings
+from target_worker.feature_rings import Announcement, FeatureRings
 from target_worker.kv.target_kv import TargetKv
 from target_worker.prompts import Prompts
 from target_worker.verification import Acceptance, ProposedTree, flaw
@@ -135,7 +136,11 @@ class TargetWorker:
             else self._hello
         )
 
-    def handle(self, message: ToWorker) -> Iterator[FromWorker]:
+    def handle(self, message: ToWorker | ProjectionShipment) -> Iterator[WorkerReply]:
+        if self._rings is not None and isinstance(message, FeaturesTaken | ProjectionShipment):
+            # Neither changes what a sequence computes next.
+            yield from self._hear_of_features(self._rings, message)
+            return
         self._due = ()
         match message:
             case Start():
@@ -145,12 +150,20 @@ class TargetWorker:
                 yield from self._verify((message,))
             case Forest(trees):
                 yield from self._verify(trees)
-            case Tap(outputs) if self._rings is not None:
-                self._rings.record(outputs)
+            case Tap() if self._rings is not None:
+                yield from self._rings.record(message)
             case KvRelease(name):
                 self._release(name)
             case Stop(sequence):
                 yield from self._end(sequence)
+
+    def _hear_of_features(
+        self, rings: FeatureRings, message: FeaturesTaken | ProjectionShipment
+    ) -> Iterator[WorkerReply]:
+        if isinstance(message, FeaturesTaken):
+            yield from rings.taken(message.number)
+        else:
+            yield from rings.take(message)
 
     @property
     def has_work(self) -> bool:
@@ -164,7 +177,7 @@ class TargetWorker:
             or any(sequence.prefilling for sequence in self._sequences.values())
         )
 
-    def work(self) -> Iterator[FromWorker]:
+    def work(self) -> Iterator[WorkerReply]:
         """Begin a forward before its Verify, save one slice of a sequence, take up what was read from disk, or evaluate
         one chunk of the next prompt, in turns with what goes to disk."""
         if self._due:
@@ -201,7 +214,7 @@ class TargetWorker:
             return
         yield from self._prefill(waiting)
 
-    def _prefill(self, waiting: Sequence[SequenceId]) -> Iterator[FromWorker]:
+    def _prefill(self, waiting: Sequence[SequenceId]) -> Iterator[WorkerReply]:
         """Evaluate one chunk of one of the prompts."""
         sequence, found = self._prompts.next(waiting)
         self._at_work = (sequence.start.sequence,)
@@ -275,7 +288,7 @@ class TargetWorker:
             if kv.checkpoint is not None:
                 kv.checkpoint.release(name)
 
-    def _start(self, start: Start) -> Iterator[FromWorker]:
+    def _start(self, start: Start) -> Iterator[WorkerReply]:
         earlier = self._sequences.get(start.sequence)
         telling = start.sampling.prompt_logprobs
         repeated = earlier is not None and earlier.start == start and earlier.round == start.round
@@ -296,6 +309,8 @@ class TargetWorker:
                 yield from self._cache(start.sequence)
             earlier = None
         self._remove(start.sequence)
+        if self._rings is not None:
+            yield from self._rings.started()
         if refusal := self._engine.refusal(start):
             yield Fault("refused", refusal, start.sequence)
             return
@@ -323,7 +338,7 @@ class TargetWorker:
         if not sequence.prefilling:
             yield self._prefilled(sequence)
 
-    def _verify(self, trees: Sequence[Verify]) -> Iterator[FromWorker]:
+    def _verify(self, trees: Sequence[Verify]) -> Iterator[WorkerReply]:
         """One forward over all trees that need one; the others are answered at once."""
         valid: dict[SequenceId, Verify] = {}
         for verify in trees:
@@ -342,7 +357,7 @@ class TargetWorker:
         if rest:
             yield from self._end_round(self._forward(rest), valid)
 
-    def _end_round(self, forward: _Forward, asked: Mapping[SequenceId, Verify]) -> Iterator[FromWorker]:
+    def _end_round(self, forward: _Forward, asked: Mapping[SequenceId, Verify]) -> Iterator[WorkerReply]:
         """Answer the trees of a forward, and commit what is accepted."""
         sequences, picks, behind = [sequence for sequence, _ in forward.proposals], forward.picks, None
         if self._may_chain(forward, asked):
@@ -394,7 +409,7 @@ class TargetWorker:
 
     def _features(
         self, sequence: TargetSequence, first: int, entries: Sequence[int] | None = None
-    ) -> tuple[Features, ...]:
+    ) -> Iterable[Announcement]:
         """See `FeatureRings.written`."""
         return () if self._rings is None else self._rings.written(sequence, first, entries)
 

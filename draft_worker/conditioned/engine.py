@@ -40,7 +40,7 @@ class ConditionedEngine(ColumnsEngine):
         self.context = runner.context
         self.device = runner.device
         self.tokenizer = tokenizer
-        self.features = runner.features
+        self.features, self.matrix = runner.features, runner.matrix
         self.joint = runner.joint
         self._runner = runner
 
@@ -160,8 +160,9 @@ class ConditionedSequence(EngineSequence):
         self.rows.truncate(length)
 
     def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
-        assert self._engine.features is not None
-        if rows.ndim == 2 and rows.shape[1] == len(self._engine.features.outputs) * self._engine.features.width:
+        form = self._engine.features
+        assert form is not None
+        if rows.ndim == 2 and rows.shape[1] in (form.joined, form.elements):
             self.rows.committed.feed(first, rows)
 
     @property

@@ -9,6 +9,7 @@ import mlx.nn as nn
 import numpy as np
 
 from draft_worker.head_tokens import HeadTokens
+from draft_worker.projection import ProjectionMatrix, in_groups
 from draft_worker.short_head import ShortHead
 from protocol.errors import InputError
 from protocol.inference.forward_costs import costs_at_load
@@ -27,7 +28,13 @@ class ConditionedDrafter(Protocol):
     head_tokens: HeadTokens | None
 
     def fuse(self, features: mx.array) -> mx.array:
-        """(..., width) from (..., outputs * output width) features."""
+        """(..., width) from (..., outputs * output width) features, or from what `projecting` makes of them without
+        its bias."""
+        ...
+
+    @property
+    def projecting(self) -> nn.Module | None:
+        """The linear layer that reads features first; None if another one does."""
         ...
 
     def __call__(self, tokens: mx.array, hidden: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
@@ -124,6 +131,8 @@ class ConditionedRunner(Protocol):
     """A drafter that runs: in MLX, or as a package on another device."""
 
     features: FeatureForm
+    matrix: ProjectionMatrix | None
+    """By which a target on another machine may project features; None: they are read as they are."""
     width: int
     """Elements of what a row leaves."""
     vocabulary: int
@@ -179,7 +188,9 @@ class MlxRunner:
     """A `ConditionedRunner` of a network. Raises InputError if the network's rows can't form trees."""
 
     def __init__(self, drafter: LoadedDrafter, folder: Path) -> None:
-        self.features = drafter.features
+        layer = drafter.network.projecting
+        self.matrix = None if layer is None else ProjectionMatrix.of(layer, drafter.features)
+        self.features = self.matrix.form if self.matrix else drafter.features
         self.width = drafter.width
         self.vocabulary = drafter.vocabulary
         self.context = drafter.context
@@ -216,7 +227,7 @@ class MlxRunner:
     def _second_inputs(self, inputs: Sequence[Input]) -> mx.array:
         """(L, width). All features are fused in one product."""
         features = [each for each in inputs if isinstance(each, np.ndarray)]
-        fused = bounded(self._drafter.fuse(mx.array(np.stack(features)))) if features else None
+        fused = bounded(in_groups([each[None] for each in features], self._fused)) if features else None
         if fused is not None and len(features) == len(inputs):
             return fused
         blank, place = mx.zeros((self.width,)), 0
@@ -229,6 +240,9 @@ class MlxRunner:
             else:
                 rows.append(blank if each is None else each)
         return mx.stack(rows)
+
+    def _fused(self, features: np.ndarray) -> mx.array:
+        return self._drafter.fuse(mx.array(features))
 
 
 def _part(wave: Wave) -> ForwardPart:

@@ -18,6 +18,8 @@ from draft_worker.candidates.few_tokens import SelectorTables
 from draft_worker.drafters.block import BlockDrafter, BlockForm, BlockPart, KeysValues, MarkovHead
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import HeadTokens
+from draft_worker.projection import ProjectionMatrix, in_groups
+from protocol.messages.features import FeatureForm
 from protocol.sampling.top_tokens import top
 
 
@@ -92,6 +94,8 @@ class BlockRunner(Protocol):
     architecture: str
     joint: bool
     """One forward can evaluate blocks of several sequences."""
+    matrix: ProjectionMatrix | None
+    """By which a target on another machine may project features; None: they are read as they are."""
 
     def open(self) -> "BlockContext":
         """The context of a new sequence."""
@@ -121,6 +125,7 @@ class MlxBlockRunner:
         self.architecture: str = self.form.kind
         self._network = network
         self._ends = ends
+        self.matrix = ProjectionMatrix.of(network.fc, FeatureForm(self.form.outputs, self.form.output_width))
 
     def open(self) -> "BlockContext":
         return BlockContext(BlockKv(self._network))
@@ -200,9 +205,11 @@ def read_together(network: BlockDrafter, contexts: Sequence["BlockContext"]) -> 
 
 
 def _keys_values(network: BlockDrafter, fed: Sequence["FedRows"]) -> list[KeysValues]:
-    features = mx.array(np.concatenate([each.rows for each in fed]))[None].astype(network.norm.weight.dtype)
+    def encoded(rows: Rows) -> mx.array:
+        return network.encode(mx.array(rows)[None].astype(network.norm.weight.dtype))
+
     # Weights may still make numbers of them that half precision can't hold.
-    context = mx.nan_to_num(network.encode(features), nan=0.0, posinf=0.0, neginf=0.0)
+    context = mx.nan_to_num(in_groups([each.rows for each in fed], encoded), nan=0.0, posinf=0.0, neginf=0.0)
     positions = mx.array([[position for each in fed for position in range(each.first, each.end)]])
     return network.keys_values(context, positions)
 

@@ -18,6 +18,8 @@ from draft_worker.drafters.block_forward import Asked, Block, BlockContext, Bloc
 from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.drafters.token_ends import drafter_ends
+from draft_worker.projection import ProjectionMatrix, in_groups
+from protocol.messages.features import FeatureForm
 
 _KEPT = 64
 """Last features that stay: a conversation that is cut back by fewer tokens goes on without a gap."""
@@ -69,6 +71,9 @@ class PeagleRunner:
         self.context = form.context
         self.device = str(mx.default_device())
         self._network = network
+        layer = network.projecting
+        features = FeatureForm(form.outputs, form.target_width)
+        self.matrix = None if layer is None else ProjectionMatrix.of(layer, features)
 
     def open(self) -> BlockContext:
         return BlockContext(PeagleRows(self._network))
@@ -168,8 +173,11 @@ class PeagleRows:
 
     def _fused(self, rows: Sequence[Rows]) -> mx.array:
         """(1, L, width), finite."""
-        features = mx.stack([mx.array(row) for row in rows])[None].astype(self._network.norm.weight.dtype)
-        return mx.nan_to_num(self._network.fuse(features), nan=0.0, posinf=0.0, neginf=0.0)
+
+        def fused(rows: Rows) -> mx.array:
+            return self._network.fuse(mx.array(rows)[None].astype(self._network.norm.weight.dtype))
+
+        return mx.nan_to_num(in_groups([row[None] for row in rows], fused), nan=0.0, posinf=0.0, neginf=0.0)
 
     def _trim(self, rows: int) -> None:
         for cache in self._caches:

@@ -72,7 +72,8 @@ class BlockEngine(ColumnsEngine):
         self.context = runner.context
         self.device = runner.device
         self.tokenizer = vocabulary_fingerprint(tokens)
-        self.features = FeatureForm(form.outputs, form.output_width)
+        self.matrix = runner.matrix
+        self.features = self.matrix.form if self.matrix else FeatureForm(form.outputs, form.output_width)
         self.joint = runner.joint
         self.runner = runner
 

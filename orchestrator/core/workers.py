@@ -77,15 +77,20 @@ class WorkerRegistry:
             "two halves of two models: start the pipeline again."
         )
 
-    def outputs_read(self) -> tuple[Output, ...]:
-        """The outputs of the target's layers that the drafts read, ascending. Later drafts get no features where all
-        together read more than a target records."""
+    def features_read(self) -> Tap:
+        """What the target is to record: the outputs of its layers that the drafts read, ascending, projected where that
+        is possible and they pass through a network. Later drafts get no features where all together read more than a
+        target records."""
         read: set[Output] = set()
-        for draft in self._of("draft"):
-            form = draft.hello.features
-            if form is not None and len(read | set(form.outputs)) <= MAX_OUTPUTS:
+        readers = [draft for draft in self._of("draft") if draft.hello.features is not None]
+        forms = [draft.hello.features for draft in readers if draft.hello.features is not None]
+        for form in forms:
+            if len(read | set(form.outputs)) <= MAX_OUTPUTS:
                 read |= set(form.outputs)
-        return tuple(sorted(read))
+        travels = any(worker.remote for worker in (*readers, *self._of("target")))
+        # Projected rows are of use to one drafter alone.
+        projection = forms[0].projection if travels and len(set(forms)) == 1 else None
+        return Tap(tuple(sorted(read)), projection)
 
     def add(self, event: WorkerUp, now: float) -> None:
         role = event.hello.role
@@ -236,12 +241,12 @@ class FeatureRelay:
     def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
         self._sequences = sequences
         self._workers = workers
-        self._recorded: tuple[Output, ...] = ()
+        self._recorded = Tap(())
         """What the target that is up was told to record."""
 
     def target_changed(self) -> None:
         """A target that has just come up records nothing."""
-        self._recorded = ()
+        self._recorded = Tap(())
 
     def tap(self) -> list[Command]:
         """Tell the target what to record, if that has changed. A target that verifies no guesses records nothing.
@@ -252,11 +257,12 @@ class FeatureRelay:
         target = self._workers.target
         if target is None:
             return []
-        wanted = () if target.level == "plain" else self._workers.outputs_read()
-        if wanted == self._recorded or (self._sequences and set(wanted) < set(self._recorded)):
+        wanted = Tap(()) if target.level == "plain" else self._workers.features_read()
+        fewer = set(wanted.outputs) < set(self._recorded.outputs)
+        if wanted == self._recorded or (self._sequences and fewer):
             return []
         self._recorded = wanted
-        return [SendMessage("target", Tap(wanted))]
+        return [SendMessage("target", wanted)]
 
     def relay(self, features: Features, readers: Iterable[int]) -> list[Command] | None:
         """Send features on to the drafts `readers`, unchanged; None if they belong to no tokens that are committed."""

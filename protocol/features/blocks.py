@@ -3,14 +3,13 @@
 Pure. What comes from the wire is checked before it is used.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from protocol.features.ring_header import row_elements
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import MAX_CONTEXT, Round, WireSequence
 from protocol.messages.features import FeatureBlock, FeatureForm, FeatureShipment
@@ -21,10 +20,11 @@ Rows: TypeAlias = NDArray[Any]
 
 
 def chosen(rows: Rows, form: FeatureForm, outputs: Sequence[int]) -> Rows | None:
-    """The columns of `outputs`, in that order, of rows that hold those of `form`; None if one is not there."""
+    """The columns of `outputs`, in that order, of rows that hold those of `form`; None if one is not there. Projected
+    rows are of all outputs together."""
     if tuple(outputs) == form.outputs:
         return rows
-    if not set(outputs) <= set(form.outputs):
+    if form.projection is not None or not set(outputs) <= set(form.outputs):
         return None
     places = [form.outputs.index(output) for output in outputs]
     divided = rows.reshape(len(rows), len(form.outputs), form.width)
@@ -40,6 +40,18 @@ def as_float32(rows: Rows, element: ElementType) -> NDArray[np.float32] | None:
     return numbers if np.isfinite(numbers).all() else None
 
 
+_LARGEST = 65504
+"""Half precision ends here. Drafters cut larger numbers anyway."""
+
+
+def halved(rows: Rows, element: ElementType) -> tuple[ElementType, Rows]:
+    """The same rows in an element type of 16 bits."""
+    if element is not ElementType.FLOAT32:
+        return element, rows
+    finite = np.isfinite(rows)
+    return ElementType.FLOAT16, np.where(finite, np.clip(rows, -_LARGEST, _LARGEST), rows).astype(np.float16)
+
+
 _CHECKSUM_BITS = (1 << 63) - 1
 
 
@@ -48,7 +60,7 @@ def shipments(
 ) -> Iterator[FeatureShipment]:
     """The blocks of these rows, none larger than MAX_PAYLOAD. No block holds a row that is larger by itself: then
     there are none, and the draft goes on without features."""
-    most = MAX_PAYLOAD // (row_elements(form) * element.size)
+    most = MAX_PAYLOAD // (form.elements * element.size)
     for start in range(0, len(rows) if most else 0, most or 1):
         part = rows[start : start + most]
         payload = np.ascontiguousarray(part).tobytes()
@@ -60,14 +72,28 @@ def shipments(
 def received(block: FeatureBlock, payload: bytes) -> NDArray[np.float32] | None:
     """(rows, outputs * width) of a block from another machine; None if it is damaged or holds numbers that are not
     finite."""
+    rows = whole(block, payload)
+    return None if rows is None else as_float32(rows, ElementType(block.element))
+
+
+def whole(block: FeatureBlock, payload: bytes) -> Rows | None:
+    """The same in the block's element type, whatever numbers they are; None if the block is damaged."""
     if block.element not in tuple(ElementType) or block.first + block.rows > MAX_CONTEXT:
         return None
-    element, width = ElementType(block.element), row_elements(block.form)
+    element, width = ElementType(block.element), block.form.elements
     if not len(payload) == block.rows * width * element.size <= MAX_PAYLOAD:
         return None
     if _checksum(payload, block.first) != block.checksum:
         return None
-    return as_float32(np.frombuffer(payload, element.numpy_name).reshape(block.rows, width), element)
+    return np.frombuffer(payload, element.numpy_name).reshape(block.rows, width)
+
+
+def projection_key(parts: Iterable[bytes]) -> int:
+    """The key of a matrix with these bytes, row after row."""
+    whole = xxhash.xxh3_64()
+    for part in parts:
+        whole.update(part)
+    return whole.intdigest() & _CHECKSUM_BITS
 
 
 def _checksum(payload: bytes, first: int) -> int:

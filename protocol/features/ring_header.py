@@ -12,7 +12,7 @@ import msgspec
 from protocol.errors import PipelineError
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import MAX_CONTEXT
-from protocol.messages.features import MAX_OUTPUTS, FeatureForm
+from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Projection
 
 HEADER_BYTES = 4096
 """The rows' checksums begin on the next page."""
@@ -23,9 +23,11 @@ LEAST_ROWS = 512 + 64
 _MOST_BYTES = 64 << 20
 """Of all rows, if so many bytes hold LEAST_ROWS."""
 _MAGIC = b"LPFEATUR"
-_VERSION = 1
-_FIELDS = struct.Struct(f"<8s4I4Q32s{MAX_OUTPUTS}i")
+_VERSION = 2
+_FIELDS = struct.Struct(f"<8s5I5Q32s{MAX_OUTPUTS}i")
 _CHECKSUM = struct.Struct("<I")
+_NONE = Projection(0, 0)
+"""Rows that are not projected."""
 
 
 class RingError(PipelineError):
@@ -47,7 +49,7 @@ class RingLayout:
 
     @property
     def row_elements(self) -> int:
-        return row_elements(self.form)
+        return self.form.elements
 
     @property
     def row_bytes(self) -> int:
@@ -83,28 +85,25 @@ class RingHeader:
         return range(max(self.begin, self.committed - self.layout.capacity), self.committed)
 
 
-def row_elements(form: FeatureForm) -> int:
-    """Numbers of one token's row."""
-    return len(form.outputs) * form.width
-
-
 def affordable_layout(form: FeatureForm, element: ElementType, capacity: int) -> RingLayout:
     """A ring of at most `capacity` rows and 64 MiB, but of LEAST_ROWS rows if they are wider than that allows."""
-    affordable = _MOST_BYTES // (row_elements(form) * element.size)
+    affordable = _MOST_BYTES // (form.elements * element.size)
     return RingLayout(form, element, min(capacity, max(LEAST_ROWS, affordable)))
 
 
 def encode_header(header: RingHeader) -> bytes:
     """The header with its own CRC-32 behind it."""
     layout = header.layout
-    outputs = layout.form.outputs
+    outputs, projection = layout.form.outputs, layout.form.projection or _NONE
     fields = _FIELDS.pack(
         _MAGIC,
         _VERSION,
         layout.element,
         len(outputs),
         layout.form.width,
+        projection.width,
         layout.capacity,
+        projection.key,
         header.epoch,
         header.begin,
         header.committed,
@@ -123,19 +122,21 @@ def decode_header(page: bytes, segment_bytes: int) -> RingHeader:
         raise RingError("A shared-memory segment is no feature ring.")
     if _CHECKSUM.unpack(checksum) != (zlib.crc32(fields),):
         raise RingError("A feature ring's header is torn: its writer is writing it, or ended in the middle.")
-    _, version, element, count, width, capacity, epoch, begin, committed, model, *outputs = _FIELDS.unpack(fields)
+    _, version, element, count, width, projected, capacity, *rest = _FIELDS.unpack(fields)
+    key, epoch, begin, committed, model, *outputs = rest
     if version != _VERSION:
         raise RingError(f"A feature ring has version {version}: run the same release on both sides.")
     if element not in iter(ElementType):
         raise RingError(f"A feature ring has the unknown element type {element}.")
-    layout = RingLayout(_form(outputs[:count], width), ElementType(element), capacity)
+    layout = RingLayout(_form(outputs[:count], width, projected, key), ElementType(element), capacity)
     if layout.segment_bytes > segment_bytes or not begin <= committed <= MAX_CONTEXT:
         raise RingError("A feature ring's header promises more than its segment holds.")
     return RingHeader(layout, epoch, model, begin, committed)
 
 
-def _form(outputs: list[int], width: int) -> FeatureForm:
+def _form(outputs: list[int], width: int, projected: int, key: int) -> FeatureForm:
+    projection = {"width": projected, "key": key} if projected else None
     try:
-        return msgspec.convert({"outputs": outputs, "width": width}, FeatureForm)
+        return msgspec.convert({"outputs": outputs, "width": width, "projection": projection}, FeatureForm)
     except msgspec.ValidationError as error:
         raise RingError(f"A feature ring's header names impossible outputs ({error}).") from error

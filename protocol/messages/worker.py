@@ -32,7 +32,7 @@ from protocol.messages.base import (
     WireNode,
     WireSequence,
 )
-from protocol.messages.features import FeatureForm, Features, Tap, Taps
+from protocol.messages.features import FeatureForm, Features, FeaturesTaken, ProjectionWanted, Tap, Taps
 from protocol.messages.kv import KvForm, KvOffer, KvReference, KvRelease
 from protocol.messages.plans import Distribution, GrowthPlan
 from protocol.messages.sampling import Likelihoods, Sampling
@@ -352,10 +352,25 @@ FromWorker: TypeAlias = (
     | Grow
     | Verdict
     | Features
+    | ProjectionWanted
     | Unfit
     | Fault
     | Pong
 )
 ToWorker: TypeAlias = (
-    Start | Prefill | Reroot | Extend | Features | Verify | Forest | Tap | KvRelease | Stop | Ping | Cores | Shutdown
+    Start
+    | Prefill
+    | Reroot
+    | Extend
+    | Features
+    | Verify
+    | Forest
+    | Tap
+    | FeaturesTaken
+    | ProjectionWanted
+    | KvRelease
+    | Stop
+    | Ping
+    | Cores
+    | Shutdown
 )

@@ -13,7 +13,7 @@ import zmq
 
 from protocol.errors import InputError, WireError
 from protocol.messages.base import Message
-from protocol.messages.features import FeatureShipment
+from protocol.messages.features import FeatureBlock, FeatureShipment, ProjectionBlock, ProjectionShipment
 from protocol.messages.remote import KvBlock
 from protocol.security.guard import ZAP_DOMAIN, Guard
 from protocol.security.keys import KeyPair
@@ -40,7 +40,7 @@ class Arrival(NamedTuple):
     identity: bytes = b""
     """The sender's public key, proved by CURVE; empty without a guard."""
     payload: bytes = b""
-    """The raw frame of a KvBlock."""
+    """The raw frame of a block."""
 
 
 class Hub:
@@ -93,7 +93,7 @@ class Hub:
             return False
         return True
 
-    def ship(self, peer: bytes, shipment: FeatureShipment, stamp: Stamp) -> bool:
+    def ship(self, peer: bytes, shipment: FeatureShipment | ProjectionShipment, stamp: Stamp) -> bool:
         """Queue a block and its bytes, for which the peer's queue must have room; False if they were not queued."""
         try:
             self.socket.send_multipart([peer, encode(shipment.block, stamp), shipment.payload], zmq.NOBLOCK)
@@ -178,14 +178,14 @@ def _listening(context: zmq.Context[Any], address: str, keys: KeyPair | None, li
 
 
 def _parsed(frames: list[bytes], expected: Any, limit: int) -> tuple[Stamp, Any]:
-    """A message is one frame; only a KvBlock has a second one. Raises WireError."""
+    """A message is one frame; only a block has a second one. Raises WireError."""
     if not 1 <= len(frames) <= 2:
         raise WireError("A peer sent a message of several frames.")
     stamp, message = decode(frames[0], expected, limit)
-    if len(frames) == 2 and not isinstance(message, KvBlock):
+    if len(frames) == 2 and not isinstance(message, KvBlock | FeatureBlock | ProjectionBlock):
         raise WireError("A peer sent a message of several frames.")
-    if len(frames) == 1 and isinstance(message, KvBlock):
-        raise WireError("A peer sent a block of KV without its bytes.")
+    if len(frames) == 1 and isinstance(message, KvBlock | FeatureBlock | ProjectionBlock):
+        raise WireError("A peer sent a block without its bytes.")
     return stamp, message
 
 

@@ -6,7 +6,7 @@ import zmq
 
 from protocol.errors import WireError
 from protocol.messages.base import Message
-from protocol.messages.features import FeatureBlock, FeatureShipment
+from protocol.messages.features import FeatureBlock, FeatureShipment, ProjectionBlock, ProjectionShipment
 from protocol.messages.remote import Shipment
 from protocol.security.keys import KeyPair
 from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
@@ -17,6 +17,8 @@ ConnectionState = Literal["connecting", "up", "down", "denied", "wrong server"]
 keys or has no CURVE, and libzmq has given up. wrong server: the peer has another public key than given, or no guard,
 and libzmq retries."""
 
+_SHIPPED: dict[type, Any] = {FeatureBlock: FeatureShipment, ProjectionBlock: ProjectionShipment}
+"""Messages with a second frame, and what both are together."""
 _STATES: dict[int, ConnectionState] = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: "up",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "denied",
@@ -49,8 +51,8 @@ class Link:
         self.stale = 0
         self.rejected = 0
 
-    def send(self, message: Message | Shipment) -> None:
-        if isinstance(message, Shipment):
+    def send(self, message: Message | Shipment | FeatureShipment | ProjectionShipment) -> None:
+        if isinstance(message, tuple):
             self.socket.send_multipart([encode(message.block, self._stamp), message.payload])
         else:
             self.socket.send(encode(message, self._stamp))
@@ -58,8 +60,8 @@ class Link:
     def receive(self, wait: float | None) -> list[Any]:
         """Messages that have arrived, in order; waits up to `wait` seconds (None: for ever) for the first.
 
-        A FeatureBlock comes with its bytes, as a FeatureShipment. A message with another stamp and a frame that breaks
-        the protocol are counted and dropped.
+        A block comes with its bytes, as a FeatureShipment or ProjectionShipment. A message with another stamp and a
+        frame that breaks the protocol are counted and dropped.
         """
         arrived = self.socket.poll(None if wait is None else int(wait * 1000))
         if self._handshake is not None:
@@ -98,11 +100,12 @@ class Link:
 
 
 def _parsed(frames: list[bytes], expected: Any, limit: int) -> tuple[Stamp, Any]:
-    """A message is one frame; only a FeatureBlock has a second one. Raises WireError."""
+    """A message is one frame; only a block has a second one. Raises WireError."""
     stamp, message = decode(frames[0], expected, limit)
-    if len(frames) != (2 if isinstance(message, FeatureBlock) else 1):
+    shipped = next((pair for kind, pair in _SHIPPED.items() if isinstance(message, kind)), None)
+    if len(frames) != (1 if shipped is None else 2):
         raise WireError("The orchestrator sent a message with a wrong number of frames.")
-    return stamp, FeatureShipment(message, frames[1]) if isinstance(message, FeatureBlock) else message
+    return stamp, message if shipped is None else shipped(message, frames[1])
 
 
 class _Handshake:

@@ -21,7 +21,7 @@ from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role, plain
-from protocol.messages.features import FeatureBlock
+from protocol.messages.features import FeatureBlock, ProjectionBlock
 from protocol.messages.worker import Cores, Fault, Ping, Pong, Shutdown, ToWorker
 from protocol.security.keys import own_keys
 from protocol.transport.codec import Stamp
@@ -136,7 +136,8 @@ def serve(setup: WorkerSetup, build: Callable[[], Worker]) -> int:
 def _connect(context: zmq.Context[zmq.Socket[bytes]], setup: WorkerSetup) -> Link:
     keys = own_keys(Path(setup.keys)) if setup.keys else None
     stamp = Stamp(setup.epoch, setup.incarnation)
-    return Link(context, setup.address, stamp, ToWorker | FeatureBlock, server=setup.server.encode(), keys=keys)
+    expected = ToWorker | FeatureBlock | ProjectionBlock
+    return Link(context, setup.address, stamp, expected, server=setup.server.encode(), keys=keys)
 
 
 def _save_setup(setup: WorkerSetup, role: Role) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from protocol.messages.base import SequenceId
-from protocol.messages.features import FeatureShipment
+from protocol.messages.features import FeatureShipment, ProjectionShipment
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Forest, Grow, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
 from protocol.worker.interface import Worker, WorkerReply
@@ -58,8 +58,8 @@ class TracedWorker:
     def has_work(self) -> bool:
         return self._worker.has_work
 
-    def handle(self, message: ToWorker | FeatureShipment) -> Iterator[WorkerReply]:
-        if isinstance(message, FeatureShipment):
+    def handle(self, message: ToWorker | FeatureShipment | ProjectionShipment) -> Iterator[WorkerReply]:
+        if isinstance(message, tuple):
             # A replay has no features: neither a ring nor these bytes.
             yield from self._worker.handle(message)  # pyright: ignore[reportArgumentType]
             return

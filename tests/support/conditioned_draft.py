@@ -101,6 +101,8 @@ class ConditionedEngine(FakeEngine):
 class FakeRing:
     """A target's ring: features of the tokens in `conversation` that were written and not yet overwritten."""
 
+    form = FORM
+
     def __init__(self, conversation: list[int], window: int = 1 << 20, first: int = 0) -> None:
         self.conversation = conversation
         self.window = window

@@ -12,7 +12,7 @@ import pytest
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Fault, Forest, FromWorker, Prefilled, Start, Stop, Verdict, Verify
+from protocol.messages.worker import Fault, Forest, Prefilled, Start, Stop, Verdict, Verify
 from protocol.sampling.processors import filters
 from target_worker import engine
 from target_worker.engine import TargetEngine
@@ -208,7 +208,7 @@ def test_nothing_begins_while_a_prompt_waits(chains: bool):
     list(worker.handle(_start(sequence=2)))
     list(worker.handle(request.verify(plain_next=True)))
 
-    replies: list[FromWorker] = []
+    replies: list[Any] = []
     while worker.has_work:
         replies += worker.work()
 
@@ -264,7 +264,7 @@ class _Orchestrator:
             entries = _chain(self._name, request, 4) if tree and place < len(_PROMPT) + _GENERATED - 5 else ((), ())
             asked.append(request.verify(*entries, plain_next=next and not entries[0]))
         message = asked[0] if len(asked) == 1 else Forest(tuple(asked))
-        replies: list[FromWorker] = []
+        replies: list[Any] = []
         for _ in range(1 if self._chance.random() < 0.9 else 2):
             # It is sent again, as if the answer had been slow.
             replies = list(self.worker.handle(message))

@@ -10,16 +10,29 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from draft_worker.projection import ProjectionMatrix
+from protocol.features.blocks import received
 from protocol.features.ring import FeatureRing
 from protocol.inference.language_model import LanguageModel
 from protocol.kv import segments
 from protocol.kv.segments import create_segment
 from protocol.messages.base import SequenceId
-from protocol.messages.features import FINAL, Features, Tap
+from protocol.messages.features import (
+    FINAL,
+    FeatureForm,
+    Features,
+    FeatureShipment,
+    FeaturesTaken,
+    ProjectionShipment,
+    ProjectionWanted,
+    Tap,
+)
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Forest, FromWorker, Prefilled, Prefilling, Start, Stop, ToWorker, Verdict
+from protocol.messages.worker import Forest, Prefilled, Prefilling, Start, Stop, ToWorker, Verdict
+from protocol.worker.interface import WorkerReply
 from target_worker.engine import TargetEngine
 from target_worker.feature_rings import FeatureRings
 from target_worker.worker import TargetWorker
@@ -36,19 +49,21 @@ _OUTPUTS = (FINAL, 0, 1)
 class Talk:
     """A worker and its orchestrator, which sends what is asked of it, and reads every ring as soon as it is named."""
 
-    def __init__(self, chunk: int = 3, model: LanguageModel | None = None, prefix_cache: int = 0) -> None:
+    def __init__(
+        self, chunk: int = 3, model: LanguageModel | None = None, prefix_cache: int = 0, remote: bool = False
+    ) -> None:
         self.model = model or tree_model()
         assert self.model.tap is not None
-        rings = FeatureRings(self.model.tap, self.model.record, fingerprint="a" * 64, epoch=7)
+        rings = FeatureRings(self.model.tap, self.model.record, fingerprint="a" * 64, epoch=7, remote=remote)
         ticks = count()
         engine = TargetEngine(self.model, chunk)
         self.worker = TargetWorker(engine, lambda: float(next(ticks)), HELLO, None, prefix_cache, rings)
-        self.replies: list[FromWorker] = []
+        self.replies: list[WorkerReply] = []
         self.requests: dict[int, TappedRequest] = {}
         self.rows: dict[int, dict[int, np.ndarray]] = {}
         """By sequence and position: what a draft that reads in time has read."""
 
-    def send(self, message: ToWorker, idle: bool = True) -> list[FromWorker]:
+    def send(self, message: ToWorker | ProjectionShipment, idle: bool = True) -> list[Any]:
         """The replies; with `idle`, also those of all work that follows."""
         replies = [*self._read(self.worker.handle(message))]
         while idle and self.worker.has_work:
@@ -64,6 +79,10 @@ class Talk:
                 assert found is not None
                 self.rows.setdefault(reply.sequence, {}).update(enumerate(found, reply.first))
                 ring.close()
+            if isinstance(reply, FeatureShipment):
+                found = received(*reply)
+                assert found is not None
+                self.rows.setdefault(reply.block.sequence, {}).update(enumerate(found, reply.block.first))
             yield reply
 
     def start(
@@ -79,7 +98,7 @@ class TappedRequest(Request):
         self.talk = talk
         super().__init__(talk.worker, start)
 
-    def ask(self, message: ToWorker) -> list[FromWorker]:
+    def ask(self, message: ToWorker) -> list[Any]:
         return self.talk.send(message)
 
     def tree(self, seed: int) -> tuple[list[int], list[int]]:
@@ -116,7 +135,7 @@ def assert_rows(talk: Talk, request: TappedRequest, positions: range, outputs: S
     np.testing.assert_allclose([rows[place] for place in positions], right[positions.start : positions.stop], atol=1e-4)
 
 
-def names(replies: Sequence[FromWorker]) -> set[str]:
+def names(replies: Sequence[WorkerReply]) -> set[str]:
     return {reply.name for reply in replies if isinstance(reply, Features)}
 
 
@@ -339,3 +358,89 @@ def test_the_first_ring_removes_those_of_a_target_that_crashed(monkeypatch: pyte
 
     talk.start()
     assert not exists(name)
+
+
+# The orchestrator on another machine ---------------------------------------------------------------
+
+
+def test_another_machine_gets_the_rows_behind_the_verdict_and_two_blocks_at_most_before_it_answers():
+    talk = Talk(remote=True)
+    talk.send(Tap(_OUTPUTS))
+    request = talk.start()
+    blocks = [each for each in talk.replies if isinstance(each, FeatureShipment)]
+    assert [(each.block.first, each.block.rows, each.block.number) for each in blocks] == [(0, 3, 1), (3, 3, 2)]
+    for seed in range(2):
+        verify = request.verify(*request.tree(seed))
+        replies = talk.send(verify)
+        request.fold(verify, replies)
+        assert [type(reply) for reply in replies] == [Verdict]
+    (rest,) = talk.send(FeaturesTaken(2))
+    assert isinstance(rest, FeatureShipment)
+    assert (rest.block.first, rest.block.number) == (6, 3)
+    verify = request.verify(*request.tree(2))
+    replies = talk.send(verify)
+    request.fold(verify, replies)
+
+    assert [type(reply) for reply in replies] == [Verdict, FeatureShipment]
+    assert not names(talk.replies)
+    rows, right = talk.rows[1], expected(request.tokens)
+    assert sorted(rows) == list(range(len(request.tokens) - 1))
+    np.testing.assert_allclose([rows[place] for place in sorted(rows)], right[:-1], rtol=2e-3, atol=2e-3)
+
+
+def test_lost_answers_hold_up_one_sequence_and_not_the_next():
+    talk = Talk(remote=True)
+    talk.send(Tap(_OUTPUTS))
+    talk.start().step()
+    talk.start(sequence=2)
+    meanwhile = dict(talk.rows)
+    for sequence in (1, 2):
+        talk.send(Stop(SequenceId(sequence)))
+    talk.start(sequence=3)
+
+    assert meanwhile.keys() == {1}
+    assert sorted(talk.rows[3]) == list(range(6))
+
+
+def test_no_verdict_and_no_token_depends_on_whether_blocks_are_taken():
+    texts = []
+    for answering in (True, False):
+        talk = Talk(remote=True)
+        talk.send(Tap(_OUTPUTS))
+        request = talk.start(temperature=1.0, seed=3)
+        for seed in range(6):
+            request.step(*request.tree(seed))
+            if answering:
+                talk.send(FeaturesTaken(seed))
+        texts.append((request.tokens, [each for each in talk.replies if not isinstance(each, FeatureShipment)]))
+
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_rows_are_projected_from_the_first_sequence_on_that_begins_behind_the_matrix(remote: bool):
+    mx.random.seed(2)
+    form = FeatureForm(_OUTPUTS, tree_model().network.args.hidden_size)
+    layer = nn.Linear(form.joined, 8, bias=False)
+    matrix = ProjectionMatrix.of(layer, form)
+    assert matrix is not None
+    assert matrix.form.projection is not None
+    talk = Talk(chunk=8, remote=remote)
+    (wanted,) = talk.send(Tap(_OUTPUTS, matrix.form.projection))
+    assert wanted == ProjectionWanted(matrix.form.projection.key, 0)
+    early = talk.start()
+    assert ProjectionWanted(matrix.form.projection.key, 0) in talk.replies[1:]
+    answer = matrix.answer(wanted)
+    assert answer is not None
+    assert talk.send(answer) == []
+    early.step()
+    talk.send(FeaturesTaken(2))
+    late = talk.start(sequence=2)
+
+    assert {len(row) for row in talk.rows[1].values()} == {form.joined}
+    right = np.array(layer(mx.array(expected(late.tokens))))
+    found = talk.rows[2]
+    assert sorted(found) == list(range(len(late.tokens) - 1))
+    np.testing.assert_allclose([found[place] for place in sorted(found)], right[:-1], rtol=2e-3, atol=2e-3)
+    again = [type(reply) for reply in talk.send(Tap(_OUTPUTS, matrix.form.projection))]
+    assert again == []

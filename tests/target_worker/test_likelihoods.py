@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -105,7 +106,7 @@ def test_a_repeated_start_is_told_again():
 
 def test_sequences_that_wait_for_the_same_prompt_are_each_told_it():
     worker = target(16)
-    replies: list[FromWorker] = []
+    replies: list[Any] = []
     messages: list[ToWorker] = [start(list(PROMPT), sequence=1), asked(sequence=2), asked(sequence=3)]
     for message in messages:
         replies += worker.handle(message)

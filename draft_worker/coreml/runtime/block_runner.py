@@ -27,6 +27,7 @@ from draft_worker.drafters.block_forward import (
     Choices,
     FedRows,
 )
+from draft_worker.projection import ProjectionMatrix
 from protocol.kv.exchange import KvExchange
 from protocol.messages.kv import KvReference
 
@@ -90,6 +91,7 @@ class PackageBlockRunner:
     """A `BlockRunner`. As many blocks of a sequence as fit into the widest function share a call."""
 
     joint: bool = False
+    matrix: ProjectionMatrix | None = None
 
     def __init__(self, converted: Converted, runtime: Runtime, exchange: KvExchange | None = None) -> None:
         """`exchange`: of the contexts' shared memory; None for contexts without shared memory."""

@@ -12,20 +12,28 @@ from typing import Any, TypeAlias
 
 import structlog
 import zmq
-from msgspec import structs
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.machine.line_limit import LineLimit
 from orchestrator.machine.network import reachable_host
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.workers.feature_intake import FeatureIntake
 from orchestrator.runtime.workers.feature_shipping import FeatureShipping
 from orchestrator.runtime.workers.kv_intake import KvIntake
+from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.errors import InputError, PipelineError, blame_of
 from protocol.messages.base import Message
 from protocol.messages.client import Refused
-from protocol.messages.features import Features
+from protocol.messages.features import (
+    FeatureBlock,
+    Features,
+    FeaturesTaken,
+    ProjectionBlock,
+    ProjectionShipment,
+    Tap,
+)
 from protocol.messages.kv import KvOffer
 from protocol.messages.remote import (
     Attach,
@@ -44,7 +52,7 @@ from protocol.messages.remote import (
     Workers,
     WorkerStatus,
 )
-from protocol.messages.worker import CacheOff, Fault, FromWorker, Hello, Pong, Prefill, Shutdown, Stop, ToWorker
+from protocol.messages.worker import CacheOff, Fault, FromWorker, Hello, Pong, Prefill, Shutdown, Start, Stop, ToWorker
 from protocol.security.addresses import endpoint
 from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, own_keys
@@ -85,6 +93,8 @@ class RemoteWorkers:
         self._local_entries = local_entries
         self.intake = KvIntake(epoch, setup.options.arenas << 20)
         self._features = FeatureShipping(self._hub, epoch)
+        self._target_features: FeatureIntake | None = None
+        """Of the target that is up, if it records any."""
         self._refused_prefills: list[Arrived] = []
         """Faults of Prefills that were not sent, which the next `give_up_due` yields."""
         self._lines = defaultdict[str, LineLimit](lambda: LineLimit(_LINES))
@@ -96,7 +106,7 @@ class RemoteWorkers:
     def sockets(self) -> list[zmq.Socket[Any]]:
         return [self._guard.socket, self._hub.socket, self._owner.socket]
 
-    def receive(self) -> Iterator[WorkerEvent]:
+    def receive(self) -> Iterator[WorkerEvent | ProjectionArrived]:
         """Answer handshakes; events from messages of workers and of the owner."""
         self._guard.handle(time.monotonic())
         for arrival in self._hub.receive():
@@ -115,6 +125,8 @@ class RemoteWorkers:
                 self._refused_prefills.append(Arrived(worker.role, incarnation, prefill))
                 return
             message = prefill
+        elif worker.role == "target" and self._target_features is not None:
+            _note_serving(self._target_features, message)
         elif isinstance(message, Stop):
             self._features.forget(worker, message.sequence)
             if worker.role == "prefill":
@@ -123,6 +135,12 @@ class RemoteWorkers:
             self._features.announce(worker, message)
             return
         self._send(worker, without_shared_memory(message))
+
+    def ship(self, incarnation: int, shipment: ProjectionShipment) -> None:
+        """Send rows of a matrix to a worker; they are lost if its queue has no room."""
+        worker = self._registry.get(incarnation)
+        if worker is not None and worker.hello is not None:
+            self._hub.ship(worker.peer, shipment, Stamp(self._epoch, incarnation))
 
     def give_up_due(self) -> Iterator[WorkerEvent]:
         """Yield the faults of refused Prefills, and give up workers that are unreachable or silent."""
@@ -169,7 +187,7 @@ class RemoteWorkers:
 
     # Other machines ---------------------------------------------------------------------------
 
-    def _on_message(self, arrival: Arrival) -> Iterator[WorkerEvent]:
+    def _on_message(self, arrival: Arrival) -> Iterator[WorkerEvent | ProjectionArrived]:
         now = time.monotonic()
         match arrival.message:
             case Join() as join:
@@ -210,8 +228,12 @@ class RemoteWorkers:
         self._send_control(admitted, Welcome(attach.life, self._epoch, admitted.incarnation, self._keeps_kv))
 
     def _on_worker(
-        self, worker: RemoteWorker, peer: bytes, message: FromWorker | KvBlock, payload: bytes
-    ) -> Iterator[WorkerEvent]:
+        self,
+        worker: RemoteWorker,
+        peer: bytes,
+        message: FromWorker | KvBlock | FeatureBlock | ProjectionBlock,
+        payload: bytes,
+    ) -> Iterator[WorkerEvent | ProjectionArrived]:
         match message:
             case Hello() as hello:
                 introduced = worker.hello is not None
@@ -222,8 +244,9 @@ class RemoteWorkers:
                     self.dismiss(worker.incarnation, mismatch)
                 elif not introduced:
                     self._log(log.info, "worker up", worker, model=hello.model, device=hello.device)
-                    # What another machine's target records is in its own memory, which nobody here can read.
-                    yield WorkerUp(worker.incarnation, structs.replace(hello, taps=None), remote=True)
+                    if worker.role == "target" and hello.taps is not None:
+                        self._target_features = FeatureIntake(hello.taps, self._epoch, hello.model_fingerprint)
+                    yield WorkerUp(worker.incarnation, hello, remote=True)
                     self._probe(worker)
             case Fault(kind="fatal", text=text):
                 self._refuse(worker.control, PipelineError(text or "The worker ended without a reason."))
@@ -241,7 +264,14 @@ class RemoteWorkers:
                 answer = self.intake.add(block, payload)
                 if answer is not None:
                     yield Arrived(worker.role, worker.incarnation, answer)
-            case KvBlock():
+            case FeatureBlock() as block if worker.role == "target" and self._target_features is not None:
+                self._send(worker, FeaturesTaken(block.number))
+                features = self._target_features.add(block, payload)
+                if features is not None:
+                    yield Arrived(worker.role, worker.incarnation, features)
+            case ProjectionBlock() as block if worker.role == "draft":
+                yield ProjectionArrived(worker.incarnation, ProjectionShipment(block, payload))
+            case KvBlock() | FeatureBlock() | ProjectionBlock():
                 self.stale += 1
             case _:
                 worker.peer = peer
@@ -261,6 +291,9 @@ class RemoteWorkers:
         self._features.drop(worker)
         if worker.role == "prefill":
             self.intake.clear()
+        if worker.role == "target" and self._target_features is not None:
+            self._target_features.close()
+            self._target_features = None
         self._log(log.warning, "worker gone", worker, reason=reason)
         return WorkerDown(worker.role, worker.incarnation)
 
@@ -318,3 +351,16 @@ class RemoteWorkers:
             WorkerEntry(name=name, role=None, status="gone") for name in self._guard.pinned if name not in present
         ]
         return Workers((*entries, *absent))
+
+
+def _note_serving(features: FeatureIntake, message: ToWorker) -> None:
+    """What a target is sent says which features may come."""
+    match message:
+        case Tap():
+            features.tap(message)
+        case Start(sequence):
+            features.begin(sequence)
+        case Stop(sequence):
+            features.end(sequence)
+        case _:
+            pass

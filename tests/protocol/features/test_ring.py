@@ -33,7 +33,7 @@ from tests.support.segments import child
 
 FORM = FeatureForm((FINAL, 1, 3), width=4)
 MODEL = "a" * 64
-FIELDS = "<8s4I4Q32s32i"
+FIELDS = "<8s5I5Q32s32i"
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -212,8 +212,8 @@ def test_a_ring_holds_what_64_mib_hold(form: FeatureForm, element: ElementType, 
 
 def hostile(**fields: int) -> bytes:
     """A header with a right checksum and numbers of an attacker's choice."""
-    names = ["version", "element", "count", "width", "capacity", "epoch", "begin", "committed"]
-    honest = {"version": 1, "element": 1, "count": 3, "width": 4, "capacity": 8, "epoch": 7, "begin": 0, "committed": 0}
+    names = ["version", "element", "count", "width", "projected", "capacity", "key", "epoch", "begin", "committed"]
+    honest = dict.fromkeys(names, 0) | {"version": 2, "element": 1, "count": 3, "width": 4, "capacity": 8, "epoch": 7}
     numbers = honest | fields
     outputs = [numbers.get("output", -1), 1, 3, *[0] * 29]
     body = struct.pack(FIELDS, b"LPFEATUR", *(numbers[name] for name in names), bytes(32), *outputs)
@@ -230,7 +230,7 @@ def test_the_hostile_header_is_otherwise_right():
 @pytest.mark.parametrize(
     "fields",
     [
-        {"version": 2},
+        {"version": 1},
         {"element": 9},
         {"element": 3},
         {"count": 0},
@@ -240,6 +240,9 @@ def test_the_hostile_header_is_otherwise_right():
         {"width": 0},
         {"width": 5},
         {"width": 0xFFFFFFFF},
+        {"projected": 12},
+        {"projected": 0xFFFFFFFF},
+        {"projected": 4, "key": 1 << 63},
         {"capacity": 0},
         {"capacity": 9},
         {"capacity": (1 << 64) - 1},

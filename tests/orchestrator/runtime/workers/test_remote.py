@@ -18,15 +18,26 @@ from orchestrator.cli.serving.attachment import raise_refusal
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
+from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from protocol.errors import InputError
-from protocol.features.blocks import received
+from protocol.features.blocks import received, shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.client import Refused
-from protocol.messages.features import FeatureBlock, FeatureForm, Features, FeatureShipment, Taps
+from protocol.messages.features import (
+    FeatureBlock,
+    FeatureForm,
+    Features,
+    FeatureShipment,
+    FeaturesTaken,
+    ProjectionBlock,
+    ProjectionShipment,
+    Tap,
+    Taps,
+)
 from protocol.messages.kv import KvOffer
 from protocol.messages.plans import BestFirst
 from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToRemote, Welcome
@@ -39,6 +50,7 @@ from protocol.transport.link import Link
 from tests.support.conditioned_draft import ConditionedEngine, ConditionedFake, features
 from tests.support.fake_draft import VOCABULARY
 from tests.support.processes import until
+from tests.support.segments import exists
 
 EPOCH = 77
 NO_STAMP = Stamp(0, 0)
@@ -70,7 +82,7 @@ class Server:
             RemoteRegistry(lambda: next(numbers), {"prefill": "not here"}),
             list,
         )
-        self.events: list[WorkerEvent] = []
+        self.events: list[WorkerEvent | ProjectionArrived] = []
         self.links: list[Link] = []
 
     def link(self, keys: KeyPair, stamp: Stamp = NO_STAMP, expected: Any = ToRemote) -> Link:
@@ -110,7 +122,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         server.close()
 
 
-def kinds(events: list[WorkerEvent]) -> list[type]:
+def kinds(events: list[WorkerEvent | ProjectionArrived]) -> list[type]:
     return [type(event.message) if isinstance(event, Arrived) else type(event) for event in events]
 
 
@@ -118,11 +130,17 @@ NAME = "lp-0123456789abcdef0123"
 """It may be that of a segment of this machine's: no process opens or unlinks it."""
 HELLO, TARGET_HELLO = modelled_hello("draft"), modelled_hello("target")
 GROW, VERDICT = Grow(ONE, 0, (NodeId(1),), (2,), (0.5,), 1, 0.1), Verdict(ONE, 0, (), 3, 0.1)
+TAPS, FORM = Taps(12, 64), FeatureForm((1, 4), 64)
+(FEATURES,) = shipments(ONE, 0, 0, FORM, ElementType.FLOAT16, np.ones((3, 128), np.float16))
+MATRIX = ProjectionShipment(ProjectionBlock(5, 0, 1, 1), bytes(256))
 UNHEARD: dict[str, tuple[str, list[Any], list[type]]] = {
     "an arena": ("draft", [HELLO, KvOffer(ONE, NAME, 40, 4096, 0.0), GROW], [WorkerUp, Grow]),
-    "a ring": ("target", [replace(TARGET_HELLO, taps=Taps(12, 64)), Features(ONE, 0, NAME, 0, 10), VERDICT],
+    "a ring": ("target", [replace(TARGET_HELLO, taps=TAPS), Features(ONE, 0, NAME, 0, 10), VERDICT],
                [WorkerUp, Verdict]),
     "keys and values of a draft": ("draft", [HELLO, Shipment(KvBlock(ONE, 0, 0, 1, 0), bytes(64))], [WorkerUp]),
+    "features of a draft": ("draft", [HELLO, FEATURES], [WorkerUp]),
+    "features of a target that records none": ("target", [TARGET_HELLO, FEATURES], [WorkerUp]),
+    "a matrix of a target": ("target", [TARGET_HELLO, MATRIX], [WorkerUp]),
     "a full disk": ("target", [TARGET_HELLO, CacheOff("No space left on device"), VERDICT], [WorkerUp, Verdict]),
     "growth before hello": ("draft", [GROW], []),
     "a draft that becomes the target": ("draft", [TARGET_HELLO, VERDICT], []),
@@ -133,7 +151,6 @@ UNHEARD: dict[str, tuple[str, list[Any], list[type]]] = {
 def test_what_another_machine_has_no_say_in_is_never_heard_of(
     server: Server, role: str, sent: list[Any], heard: list[type]
 ):
-    """Nor is a remote target believed to record features, which no process here could read."""
     worker = server.worker(GUEST, server.welcome(GUEST, role))
     for message in sent:
         worker.send(message)
@@ -142,7 +159,6 @@ def test_what_another_machine_has_no_say_in_is_never_heard_of(
     assert kinds(server.events) == heard
     assert server.remote.stale == 1
     assert server.remote.intake.dropped == 0
-    assert not any(event.hello.taps for event in server.events if isinstance(event, WorkerUp))
 
 
 def test_only_a_block_of_keys_and_values_has_a_second_frame_and_it_has_one(server: Server):
@@ -230,15 +246,50 @@ def test_texts_that_would_play_with_a_terminal_never_get_in(server: Server):
     assert up.hello == modelled_hello("draft")
 
 
-FORM = FeatureForm((1, 4), 64)
+@pytest.mark.usefixtures("registry")
+def test_features_of_another_machines_target_are_in_a_ring_of_this_machine_until_it_goes(server: Server):
+    """It hears which blocks have come, those that nobody asked for too."""
+    stamp = server.welcome(GUEST, "target")
+    worker = server.worker(GUEST, stamp)
+    worker.send(replace(TARGET_HELLO, taps=TAPS))
+    server.turn_until(lambda: server.events)
+    server.remote.send(stamp.incarnation, Tap(FORM.outputs))
+    server.remote.send(stamp.incarnation, Start(ONE, 0, (1, 2, 3, 4), NodeId(7), Sampling()))
+    stray, *_ = shipments(SequenceId(2), 0, 0, FORM, ElementType.FLOAT16, np.ones((3, 128), np.float16))
+    for number, (block, payload) in enumerate((stray, FEATURES), start=1):
+        worker.send(FeatureShipment(replace(block, number=number), payload))
+    got: list[Any] = []
+    server.turn_until(lambda: got.extend(worker.receive(0)) or FeaturesTaken(2) in got)
+    (features,) = (e.message for e in server.events if isinstance(e, Arrived) and isinstance(e.message, Features))
+    ring = FeatureRing.attach(features.name)
+    found = ring.read(0, 3, FORM.outputs)
+    ring.close()
+    worker.send(Fault("fatal", "ends"))
+    server.turn_until(lambda: WorkerDown in kinds(server.events))
+
+    assert [each for each in got if isinstance(each, FeaturesTaken)] == [FeaturesTaken(1), FeaturesTaken(2)]
+    assert (features.first, features.rows) == (0, 3)
+    assert found is not None
+    assert np.array_equal(found, np.ones((3, 128)))
+    assert not exists(features.name)
+
+
+def test_rows_of_a_drafts_matrix_are_handed_on(server: Server):
+    stamp = server.welcome(GUEST)
+    draft = server.worker(GUEST, stamp)
+    draft.send(HELLO)
+    draft.send(MATRIX)
+    server.turn_until(lambda: len(server.events) == 2)
+
+    assert server.events[1] == ProjectionArrived(stamp.incarnation, MATRIX)
 
 
 @pytest.mark.usefixtures("registry")
 def test_a_draft_over_the_network_is_fed_the_rows_of_its_own_tokens(server: Server):
     """The ring holds more outputs than it reads. Its engine checks each row."""
-    prompt = tuple(token % VOCABULARY for token in range(3, 903))
+    prompt = tuple(2 * token % VOCABULARY for token in range(3, 903))
     recorded = FeatureForm((0, 1, 4), 2)
-    ring = FeatureRing.create(recorded, ElementType.FLOAT32, fingerprint="a" * 64, epoch=EPOCH)
+    ring = FeatureRing.create(recorded, ElementType.FLOAT16, fingerprint="a" * 64, epoch=EPOCH)
     stamp = server.welcome(GUEST)
     link = server.link(GUEST, stamp, ToWorker | FeatureBlock)
     engine = ConditionedEngine()
@@ -247,7 +298,7 @@ def test_a_draft_over_the_network_is_fed_the_rows_of_its_own_tokens(server: Serv
     server.turn_until(lambda: server.events)
     server.remote.send(stamp.incarnation, Start(ONE, 0, prompt, NodeId(7), Sampling(), BestFirst(2, 3)))
     for first, stop in ((0, 512), (512, 899)):
-        ring.write(first, features(first, prompt[first:stop], recorded.outputs))
+        ring.write(first, features(first, prompt[first:stop], recorded.outputs).astype(np.float16))
         server.remote.send(stamp.incarnation, Features(ONE, 0, ring.name, first, stop - first))
 
     def worked() -> list[Grow]:

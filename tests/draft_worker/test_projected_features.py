@@ -1,0 +1,182 @@
+"""Laws of features that the target has projected: a drafter guesses from them what it guesses from the raw ones, also
+where some of a forward are raw."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from draft_worker.conditioned.engine import ConditionedEngine
+from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3_checkpoint import read_eagle3, write_eagle3
+from draft_worker.drafters.peagle import PeagleRunner
+from draft_worker.engine import Batch
+from draft_worker.engines import eagle3
+from draft_worker.engines.block import BlockEngine
+from draft_worker.feature_feed import FeatureFeed
+from draft_worker.feature_sources import ReceivedBlocks
+from protocol.features.blocks import shipments
+from protocol.features.ring import FeatureRing
+from protocol.kv.arena_header import ElementType
+from protocol.messages.base import SequenceId
+from protocol.messages.features import FeatureForm, Features, FeatureShipment, Projection
+from protocol.messages.sampling import Sampling
+from protocol.speculation.rolling_context import RollingContext
+from protocol.worker.process import WorkerSetup
+from target_worker.projection import ProjectionIntake, projected
+from tests.support.models import eagle3_folders
+from tests.support.models.tiny_models import VOCABULARY
+from tests.support.models.tokenizer_files import write_tokenizer
+from tests.support.models.trained_drafters import WIDTH, loud, random_features, write_block_folder, write_target
+
+TOKENS = [3, 11, 20, 2, 3, 8, 13, 5, 7, 30, 4, 6]
+
+
+def dflash(kind: str) -> Callable[[Path], Any]:
+    def load(folder: Path) -> BlockEngine:
+        write_block_folder(folder / "drafter", kind, write_target(folder / "target"))
+        return BlockEngine.load(folder / "drafter", folder / "target")
+
+    return load
+
+
+def eagle(**variant: Any) -> Callable[[Path], ConditionedEngine]:
+    def load(folder: Path) -> ConditionedEngine:
+        write_target(folder / "target")
+        mx.random.seed(3)
+        form = Eagle3Form(
+            outputs=(0, 1),
+            hidden_size=WIDTH,
+            intermediate_size=48,
+            heads=4,
+            kv_heads=2,
+            head_dim=8,
+            vocabulary=VOCABULARY,
+            head_size=VOCABULARY,
+            target_width=WIDTH,
+            own_head=False,
+            **variant,
+        )
+        write_eagle3(folder / "drafter", loud(Eagle3(form)), mx.float32)
+        model, target = str(folder / "drafter"), str(folder / "target")
+        return eagle3.load(WorkerSetup(address="", epoch=0, incarnation=0, engine="eagle3", model=model, target=target))
+
+    return load
+
+
+def peagle(folder: Path) -> BlockEngine:
+    write_tokenizer(folder)
+    return BlockEngine(folder, PeagleRunner(read_eagle3(eagle3_folders.peagle(folder / "drafter"))), folder)
+
+
+ENGINES: dict[str, Callable[[Path], Any]] = {
+    "DFlash": dflash("z-lab"),
+    "DSpark": dflash("vanilla"),
+    "DFlash2": dflash("DFlash2"),
+    "EAGLE-3": eagle(),
+    "EAGLE-3 with a bias": eagle(biases=("fc",)),
+    "P-EAGLE": peagle,
+}
+
+
+def by_target(engine: Any, rows: np.ndarray) -> np.ndarray:
+    """What the target would make of these rows."""
+    assert engine.matrix is not None
+    intake = ProjectionIntake(engine.features)
+    while (wanted := intake.wanted) is not None:
+        intake.add(engine.matrix.answer(wanted))
+    assert intake.matrix is not None
+    return projected(rows, ElementType.FLOAT32, intake.matrix)
+
+
+@pytest.mark.parametrize("load", ENGINES.values(), ids=ENGINES)
+def test_guesses_from_projected_features_are_those_from_raw_ones(load: Callable[[Path], Any], tmp_path: Path):
+    engine = load(tmp_path)
+    form = engine.features
+    rows = random_features(len(TOKENS), form.joined)
+    small = by_target(engine, rows)
+    assert small.shape == (len(TOKENS), form.elements)
+    assert form.elements < form.joined
+    fed: dict[str, list[tuple[int, np.ndarray]]] = {
+        "raw": [(0, rows)],
+        "projected": [(0, small)],
+        "first raw": [(0, rows[:5]), (5, small[5:])],
+        "first projected": [(0, small[:7]), (7, rows[7:])],
+    }
+    found = {}
+    for name, parts in fed.items():
+        sequence = engine.open(Sampling(temperature=0.0), engine.vocabulary)
+        sequence.prefill(TOKENS)
+        for first, part in parts:
+            sequence.feed(first, part)
+        assert sequence.staleness == 0
+        (candidates,) = sequence.evaluate(Batch([], [9], [-1], 6))
+        found[name] = candidates
+
+    for name in fed:
+        assert list(found[name].tokens) == list(found["raw"].tokens)
+        np.testing.assert_allclose(found[name].probabilities, found["raw"].probabilities, atol=1e-3)
+
+
+def test_a_norm_before_the_projection_keeps_features_raw(tmp_path: Path):
+    engine = eagle(norm_before_fc=True)(tmp_path)
+
+    assert engine.matrix is None
+    assert engine.features == FeatureForm((0, 1), WIDTH)
+
+
+# Where they come from ------------------------------------------------------------------------------
+
+OWN = FeatureForm((1, 4), 4, Projection(3, 5))
+RAW, OTHER = FeatureForm((1, 4), 4), FeatureForm((1, 4), 4, Projection(3, 6))
+
+
+def block(first: int, count: int, form: FeatureForm) -> FeatureShipment:
+    rows = np.full((count, form.elements), first, np.float16)
+    (shipment,) = shipments(SequenceId(1), 0, first, form, ElementType.FLOAT16, rows)
+    return shipment
+
+
+def test_blocks_of_another_kind_take_the_place_of_those_before():
+    received = ReceivedBlocks(OWN)
+    spans = []
+    for shipment in (block(0, 4, RAW), block(4, 2, OWN), block(6, 1, OTHER), block(6, 2, OWN)):
+        received.add(shipment)
+        spans.append((received.available, received.form))
+
+    assert spans == [(range(4), RAW), (range(4, 6), OWN), (range(4, 6), OWN), (range(4, 8), OWN)]
+    found = received.read(4, 4, (1, 4))
+    assert found is not None
+    assert found.shape == (4, 3)
+
+
+class _Engine:
+    """Notes what it is fed."""
+
+    def __init__(self, committed: int) -> None:
+        self.committed = self.staleness = committed
+        self.unread = False
+        self.shapes: list[tuple[int, ...]] = []
+
+    def feed(self, first: int, rows: np.ndarray) -> None:
+        self.staleness -= len(rows)
+        self.shapes.append(rows.shape)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize(("form", "shapes"), [(RAW, [(6, 8)]), (OWN, [(6, 3)]), (OTHER, [])])
+def test_rows_that_another_drafters_matrix_made_are_never_fed(form: FeatureForm, shapes: list[tuple[int, ...]]):
+    ring = FeatureRing.create(form, ElementType.FLOAT16, fingerprint="a" * 64, epoch=1, capacity=16)
+    ring.write(0, np.ones((6, form.elements), np.float16))
+    engine: Any = _Engine(6)
+    feed = FeatureFeed(OWN, RollingContext(100), lambda: 0.0, FeatureRing.attach)
+    feed.announce(Features(SequenceId(1), 0, ring.name, 0, 6))
+    feed.feed(engine, 6)
+    feed.close()
+    ring.unlink()
+    ring.close()
+
+    assert engine.shapes == shapes

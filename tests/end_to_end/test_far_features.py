@@ -1,0 +1,138 @@
+"""A target on another machine, played by a process with keys of its own over loopback TCP: its features come as those
+of a target beside the draft do, and the drafter guesses the same."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draft_worker.drafters.block_checkpoint import write_block
+from orchestrator import Pipeline, SamplingParams
+from orchestrator.core.events import Arrived
+from orchestrator.runtime.recording import replay
+from protocol.errors import PipelineError
+from protocol.features.ring import FeatureRing
+from protocol.messages.features import FeatureForm, Features
+from protocol.messages.worker import Grow
+from tests.end_to_end.test_attach import machine, named
+from tests.support.models.fitted_drafters import continued, fit_block
+from tests.support.models.trained_drafters import block_form, block_network, ends_of, write_target
+from tests.support.processes import mark, remains, until
+
+PROMPT = (5, 9, 2, 33, 5, 9, 2, 33, 5, 9)
+
+
+LENGTH = 40
+PARAMS = SamplingParams(max_tokens=LENGTH)
+READS = {"projected": (0, 1), "as they are": (1,)}
+"""The outputs that a drafter of that kind reads. One alone is no larger than what the drafter makes of it."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, and drafters that know the target's own text."""
+    root = tmp_path_factory.mktemp("pair")
+    target = write_target(root / "target")
+    text = continued(target, PROMPT, len(PROMPT) + LENGTH)
+    for kind, outputs in READS.items():
+        network = block_network(block_form("z-lab", outputs=outputs))
+        fit_block(network, target, text)
+        write_block(root / kind, network, ends_of(target), {})
+    return root
+
+
+@pytest.fixture(scope="module")
+def plain(folders: Path) -> Sequence[int]:
+    with Pipeline(str(folders / "target"), draft_engine="none") as pipeline:
+        return pipeline.generate(PROMPT, PARAMS).tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "far"),
+    [
+        ("projected", ("target",)),
+        pytest.param("as they are", ("target",), marks=pytest.mark.thorough),
+        pytest.param("projected", ("draft",), marks=pytest.mark.thorough),
+        pytest.param("projected", ("target", "draft"), marks=pytest.mark.thorough),
+    ],
+)
+def test_a_drafter_guesses_the_same_whatever_machines_it_and_its_target_are_on(
+    kind: str,
+    far: tuple[str, ...],
+    folders: Path,
+    plain: Sequence[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "server"))
+    target, drafter = str(folders / "target"), str(folders / kind)
+    options: dict[str, Any] = {"strategy": "sd", "draft_tokens": 4}
+    with Pipeline(target, drafter, record=str(tmp_path / "near"), **options) as beside:
+        near = beside.generate(PROMPT, PARAMS).tokens
+    lent = {
+        "target": ("target", "--target", target),
+        "draft": ("draft", "--target", target, "--draft", drafter),
+    }
+    forms: set[FeatureForm] = set()
+    options |= {"target_engine": "none"} if "target" in far else {}
+    options |= {"draft_engine": "none"} if "draft" in far else {}
+    local = None if "draft" in far else drafter
+    with (
+        Pipeline(target, local, listen="127.0.0.1:0", record=str(tmp_path / "far"), **options) as server,
+        ExitStack() as ends,
+    ):
+        name = mark(server)
+        for role in far:
+            words = lent[role]
+            line = server.owner.invite().line
+            ends.enter_context(machine(tmp_path / role, words[0], line, *words[1:], "--name", role))
+            until(lambda role=role: role in named(server) and named(server)[role].status in ("ready", "active"))
+        answers = []
+        for _ in range(2):
+            with server.stream(PROMPT, PARAMS) as stream:
+                for count, _ in enumerate(stream):
+                    if count == 3:
+                        forms |= forms_now(tmp_path / "far")
+                assert stream.result is not None
+                answers.append(stream.result.tokens)
+
+    assert [near, *answers] == [plain] * 3
+    # The first request may begin before the matrix is there.
+    assert any(form.projection is not None for form in forms) == (kind == "projected")
+    expected, found = guesses(tmp_path / "near"), guesses(tmp_path / "far")
+    both = expected.keys() & found.keys()
+    assert len(both) > 3
+    # On a busy machine a root may keep guesses from before, which the other run had no time for.
+    assert sum(expected[place] == found[place] for place in both) > 0.7 * len(both)
+    assert remains(name) == []
+
+
+def forms_now(journal: Path) -> set[FeatureForm]:
+    """Of the rings that were announced and are there."""
+    names = {each.name for each in messages(journal) if isinstance(each, Features)}
+    forms: set[FeatureForm] = set()
+    for name in names:
+        with suppress(PipelineError):
+            ring = FeatureRing.attach(name)
+            forms.add(ring.form)
+            ring.close()
+    return forms
+
+
+def guesses(journal: Path) -> dict[int, tuple[int, ...]]:
+    """By the position of the root: the first guess of a step that knew the features of all tokens before it."""
+    found: dict[int, tuple[int, ...]] = {}
+    roots: dict[tuple[int, int], int] = {}
+    """By sequence and round: the position of the root."""
+    for each in messages(journal):
+        if isinstance(each, Features):
+            roots[each.sequence, each.round] = each.first + each.rows
+        elif isinstance(each, Grow) and each.staleness == 0 and (each.sequence, each.round) in roots:
+            found.setdefault(roots[each.sequence, each.round], each.tokens)
+    return found
+
+
+def messages(journal: Path) -> list[Any]:
+    return [event.message for event, _ in replay(journal) if isinstance(event, Arrived)]
