@@ -109,9 +109,7 @@ class PrefixCache(Generic[Kv]):
         while (excess := self.size - limit) > 0:
             self._reduce(next(iter(self._entries)), excess)
 
-    def take(
-        self, tokens: Sequence[int], least: int = MIN_SHARED_TOKENS, room: int | None = None
-    ) -> Found[Kv] | None:
+    def take(self, tokens: Sequence[int], least: int = MIN_SHARED_TOKENS, room: int | None = None) -> Found[Kv] | None:
         """The entry that shares the longest prefix with `tokens`, if that has `least` tokens. Of several entries the
         most recently used one.
 
