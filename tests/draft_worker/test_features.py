@@ -17,9 +17,10 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.features import Features
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import FromWorker, Grow, Reroot, Start, Stop, ToWorker, Unfit
+from protocol.messages.worker import Grow, Reroot, Start, Stop, ToWorker, Unfit
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import node_id
+from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import DevicePace, Pacer
 from tests.support.conditioned_draft import FORM, ConditionedEngine, ConditionedFake, FakeRing, features
 from tests.support.fake_draft import VOCABULARY, oracle
@@ -52,24 +53,24 @@ class Target:
         self.ring = FakeRing(self.tokens)
         rings[ring] = self.ring
 
-    def tell(self, message: ToWorker) -> list[FromWorker]:
+    def tell(self, message: ToWorker) -> list[WorkerReply]:
         return list(self.worker.handle(message))
 
-    def start(self, prompt: bool = True) -> list[FromWorker]:
+    def start(self, prompt: bool = True) -> list[WorkerReply]:
         self.round = self.round if prompt else max(1, self.round)
         return self.tell(Start(self.id, self.round, tuple(self.tokens), self.root, Sampling(), self.plan))
 
-    def prefill(self, until: int | None = None, first: int | None = None) -> list[FromWorker]:
+    def prefill(self, until: int | None = None, first: int | None = None) -> list[WorkerReply]:
         """The target has prefilled the tokens up to `until`, and announces them from `first` on."""
         begin = self.ring.written if first is None else first
         self.ring.written = len(self.tokens) - 1 if until is None else until
         return self.announce(begin)
 
-    def announce(self, first: int, rows: int | None = None) -> list[FromWorker]:
+    def announce(self, first: int, rows: int | None = None) -> list[WorkerReply]:
         rows = self.ring.written - first if rows is None else rows
         return self.tell(Features(self.id, self.round, self.name, first, rows))
 
-    def commit(self, *tokens: int, anew: bool = False, missed: bool = True) -> list[FromWorker]:
+    def commit(self, *tokens: int, anew: bool = False, missed: bool = True) -> list[WorkerReply]:
         position = len(self.tokens) - 1
         for token in tokens:
             self.root = node_id(self.root, token)
@@ -97,7 +98,7 @@ class Bench:
         return rows
 
     def work(self, units: int = 100) -> list[Grow]:
-        replies: list[FromWorker] = []
+        replies: list[WorkerReply] = []
         for _ in range(units):
             if not self.worker.has_work:
                 break
@@ -441,9 +442,9 @@ def test_features_are_fed_for_their_own_tokens_in_any_order_of_events(data: st.D
 
 
 @pytest.mark.parametrize(("fits", "reports"), [(False, [Unfit(12, 0)]), (True, [])])
-def test_a_draft_that_is_never_right_with_fresh_features_is_reported_once(fits: bool, reports: list[FromWorker]):
+def test_a_draft_that_is_never_right_with_fresh_features_is_reported_once(fits: bool, reports: list[WorkerReply]):
     bench = drafting()
-    replies: list[FromWorker] = []
+    replies: list[WorkerReply] = []
     for _ in range(100):
         path = bench.target.tokens
         replies += bench.target.commit(oracle(path, 1).tokens[0] if fits else unguessed(bench))
@@ -455,7 +456,7 @@ def test_a_draft_that_is_never_right_with_fresh_features_is_reported_once(fits: 
 
 def test_guesses_without_the_features_of_all_tokens_say_nothing():
     bench = drafting()
-    replies: list[FromWorker] = []
+    replies: list[WorkerReply] = []
     for _ in range(100):
         replies += bench.target.commit(unguessed(bench))
         bench.clock.now += 2 * HOLD_SECONDS
@@ -466,7 +467,7 @@ def test_guesses_without_the_features_of_all_tokens_say_nothing():
 
 @pytest.mark.parametrize(("lookup", "reports"), [(False, [Unfit(12, 0)]), (True, [])])
 def test_where_text_repeats_itself_prompt_lookup_guesses_and_the_draft_is_not_judged(
-    lookup: bool, reports: list[FromWorker]
+    lookup: bool, reports: list[WorkerReply]
 ):
     text = [*range(10, 30)] * 8
     bench = Bench(text[:40])
@@ -474,7 +475,7 @@ def test_where_text_repeats_itself_prompt_lookup_guesses_and_the_draft_is_not_ju
     bench.target.start()
     bench.target.prefill()
     bench.work(40)
-    replies: list[FromWorker] = []
+    replies: list[WorkerReply] = []
     for token in text[40:]:
         replies += bench.target.commit(token)
         bench.target.prefill()

@@ -1,7 +1,7 @@
 """A draft reuses the KV of common prefixes, and its growth does not change."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -12,8 +12,9 @@ from draft_worker.worker import DraftWorker
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import FromWorker, Grow, Prefilled, Reroot, Start, Stop
+from protocol.messages.worker import Grow, Prefilled, Reroot, Start, Stop
 from protocol.speculation.token_tree import node_id
+from protocol.worker.interface import WorkerReply
 from tests.support.fake_draft import VOCABULARY, FakeEngine
 from tests.support.models.tiny_models import VOCABULARY as TINY_VOCABULARY
 from tests.support.models.tiny_models import tree_model
@@ -32,9 +33,9 @@ def start(tokens: Iterable[int], sequence: int = 1) -> Start:
     return Start(SequenceId(sequence), 0, tuple(tokens), ROOT, Sampling(seed=sequence), PLAN)
 
 
-def said(worker: DraftWorker, *messages: Start | Reroot | Stop, units: int = 12) -> list[FromWorker]:
+def said(worker: DraftWorker, *messages: Start | Reroot | Stop, units: int = 12) -> list[WorkerReply]:
     """All replies to the messages, and to some units of work after each."""
-    replies: list[FromWorker] = []
+    replies: list[WorkerReply] = []
     for message in messages:
         replies += worker.handle(message)
         for _ in range(units):
@@ -42,7 +43,7 @@ def said(worker: DraftWorker, *messages: Start | Reroot | Stop, units: int = 12)
     return replies
 
 
-def growth(replies: list[FromWorker]) -> dict[tuple[int, NodeId], tuple]:
+def growth(replies: Sequence[WorkerReply]) -> dict[tuple[int, NodeId], tuple]:
     """The published children of each node of each sequence, in any order of messages."""
     grows = [reply for reply in replies if isinstance(reply, Grow)]
     found: dict[tuple[int, NodeId], tuple] = {}

@@ -15,9 +15,10 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import FromWorker, Grow, Prefilled, Reroot, Start
+from protocol.messages.worker import Grow, Prefilled, Reroot, Start
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import node_id
+from protocol.worker.interface import WorkerReply
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY as TINY_VOCABULARY
@@ -52,7 +53,7 @@ class Conversation:
         self.tokens = list(prompt)
         self.round = 0
         self.root = NodeId(9)
-        self.told: list[FromWorker] = []
+        self.told: list[WorkerReply] = []
         self.begin()
 
     def begin(self) -> None:

@@ -9,9 +9,10 @@ from draft_worker.worker import DraftWorker
 from protocol.messages.base import MAX_NODES, NodeId, SequenceId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Reroot, Start, Stop
+from protocol.messages.worker import Extend, Fault, Grow, Reroot, Start, Stop
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, node_id
+from protocol.worker.interface import WorkerReply
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence, oracle
 
 ONE, TWO = SequenceId(1), SequenceId(2)
@@ -50,13 +51,13 @@ class Bench:
     def start(self, sequence: SequenceId = ONE) -> Start:
         return Start(sequence, self.round, tuple(self.tokens), self.root, Sampling(), self.plan)
 
-    def tell(self, message: Start | Reroot | Stop | Extend) -> list[FromWorker]:
+    def tell(self, message: Start | Reroot | Stop | Extend) -> list[WorkerReply]:
         return self.seen(self.worker.handle(message))
 
-    def work(self, units: int = 1) -> list[FromWorker]:
+    def work(self, units: int = 1) -> list[WorkerReply]:
         return [reply for _ in range(units) if self.worker.has_work for reply in self.seen(self.worker.work())]
 
-    def seen(self, replies: Iterable[FromWorker]) -> list[FromWorker]:
+    def seen(self, replies: Iterable[WorkerReply]) -> list[WorkerReply]:
         replies = list(replies)
         for grow in grows(replies):
             for parent, token, probability in zip(grow.parents, grow.tokens, grow.probabilities, strict=True):
@@ -76,11 +77,11 @@ class Bench:
         return Reroot(ONE, self.round, position, tokens, self.root, missed, plan)
 
 
-def grows(replies: Iterable[FromWorker]) -> list[Grow]:
+def grows(replies: Iterable[WorkerReply]) -> list[Grow]:
     return [reply for reply in replies if isinstance(reply, Grow)]
 
 
-def only_fault(replies: list[FromWorker]) -> Fault:
+def only_fault(replies: list[WorkerReply]) -> Fault:
     (fault,) = replies
     assert isinstance(fault, Fault)
     return fault

@@ -12,8 +12,8 @@ from pathlib import Path
 from draft_worker.engines.mlx import MlxEngine
 from draft_worker.worker import DraftWorker
 from orchestrator.lab.drill import faulty_draft
-from protocol.messages.worker import FromWorker, Hello, ToWorker
-from protocol.worker.interface import Worker
+from protocol.messages.worker import Hello, ToWorker
+from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.process import WorkerSetup, serve
 
 
@@ -23,12 +23,12 @@ class Disorder:
     def __init__(self, setup: WorkerSetup) -> None:
         self._draft = DraftWorker(MlxEngine.load(Path(setup.model)), time.perf_counter)
         self._source = random.Random(2)
-        self._held: list[FromWorker] = []
+        self._held: list[WorkerReply] = []
 
     def hello(self) -> Hello:
         return self._draft.hello()
 
-    def handle(self, message: ToWorker) -> Iterator[FromWorker]:
+    def handle(self, message: ToWorker) -> Iterator[WorkerReply]:
         self._held += self._draft.handle(message)
         yield from ()
 
@@ -36,7 +36,7 @@ class Disorder:
     def has_work(self) -> bool:
         return self._draft.has_work or bool(self._held)
 
-    def work(self) -> Iterator[FromWorker]:
+    def work(self) -> Iterator[WorkerReply]:
         self._held += self._draft.work()
         self._source.shuffle(self._held)
         for message in self._held[: self._source.randrange(len(self._held) + 1)]:

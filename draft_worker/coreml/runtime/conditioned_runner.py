@@ -18,6 +18,7 @@ from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
 from draft_worker.coreml.runtime.joint_memory import JointMemory, JointPart
 from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.drafters.eagle3 import Eagle3Form
+from draft_worker.projection import ProjectionMatrix
 from protocol.kv.exchange import KvExchange
 from protocol.messages.features import FeatureForm
 from protocol.messages.kv import KvReference
@@ -154,7 +155,8 @@ class PackageRunner:
     def __init__(self, converted: Converted, runtime: Runtime, exchange: KvExchange | None = None) -> None:
         """`exchange`: as for a block drafter's package."""
         package, tables, form = converted.package, converted.tables, _form(converted.package)
-        self.features, self.matrix = FeatureForm(form.outputs, form.target_width), None
+        self.features = FeatureForm(form.outputs, form.target_width)
+        self.matrix: ProjectionMatrix | None = None
         self.width = package.shape.hidden + package.head_rows
         self.vocabulary = package.shape.vocabulary
         self.context = package.context

@@ -19,10 +19,11 @@ from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.kv.prefix_cache import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
-from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Ping, Pong, Start, ToWorker
+from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Start, ToWorker
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
+from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import DevicePace, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
 from target_worker.kv.target_kv import Adoption, TargetKv
@@ -53,9 +54,10 @@ class VirtualWorker:
     def work(self) -> Work | None:
         return self._timed(self._worker.work) if self._worker.has_work else None
 
-    def _timed(self, act: Callable[[], Iterable[FromWorker]]) -> Work:
+    def _timed(self, act: Callable[[], Iterable[WorkerReply]]) -> Work:
         began = self._now
-        replies = tuple(act())
+        # Blocks go to other machines alone.
+        replies = tuple(reply for reply in act() if not isinstance(reply, tuple))
         return Work(replies, self._now - began)
 
     def _clock(self) -> float:

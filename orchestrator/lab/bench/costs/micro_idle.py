@@ -26,10 +26,11 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.staged_dispatch import stage
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import FromWorker, Hello, Start, Verdict, Verify
+from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.report_output import claim_output
 from protocol.sampling.processors import filters
 from protocol.speculation.token_tree import node_id
+from protocol.worker.interface import WorkerReply
 from target_worker import engine as engine_module
 from target_worker import verification
 from target_worker.engine import Pick, Proposal, TargetEngine, TargetSequence
@@ -185,7 +186,7 @@ class _Watch:
         """So far."""
         return self._seconds + (0.0 if self._resumed is None else time.thread_time() - self._resumed)
 
-    def replies(self, replies: Iterable[FromWorker]) -> Iterator[FromWorker]:
+    def replies(self, replies: Iterable[WorkerReply]) -> Iterator[WorkerReply]:
         """These replies of the worker; the time to make them counts."""
         self._resumed = time.thread_time()
         for reply in replies:
