@@ -209,6 +209,11 @@ class Pipeline(Client):
         finally:
             link.close()
 
+    def _link(self) -> Link:
+        if not self.address:
+            raise PipelineError("The pipeline was not started: open it with `with Pipeline(...) as p:`.")
+        return super()._link()
+
     def _check(self, silent: float) -> float:
         """A look at the orchestrator's own process; it needs no answer."""
         if self._process is None or self._session is None:

@@ -19,7 +19,7 @@ from orchestrator.machine.profiles.device_profiles import profile_names
 from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.contracts.coreml.neural_engine import EngineRates
-from protocol.errors import InputError
+from protocol.errors import InputError, PipelineError
 from protocol.messages.sampling import ModelSampling
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
@@ -132,3 +132,9 @@ def test_without_parameters_the_target_s_own_values_hold(target: Path):
     assert left.tokens == stated.tokens != greedy.tokens
     assert terminal.stdout == stated.text + "\n"
     assert "seed" in terminal.stderr
+
+
+def test_a_pipeline_that_was_not_started_says_so():
+    pipeline = Pipeline(target=DEMO_TARGET, draft_engine="none")
+    with pytest.raises(PipelineError, match="not started"):
+        pipeline.generate("import os")
