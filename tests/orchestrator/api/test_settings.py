@@ -135,6 +135,6 @@ def test_without_parameters_the_target_s_own_values_hold(target: Path):
 
 
 def test_a_pipeline_that_was_not_started_says_so():
-    pipeline = Pipeline(target=DEMO_TARGET, draft_engine="none")
+    pipeline = Pipeline(target=str(DEMO_TARGET), draft_engine="none")
     with pytest.raises(PipelineError, match="not started"):
         pipeline.generate("import os")
