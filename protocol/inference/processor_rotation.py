@@ -2,7 +2,8 @@
 keys.
 
 Without a GPU `mx.fast.rope` is some twenty operations (MLX 0.32, mlx/fast.cpp), most of them for cosines and sines that
-depend on positions alone. For a few tokens they take longer than the six that are left.
+depend on positions alone. For a few tokens they take longer than the six that are left. A layer whose rope holds an
+array of frequencies of its own (Llama 3's scaling, YaRN) has angles of its own, for its queries and keys together.
 """
 
 from typing import NamedTuple
