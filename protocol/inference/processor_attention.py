@@ -1,15 +1,17 @@
-"""Attention on a Linux processor: numpy computes the exponentials of a softmax in vectors, MLX one by one.
+"""Attention on a Linux processor: of few tokens by the library that multiplies for MLX, else with numpy's exponentials.
 
 MLX 0.32 has vector code for exponentials only with Apple's Accelerate (mlx/backend/cpu/simd). For a prompt of a few
-hundred tokens they take longer than the products of the default target, and a forward of that model over one
-token behind 40 takes an eighth less this way.
+hundred tokens they take longer than the products of the default target. And it computes the attention of a layer in
+several operations, each of which writes and reads all scores: see `orchestrator/machine/blas/bridge.c`.
 """
 
+import ctypes
+import functools
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -25,6 +27,8 @@ _LEAST = 1 << 15
 _ROWS = 32
 """Up to so many tokens a row's products don't depend on the other rows (`orchestrator/machine/blas`). Such forwards
 come here with however few scores, so that a row has the same bits alone and beside others."""
+_KEYS, _LANES = 256, 16
+"""Keys of a partial sum of the library, and numbers of a vector there."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
 _CHUNK = 1024
@@ -63,9 +67,64 @@ def attention(
     queries, (B, H', T, width) keys and (B, H', T, size) values. A query's result does not depend on the other ones."""
     batch, heads, length, _ = q.shape
     few = length > _ROWS and batch * heads * length * k.shape[2] < _LEAST
-    if sinks is not None or stream or q.dtype != mx.float32 or few:
+    if sinks is not None or stream or few or any(each.dtype != mx.float32 for each in (q, k, v)):
         return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
-    return _vectors(q, k, v, scale, mask)
+    kernel = _kernel() if length <= _ROWS else None
+    return _vectors(q, k, v, scale, mask) if kernel is None else _by_library(kernel, q, k, v, scale, mask)
+
+
+_Kernel: TypeAlias = Callable[..., int]
+
+
+@functools.cache
+def _kernel() -> _Kernel | None:
+    """`bridge_attention`, if this process has it and its processor has vectors."""
+    library, pointer = ctypes.CDLL(None), ctypes.c_void_p
+    if not hasattr(library, "bridge_attention"):
+        return None
+    kernel = library.bridge_attention
+    kernel.argtypes = [*[pointer] * 7, ctypes.c_float, pointer, pointer]
+    nothing = _at(np.zeros(6, np.int64))
+    return kernel if kernel(None, None, None, None, None, nothing, nothing, 0.0, None, None) else None
+
+
+def _by_library(
+    kernel: _Kernel, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | str | None
+) -> mx.array:
+    """`attention` by `kernel`."""
+    batch, heads, length, width = q.shape
+    groups, total, size = v.shape[1:]
+    given = mask if isinstance(mask, mx.array) else None
+    if given is not None and given.shape[-1] != total:
+        given = mx.broadcast_to(given, (*given.shape[:-1], total))
+    if given is not None and given.dtype != mx.bool_:
+        given = given.astype(mx.float32)
+    compute(q, k, v, *([] if given is None else [given]))
+    queries, keys, values = np.ascontiguousarray(_numpy(q)), _numpy(k), _numpy(v)
+    masks = None if given is None else np.broadcast_to(_numpy(given), (batch, heads, length, total))
+    spaced = (keys, values, keys if masks is None else masks)
+    distances = np.array([each.strides[axis] // each.itemsize for each in spaced for axis in (1, 2)], np.int64)
+    sizes = np.array((heads, groups, length, total, width, size, mask == "causal"), np.int32)
+    chunks = -(-total // _KEYS)
+    scratch = np.empty(heads * length * chunks * (size + 2) + chunks + _LANES, np.float32)
+    result = np.empty((batch, heads, length, size), np.float32)
+    for sequence in range(batch):
+        own = None if masks is None else _at(masks[sequence])
+        seen, added = (None, own) if masks is not None and masks.dtype == np.float32 else (own, None)
+        inputs = (_at(each[sequence]) for each in (queries, keys, values))
+        kernel(*inputs, seen, added, _at(distances), _at(sizes), scale, _at(scratch), _at(result[sequence]))
+    return mx.array(result)
+
+
+def _numpy(array: mx.array) -> npt.NDArray[Any]:
+    """A view, or a copy if its last axis does not lie in one piece."""
+    found: Any = array
+    view: npt.NDArray[Any] = np.asarray(found)
+    return view if view.strides[-1] == view.itemsize else np.ascontiguousarray(view)
+
+
+def _at(array: npt.NDArray[Any]) -> int:
+    return array.ctypes.data
 
 
 def _vectors(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:

@@ -1,5 +1,5 @@
 /* The matrix product that MLX calls on a Linux processor: this file's own for a few rows, else the OpenBLAS of NumPy's
- * wheels, whose sizes have 64 bits.
+ * wheels, whose sizes have 64 bits. And the attention of a few rows (`bridge_attention`).
  *
  * A forward over a few tokens multiplies a few rows with each weight matrix. OpenBLAS copies the matrix into its own
  * order first, which takes as long as reading it two more times. Here each weight is read once, for all rows. Each
@@ -207,19 +207,62 @@ INLINE enum Form narrow_form(const float *from, int64_t count, uint16_t *narrow)
     return narrowed(from, count, narrow, HALF) ? HALF : narrowed(from, count, narrow, BFLOAT) ? BFLOAT : SINGLE;
 }
 
+INLINE Lanes larger(Lanes a, Lanes b) {
+    Bits larger = (Bits)(a > b);
+    return (Lanes)(((Bits)a & larger) | ((Bits)b & ~larger));
+}
+
+/* e^x for x <= 0, within 2 units of the last place; 0 below -87.3, where the smallest usual number is. Cephes' expf. */
+INLINE Lanes exponential(Lanes x) {
+    const float shift = 12582912; /* 1.5 * 2^23: the sum's last bits are the next whole number. */
+    Lanes shifted = x * 1.44269504f + shift, n = shifted - shift, r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    Lanes y = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1;
+    Lanes power = (Lanes)(((Bits)shifted - 0x4b400000u + 127u) << 23);
+    return (Lanes)((Bits)(y * power) & ~(Bits)(x < -87.3f));
+}
+
+/* x := e^(x - `largest`); returns the sum. x, `count` numbers and room up to whole lines, may be -INFINITY: that is 0,
+ * also where all are. Zeros behind the others don't change the sum. */
+INLINE float exponentials(float *x, int count, float *largest) {
+    for (int i = count; i % LANES; i++) x[i] = -__builtin_inff();
+    Lanes *lines = (Lanes *)x, most = lines[0], none = {0}, sums = {0};
+    for (int i = 1; i * LANES < count; i++) most = larger(lines[i], most);
+    *largest = most[0];
+#pragma unroll
+    for (int i = 1; i < LANES; i++) *largest = most[i] > *largest ? most[i] : *largest;
+    for (int i = 0; i * LANES < count; i++) {
+        lines[i] = *largest == -__builtin_inff() ? none : exponential(lines[i] - *largest);
+        sums += lines[i];
+    }
+    return sum_of(sums);
+}
+
+typedef float Exponentials(float *x, int count, float *largest);
+typedef struct {
+    Part *part;
+    Exponentials *exponentials;
+} Kernels; /* For one kind of processor. */
+
 #ifdef __x86_64__
 #include <cpuid.h>
 
-__attribute__((target("avx512f,fma,f16c"))) static void part_avx512(const Product *p, int first, int last) {
-    part(p, first, last, 4, 4, MOST_STRIPS);
-}
+#define FOR_AVX512 __attribute__((target("avx512f,fma,f16c"))) static
+#define FOR_AVX2 __attribute__((target("avx2,fma,f16c"))) static
 
-__attribute__((target("avx2,fma,f16c"))) static void part_avx2(const Product *p, int first, int last) {
-    part(p, first, last, 2, 2, 4);
-}
+FOR_AVX512 void part_avx512(const Product *p, int first, int last) { part(p, first, last, 4, 4, MOST_STRIPS); }
+FOR_AVX512 float exponentials_avx512(float *x, int count, float *largest) { return exponentials(x, count, largest); }
+static const Kernels avx512 = {part_avx512, exponentials_avx512};
 
-__attribute__((target("avx2,fma,f16c"))) static enum Form best_form(const float *from, int64_t count,
-                                                                    uint16_t *narrow) {
+FOR_AVX2 void part_avx2(const Product *p, int first, int last) { part(p, first, last, 2, 2, 4); }
+FOR_AVX2 float exponentials_avx2(float *x, int count, float *largest) { return exponentials(x, count, largest); }
+static const Kernels avx2 = {part_avx2, exponentials_avx2};
+
+FOR_AVX2 enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
     return narrow_form(from, count, narrow);
 }
 
@@ -227,43 +270,54 @@ static const long SYS_FUTEX = 202;
 static void pause_turn(void) { __builtin_ia32_pause(); }
 
 /* NULL for a processor without vectors that multiply and add at once, or a system that does not save them. */
-static Part *best_part(void) {
+static const Kernels *best_kernels(void) {
     unsigned a, b, c, d, saved, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_FMA) || !(c & bit_OSXSAVE)) return 0;
     if (!(c & bit_F16C)) return 0;
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (saved & 0x06) != 0x06) return 0;
-    if ((b & bit_AVX512F) && (saved & 0xe6) == 0xe6) return part_avx512;
-    return b & bit_AVX2 ? part_avx2 : 0;
+    if ((b & bit_AVX512F) && (saved & 0xe6) == 0xe6) return &avx512;
+    return b & bit_AVX2 ? &avx2 : 0;
 }
 #else
 static void part_neon(const Product *p, int first, int last) { part(p, first, last, 2, 2, 0); }
+static float exponentials_neon(float *x, int count, float *largest) { return exponentials(x, count, largest); }
+static const Kernels neon = {part_neon, exponentials_neon};
 static enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
     return narrow_form(from, count, narrow);
 }
 static const long SYS_FUTEX = 98;
 static void pause_turn(void) { __asm__ volatile("yield"); }
-static Part *best_part(void) { return part_neon; }
+static const Kernels *best_kernels(void) { return &neon; }
 #endif
 
-/* The threads that share one product at a time. */
+static const Kernels *known_kernels(void) {
+    static const Kernels *best;
+    static int known;
+    if (!__atomic_load_n(&known, __ATOMIC_ACQUIRE)) {
+        best = best_kernels();
+        __atomic_store_n(&known, 1, __ATOMIC_RELEASE);
+    }
+    return best;
+}
+
+typedef void Chunk(const void *work, int number); /* Does one of the chunks of some work. */
+
+/* The threads that share one work at a time. */
 static struct {
-    Product product;
-    Part *part;
+    const void *work;
+    Chunk *chunk;
     int chunks;
     int next;         /* The first chunk that nobody has taken. */
     uint32_t gate;    /* The number of threads that compute beside the caller, and CLOSED once no more may begin. */
-    uint32_t serial;  /* Counts products; sleeping threads wait for a change. */
+    uint32_t serial;  /* Counts works; sleeping threads wait for a change. */
     int sleeping, started, busy;
 } pool;
 static const uint32_t CLOSED = 1u << 31;
 
 static void compute_chunks(void) {
     int chunk;
-    while ((chunk = __atomic_fetch_add(&pool.next, 1, __ATOMIC_RELAXED)) < pool.chunks) {
-        int first = chunk * CHUNK, last = first + CHUNK;
-        pool.part(&pool.product, first, last < pool.product.n ? last : pool.product.n);
-    }
+    while ((chunk = __atomic_fetch_add(&pool.next, 1, __ATOMIC_RELAXED)) < pool.chunks) pool.chunk(pool.work, chunk);
 }
 
 static int enter(void) {
@@ -291,14 +345,13 @@ static void *help(void *unused) {
 }
 
 /* The calling thread never waits for one that has not begun, so a forked process without the others computes too. */
-static void compute_together(const Product *product, Part *part, int threads) {
+static void compute_together(const void *work, Chunk *chunk, int chunks, int threads) {
     unsigned long thread;
     while (pool.started < threads - 1 && !pthread_create(&thread, 0, help, 0)) {
         pthread_detach(thread);
         pool.started++;
     }
-    pool.product = *product, pool.part = part, pool.next = 0;
-    pool.chunks = (product->n + CHUNK - 1) / CHUNK;
+    pool.work = work, pool.chunk = chunk, pool.chunks = chunks, pool.next = 0;
     __atomic_store_n(&pool.gate, 0, __ATOMIC_RELEASE);
     __atomic_fetch_add(&pool.serial, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&pool.sleeping, __ATOMIC_SEQ_CST))
@@ -308,14 +361,15 @@ static void compute_together(const Product *product, Part *part, int threads) {
     while (__atomic_load_n(&pool.gate, __ATOMIC_ACQUIRE) != CLOSED) pause_turn();
 }
 
-static Part *known_part(void) {
-    static Part *best;
-    static int known;
-    if (!__atomic_load_n(&known, __ATOMIC_ACQUIRE)) {
-        best = best_part();
-        __atomic_store_n(&known, 1, __ATOMIC_RELEASE);
+/* All chunks, by several threads if they read `numbers` enough and no other work has them. */
+static void compute(const void *work, Chunk *chunk, int chunks, int64_t numbers) {
+    int threads = numbers < LEAST_SHARED ? 1 : scipy_openblas_get_num_threads64_();
+    if (threads > 1 && !__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) {
+        compute_together(work, chunk, chunks, threads < MOST_THREADS ? threads : MOST_THREADS);
+        __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
+    } else {
+        for (int number = 0; number < chunks; number++) chunk(work, number);
     }
-    return best;
 }
 
 /* Weights that are kept in 16 bits too. An entry is never used again, so that a product finds none half changed. */
@@ -329,7 +383,7 @@ static int kept_count;
 /* Read these `count` numbers from `narrow`, whose memory the caller gives, until they are forgotten. False if they need
  * 32 bits or there are too many arrays. Both arrays stay as they are meanwhile. Called by one thread at a time. */
 int bridge_narrow_weights(const float *from, int64_t count, uint16_t *narrow) {
-    if (kept_count == sizeof kept / sizeof *kept || !known_part()) return 0;
+    if (kept_count == sizeof kept / sizeof *kept || !known_kernels()) return 0;
     enum Form form = best_form(from, count, narrow);
     if (form == SINGLE) return 0;
     kept[kept_count].first = from, kept[kept_count].end = from + count;
@@ -353,12 +407,17 @@ static void find_narrow(Product *product) {
         }
 }
 
+static void product_chunk(const void *work, int number) {
+    const Product *product = work;
+    int first = number * CHUNK, last = first + CHUNK;
+    known_kernels()->part(product, first, last < product->n ? last : product->n);
+}
+
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
-    Part *best = known_part();
     int own = order == ROW_MAJOR && transpose_a == AS_IT_IS && m <= MOST_ROWS &&
               (transpose_b == TRANSPOSED || (transpose_b == AS_IT_IS && n <= WIDEST));
-    if (!best || !own) {
+    if (!own || !known_kernels()) {
         scipy_cblas_sgemm64_(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
         return;
     }
@@ -372,11 +431,76 @@ void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
             for (int i = 0; i < k; i++) copied[row * length + i] = a[(int64_t)row * lda + i];
         product.a = copied, product.lda = length;
     }
-    int threads = (int64_t)n * k < LEAST_SHARED ? 1 : scipy_openblas_get_num_threads64_();
-    if (threads > 1 && !__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) {
-        compute_together(&product, best, threads < MOST_THREADS ? threads : MOST_THREADS);
-        __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
-    } else {
-        best(&product, 0, n);
+    compute(&product, product_chunk, (n + CHUNK - 1) / CHUNK, (int64_t)n * k);
+}
+
+/* Rows of all heads of one group, which share keys k (keys, width) and values v (keys, size), attend to KEYS keys at a
+ * time: FlashAttention's partial sums (arXiv 2205.14135), which `bridge_attention` adds up. Distances are in numbers. */
+typedef struct {
+    const float *q, *k, *v;  /* q: (heads, rows, width) */
+    const uint8_t *seen;     /* 0 where a row does not see a key; NULL: it sees what `causal` leaves. */
+    const float *added;      /* To the scores; NULL: nothing. As far apart as what is seen. */
+    int64_t k_group, k_row, v_group, v_row, mask_head, mask_row;
+    int heads, groups, rows, keys, width, size, causal;
+    float scale;
+    float *sums, *weights, *largest; /* (heads, rows, chunks, size); (heads, rows, chunks): of the exponentials. */
+} Attention;
+enum { KEYS = 256 };
+
+static int chunks_of(const Attention *a) { return (a->keys + KEYS - 1) / KEYS; }
+
+static void attention_chunk(const void *work, int number) {
+    const Attention *a = work;
+    const Kernels *kernels = known_kernels();
+    const int chunks = chunks_of(a), group = number / chunks, chunk = number % chunks, first = chunk * KEYS;
+    const int count = a->keys - first < KEYS ? a->keys - first : KEYS, all = a->heads / a->groups * a->rows;
+    float scores[MOST_ROWS * KEYS] __attribute__((aligned(4 * LANES)));
+    for (int begin = 0; begin < all; begin += MOST_ROWS) {
+        const int m = all - begin < MOST_ROWS ? all - begin : MOST_ROWS;
+        const int64_t at = (int64_t)group * all + begin; /* The first row, among all heads'. */
+        Product product = {a->q + at * a->width, a->k + group * a->k_group + first * a->k_row, 0, scores, a->width,
+                           a->k_row, KEYS, m, count, a->width, 1, SINGLE, a->scale, 0};
+        kernels->part(&product, 0, count);
+        for (int row = 0; row < m; row++) {
+            float *own = scores + row * KEYS;
+            const int64_t head = (at + row) / a->rows, place = (at + row) % a->rows, to = (at + row) * chunks + chunk;
+            const int64_t mask = head * a->mask_head + place * a->mask_row + first;
+            const int64_t last = a->causal ? a->keys - a->rows + place - first : count;
+            for (int i = 0; a->added && i < count; i++) own[i] += a->added[mask + i];
+            for (int i = 0; a->seen && i < count; i++)
+                if (!a->seen[mask + i]) own[i] = -__builtin_inff();
+            for (int i = last < 0 ? 0 : last + 1; i < count; i++) own[i] = -__builtin_inff();
+            a->weights[to] = kernels->exponentials(own, count, a->largest + to);
+        }
+        product = (Product){scores, a->v + group * a->v_group + first * a->v_row, 0,
+                            a->sums + (at * chunks + chunk) * a->size, KEYS, a->v_row, (int64_t)chunks * a->size, m,
+                            a->size, count, 0, SINGLE, 1, 0};
+        kernels->part(&product, 0, a->size);
     }
+}
+
+/* out (heads, rows, size) = softmax(scale q k^T) v, as in `Attention`, of whose last three `scratch` has the
+ * room. A row does not depend on those beside it, nor on keys behind those that it sees. False, and nothing is written,
+ * on a processor without vectors. */
+int bridge_attention(const float *q, const float *k, const float *v, const uint8_t *seen, const float *added,
+                     const int64_t *distances, const int32_t *sizes, float scale, float *scratch, float *out) {
+    const Kernels *kernels = known_kernels();
+    if (!kernels) return 0;
+    Attention a = {q, k, v, seen, added, distances[0], distances[1], distances[2], distances[3], distances[4], distances[5],
+                   sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, scratch, 0, 0};
+    const int chunks = chunks_of(&a), room = (chunks + LANES - 1) / LANES * LANES;
+    const int64_t rows = (int64_t)a.heads * a.rows;
+    a.weights = a.sums + rows * chunks * a.size, a.largest = a.weights + rows * chunks;
+    compute(&a, attention_chunk, a.groups * chunks, (int64_t)a.groups * a.keys * (a.width + a.size));
+    float *shares = a.largest + rows * chunks;
+    for (int64_t row = 0; row < rows; row++) {
+        float total = 0, largest;
+        for (int i = 0; i < chunks; i++) shares[i] = a.largest[row * chunks + i];
+        kernels->exponentials(shares, chunks, &largest);
+        for (int i = 0; i < chunks; i++) total += shares[i] * a.weights[row * chunks + i];
+        Product product = {shares, a.sums + row * chunks * a.size, 0, out + row * a.size, room, a.size, a.size, 1,
+                           a.size, chunks, 0, SINGLE, 1 / total, 0};
+        kernels->part(&product, 0, a.size);
+    }
+    return 1;
 }

@@ -1,12 +1,18 @@
-"""Laws of the attention that numpy normalises: it is MLX's own, for every mask, and only where it is asked for."""
+"""Laws of attention on a processor, by numpy and by the library: it is MLX's own, for every mask, and only where it is
+asked for."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from orchestrator.machine.blas.library import blas_environment, fast_blas
 from protocol.inference.processor_attention import attention, processor_operations
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu), reason="only a Linux processor uses it"
@@ -95,3 +101,51 @@ def test_it_ends_with_its_block_whatever_happens():
     with pytest.raises(ZeroDivisionError), processor_operations():
         _ = 1 / int(mx.fast.scaled_dot_product_attention is not attention)
     assert mx.fast.scaled_dot_product_attention is stock
+
+
+_PRELOADED = "bridge-" in os.environ.get("LD_PRELOAD", "")
+
+
+@pytest.mark.skipif(_PRELOADED, reason="this is the process that it starts")
+def test_all_this_holds_where_the_library_computes_it():
+    blas = fast_blas()
+    if blas is None or not blas.reads_16_bits:
+        pytest.skip("no bridge for this processor")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(__file__))]
+    variables = {**os.environ, **blas_environment(), "OPENBLAS_NUM_THREADS": "2"}
+    ended = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
+@pytest.mark.parametrize("total", [1, 2, 15, 16, 17, 255, 256, 257, 1000])
+def test_the_library_computes_few_rows(total: int, monkeypatch: pytest.MonkeyPatch):
+    queries, keys, values = numbers(1, _HEADS, 8, 20), numbers(1, _GROUPS, total, 20), numbers(1, _GROUPS, total, 70)
+    seen = mx.arange(8 * total).reshape(8, total) % 4 > 0
+    stock = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=seen | (mx.arange(total) == 0))
+    nothing = mx.zeros((8, total)) > 0
+
+    monkeypatch.setattr(np, "exp", None)
+    found = attention(queries, keys, values, scale=0.3, mask=seen | (mx.arange(total) == 0))
+
+    assert np.allclose(np.array(found), np.array(stock), rtol=1e-5, atol=1e-6)
+    assert np.isnan(np.array(attention(queries, keys, values, scale=0.3, mask=nothing))).all()
+
+
+@pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
+def test_keys_and_values_need_not_lie_in_one_piece():
+    queries, arena = numbers(2, _HEADS, 5, 16), numbers(2, 600, _GROUPS, 16)
+    keys, values = arena.swapaxes(1, 2)[:, :, :300], arena.swapaxes(1, 2)[:, :, 300:]
+    transposed = mx.contiguous(keys.swapaxes(2, 3)).swapaxes(2, 3)
+    right = attention(queries, mx.contiguous(keys), mx.contiguous(values), scale=0.3)
+    for form in (keys, transposed):
+        assert np.array_equal(np.array(attention(queries, form, values, scale=0.3)), np.array(right))
+
+
+@pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
+def test_exponentials_are_exact_to_two_units_of_the_last_place():
+    """Two keys with the scores 0 and x: the second one's share s gives e^x = s / (1 - s)."""
+    x = -np.linspace(0, 20, 4001, dtype=np.float32)
+    queries, keys = mx.ones((4001, 1, 1, 1)), mx.array(np.stack([0 * x, x], 1)[:, None, :, None])
+    first = np.array(attention(queries, keys, mx.array([1.0, 0.0]).reshape(1, 1, 2, 1) + 0 * keys, scale=1.0)).ravel()
+    assert np.abs(first * (1 + np.exp(x.astype(np.float64))) - 1).max() < 4e-7
