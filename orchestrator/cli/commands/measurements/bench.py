@@ -1,7 +1,7 @@
 """`launch-pipeline bench`: a measurement a subcommand, figures to tables, pictures and exit codes."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,10 +124,15 @@ def _repeats_option(default: int) -> Decorator:
     return click.option("--repeats", type=click.IntRange(min=1), default=default, show_default=True)
 
 
-def _temperature_option(default: str) -> Decorator:
-    return click.option(
-        "--temperature", type=float, multiple=True, help=f"May be given several times.  [default: {default}]"
-    )
+def _one_temperature(context: click.Context, option: click.Parameter, given: tuple[float, ...]) -> tuple[float, ...]:
+    if len(given) > 1:
+        raise click.BadParameter("this measures at one temperature: run it once for each.", context, option)
+    return given or (0.0,)
+
+
+_temperature_option = click.option(
+    "--temperature", type=float, multiple=True, callback=_one_temperature, help="[default: 0]"
+)
 
 
 _models_options = _joined(
@@ -161,7 +166,12 @@ _requests_options = _joined(
 )
 _comparison_options = _joined(
     _requests_options,
-    _temperature_option("0 and 1; with --same-model 0.8"),
+    click.option(
+        "--temperature",
+        type=float,
+        multiple=True,
+        help="May be given several times.  [default: 0 and 1; with --same-model 0.8]",
+    ),
     _repeats_option(1),
     _draft_tokens_option,
     _strategies_option(_COMPARED),
@@ -275,7 +285,7 @@ def drafters(folders: tuple[str, ...], **options: Any) -> None:
 
 @bench.command()
 @_requests_options
-@_temperature_option("0")
+@_temperature_option
 @_repeats_option(_REPEATS)
 @_strategies_option(_GROWING)
 @_plot_option
@@ -299,7 +309,7 @@ def growth(path: Path | None, limit: int | None, plot: Path | None, as_json: boo
 
 @bench.command()
 @_requests_options
-@_temperature_option("0")
+@_temperature_option
 @_repeats_option(_REPEATS)
 @click.option("--turns", type=click.IntRange(min=2), default=50, show_default=True)
 @click.option(
@@ -345,7 +355,7 @@ def reuse(
 @bench.command()
 @click.argument("counts", metavar="N[,N...]")
 @_requests_options
-@_temperature_option("0")
+@_temperature_option
 @_repeats_option(_REPEATS)
 @_draft_tokens_option
 @_strategies_option(_GROWING)
@@ -464,23 +474,22 @@ def _counts(text: str) -> list[int]:
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     from orchestrator.lab.bench.strategies import measure
 
-    plan = _plan(options, temperature=())
+    plan = _plan(options)
     prompts = _prompts(plan, path, limit or (_LIMIT if path is None else None))
     with ProgressBar() as bar:
         found = measure(plan, prompts, bar)
     show(found, as_json, plot)
 
 
-def _plan(options: dict[str, Any], temperature: Sequence[float] = (0.0,)) -> "BenchPlan":
-    """`temperature`: where none was given; none at all is the plan's own default. Only a comparison can be in slow
-    motion, without lost packets: TCP waits for those as long as ever."""
+def _plan(options: dict[str, Any]) -> "BenchPlan":
+    """Only a comparison can be in slow motion, without lost packets: TCP waits for those as long as ever."""
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.machine.profiles.device_profiles import load_profile
 
     pace, compares = options["pace"], "controls" in options and not options["link_loss"]
     if pace is not None and not compares and load_profile(pace).slow_motion != 1.0:
         raise click.UsageError(f"Only a comparison without lost packets counts in the time of {pace}: leave the @ out.")
-    return BenchPlan.of(**{"draft_tokens": "0", **options, "temperature": options["temperature"] or temperature})
+    return BenchPlan.of(**{"draft_tokens": "0", **options})
 
 
 def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":
