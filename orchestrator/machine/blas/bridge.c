@@ -23,9 +23,11 @@ enum { LANES = 16, MOST_ROWS = 32, CHUNK = 64, WIDEST = 512, LEAST_SHARED = 1 <<
  * not transposed; beyond, its rows are too far from each other. Least shared: numbers of a matrix that several threads
  * share. Spins: turns in which a thread waits for the next product before it sleeps, about 0.1 ms: the time between two
  * products of a forward, and no longer, because another worker may need the core. */
-enum { AHEAD = 1024, MOST_STRIPS = 4, MOST_COPIED = 1 << 15 };
+enum { AHEAD = 1024, MOST_STRIPS = 4, MOST_COPIED = 1 << 15, SHORT = 1024, DEPTH = 256, MOST_VECTORS = 4 };
 /* Ahead: numbers between those that are multiplied and those that are fetched from memory meanwhile. Strips: rows up to
- * which one column at a time may pay. Copied: numbers of the rows that are put on whole lines of the cache. */
+ * which one column at a time may pay. Copied: numbers of the rows that are put on whole lines of the cache. Short:
+ * summands up to which every few rows fetch the next columns, not only the first ones. Depth: numbers of a column that
+ * are multiplied by all rows in turn, which the nearest cache holds. */
 
 extern void scipy_cblas_sgemm64_(int order, int transpose_a, int transpose_b, int64_t m, int64_t n, int64_t k,
                                  float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
@@ -68,17 +70,18 @@ INLINE Lanes widened(Narrow narrow, const enum Form form) {
     return (Lanes)(__builtin_convertvector(narrow, Bits) << 16);
 }
 
-/* LANES weights from number `at` of b on, while those at `next` begin to come from memory. */
-INLINE Lanes weights_at(const Product *p, int64_t at, int64_t next, const enum Form form) {
+/* LANES weights from number `at` of b on, while those at `next` begin to come from memory if it `fetches` them. */
+INLINE Lanes weights_at(const Product *p, int64_t at, int64_t next, const enum Form form, const int fetches) {
     if (form == SINGLE) {
-        __builtin_prefetch(p->b + next);
+        if (fetches) __builtin_prefetch(p->b + next);
         return *(const Lanes *)(p->b + at);
     }
-    __builtin_prefetch(p->narrow + next);
+    if (fetches) __builtin_prefetch(p->narrow + next);
     return widened(*(const Narrow *)(p->narrow + at), form);
 }
 
-INLINE void tile(const Product *p, int row, int column, const int rows, const int columns, const enum Form form) {
+INLINE void tile(const Product *p, int row, int column, const int rows, const int columns, const enum Form form,
+                 const int fetches) {
     const float *a = p->a + row * p->lda, *b = p->b + column * p->ldb;
     Lanes sums[4][4] = {0};
     int done = 0;
@@ -86,7 +89,8 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
         Lanes weights[4];
         /* The next tile's weights come from memory while this one is computed. */
         for (int j = 0; j < columns; j++)
-            weights[j] = weights_at(p, (column + j) * p->ldb + done, (column + columns + j) * p->ldb + done, form);
+            weights[j] =
+                weights_at(p, (column + j) * p->ldb + done, (column + columns + j) * p->ldb + done, form, fetches);
         for (int i = 0; i < rows; i++) {
             Lanes inputs = *(const Lanes *)(a + i * p->lda + done);
             for (int j = 0; j < columns; j++) sums[i][j] += inputs * weights[j];
@@ -102,13 +106,14 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
 
 /* The same for one column and up to MOST_STRIPS rows: b is read from its beginning to its end, as fast as the memory
  * gives it. */
-INLINE void strip(const Product *p, int row, int column, const int rows, const int columns, const enum Form form) {
+INLINE void strip(const Product *p, int row, int column, const int rows, const int columns, const enum Form form,
+                  const int fetches) {
     const float *a = p->a + row * p->lda, *b = p->b + column * p->ldb;
     const int64_t ahead = form == SINGLE ? AHEAD : 2 * AHEAD, begin = column * p->ldb;
     Lanes sums[MOST_STRIPS] = {0};
     int done = 0;
     for (; done + LANES <= p->k; done += LANES) {
-        Lanes weights = weights_at(p, begin + done, begin + done + ahead, form);
+        Lanes weights = weights_at(p, begin + done, begin + done + ahead, form, fetches);
         for (int i = 0; i < rows; i++) sums[i] += *(const Lanes *)(a + i * p->lda + done) * weights;
     }
     float totals[MOST_STRIPS];
@@ -122,19 +127,52 @@ INLINE void strip(const Product *p, int row, int column, const int rows, const i
     }
 }
 
-/* The same for b (k, n), with `vectors` times LANES columns. */
-INLINE void wide_tile(const Product *p, int row, int column, const int rows, const int vectors, const enum Form form) {
-    const float *a = p->a + row * p->lda, *b = p->b + column;
-    Lanes sums[4][4] = {0};
-    for (int k = 0; k < p->k; k++, b += p->ldb) {
-        Lanes values[4];
+/* Adds to the sums the products of these rows with `depth` rows of b, of `vectors` times LANES columns. */
+INLINE void wide_tile(const Product *p, const float *a, const float *b, int64_t ldb, int depth, Lanes *sums,
+                      const int rows, const int vectors) {
+    Lanes own[6][MOST_VECTORS];
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vectors; j++) own[i][j] = sums[i * vectors + j];
+    for (int k = 0; k < depth; k++, b += ldb) {
+        Lanes values[MOST_VECTORS];
         for (int j = 0; j < vectors; j++) values[j] = *(const Lanes *)(b + j * LANES);
         for (int i = 0; i < rows; i++)
-            for (int j = 0; j < vectors; j++) sums[i][j] += a[i * p->lda + k] * values[j];
+            for (int j = 0; j < vectors; j++) own[i][j] += a[i * p->lda + k] * values[j];
     }
     for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vectors; j++) sums[i * vectors + j] = own[i][j];
+}
+
+/* The same for b (k, n) and `vectors` times LANES columns. Rows of b that are a power of two apart displace each other
+ * in the cache: if it `packs`, each piece of the columns is copied together first, for all rows. */
+INLINE void wide_columns(const Product *p, int column, const int rows, const int vectors, const int packs) {
+    Lanes sums[MOST_ROWS * MOST_VECTORS] = {0};
+    float packed[packs ? DEPTH * vectors * LANES : 1] __attribute__((aligned(4 * LANES)));
+    const int pieces = packs && p->m > rows, most = pieces ? DEPTH : p->k;
+    for (int begin = 0; begin < p->k; begin += most) {
+        const int depth = p->k - begin < most ? p->k - begin : most;
+        const float *b = p->b + begin * p->ldb + column;
+        if (pieces)
+            for (int k = 0; k < depth; k++)
+                for (int j = 0; j < vectors; j++)
+                    *(Lanes *)(packed + (k * vectors + j) * LANES) = *(const Lanes *)(b + k * p->ldb + j * LANES);
+        for (int row = 0; row < p->m; row += rows) {
+            const float *a = p->a + row * p->lda + begin, *from = pieces ? packed : b;
+            const int64_t ldb = pieces ? vectors * LANES : p->ldb;
+            Lanes *own = sums + row * vectors;
+            switch (p->m - row < rows ? p->m - row : rows) {
+                case 1: wide_tile(p, a, from, ldb, depth, own, 1, vectors); break;
+                case 2: wide_tile(p, a, from, ldb, depth, own, 2, vectors); break;
+                case 3: wide_tile(p, a, from, ldb, depth, own, 3, vectors); break;
+                case 4: wide_tile(p, a, from, ldb, depth, own, 4, vectors); break;
+                case 5: wide_tile(p, a, from, ldb, depth, own, 5, vectors); break;
+                default: wide_tile(p, a, from, ldb, depth, own, rows, vectors);
+            }
+        }
+    }
+    for (int row = 0; row < p->m; row++)
         for (int j = 0; j < vectors; j++) {
-            Lanes *c = (Lanes *)(p->c + (row + i) * p->ldc + column + j * LANES), total = p->alpha * sums[i][j];
+            Lanes *c = (Lanes *)(p->c + row * p->ldc + column + j * LANES), total = p->alpha * sums[row * vectors + j];
             *c = p->beta == 0 ? total : total + p->beta * *c;
         }
 }
@@ -147,42 +185,57 @@ INLINE void column_of_wide(const Product *p, int column) {
     }
 }
 
-typedef void Tile(const Product *p, int row, int column, const int rows, const int columns, const enum Form form);
+typedef void Tile(const Product *p, int row, int column, const int rows, const int columns, const enum Form form,
+                  const int fetches);
 
-INLINE void all_rows(const Product *p, int column, Tile *tile, const int rows, const int columns,
-                     const enum Form form) {
-    for (int row = 0; row < p->m; row += rows) switch (p->m - row < rows ? p->m - row : rows) {
-            case 1: tile(p, row, column, 1, columns, form); break;
-            case 2: tile(p, row, column, 2, columns, form); break;
-            case 3: tile(p, row, column, 3, columns, form); break;
-            default: tile(p, row, column, rows, columns, form);
-        }
-}
-
-INLINE void transposed_part(const Product *p, int first, int last, const int rows, const int columns, const int strips,
-                            const enum Form form) {
-    int column = first;
-    if (p->m <= strips && (int64_t)p->m * p->k <= MOST_COPIED) {
-        for (; column < last; column++) all_rows(p, column, strip, strips, 1, form);
-    } else {
-        for (; column + columns <= last; column += columns) all_rows(p, column, tile, rows, columns, form);
-        for (; column < last; column++) all_rows(p, column, tile, rows, 1, form);
+INLINE void some_rows(const Product *p, int row, int column, Tile *tile, const int rows, const int columns,
+                      const enum Form form, const int fetches) {
+    switch (p->m - row < rows ? p->m - row : rows) {
+        case 1: tile(p, row, column, 1, columns, form, fetches); break;
+        case 2: tile(p, row, column, 2, columns, form, fetches); break;
+        case 3: tile(p, row, column, 3, columns, form, fetches); break;
+        default: tile(p, row, column, rows, columns, form, fetches);
     }
 }
 
-/* `rows` and `columns`: how many sums, vectors of LANES numbers, fit into the processor's registers; `strips`: up to how
- * many rows one column at a time is faster. */
-INLINE void part(const Product *p, int first, int last, const int rows, const int columns, const int strips) {
+/* `once`: of long columns, the first rows alone fetch the next ones. */
+INLINE void all_rows(const Product *p, int column, Tile *tile, const int rows, const int columns,
+                     const enum Form form, const int once) {
+    for (int row = 0; row < p->m; row += rows)
+        if (once && row > 0 && p->k > SHORT) some_rows(p, row, column, tile, rows, columns, form, 0);
+        else some_rows(p, row, column, tile, rows, columns, form, 1);
+}
+
+/* How a kind of processor multiplies. */
+typedef struct {
+    int rows, columns;      /* How many sums, vectors of LANES numbers, fit into its registers: for b (n, k)^T, */
+    int wide_rows, vectors; /* and for b (k, n). */
+    int strips;             /* Up to how many rows one column at a time is faster. */
+    int packs;              /* Whether `wide_columns` packs, and long columns are fetched once. */
+} Way;
+
+INLINE void transposed_part(const Product *p, int first, int last, const Way way, const enum Form form) {
+    int column = first;
+    if (p->m <= way.strips && (int64_t)p->m * p->k <= MOST_COPIED) {
+        for (; column < last; column++) all_rows(p, column, strip, way.strips, 1, form, 0);
+    } else {
+        for (; column + way.columns <= last; column += way.columns)
+            all_rows(p, column, tile, way.rows, way.columns, form, way.packs);
+        for (; column < last; column++) all_rows(p, column, tile, way.rows, 1, form, way.packs);
+    }
+}
+
+INLINE void part(const Product *p, int first, int last, const Way way) {
     if (!p->transposed) {
         int column = first;
-        for (; column + columns * LANES <= last; column += columns * LANES)
-            all_rows(p, column, wide_tile, rows, columns, SINGLE);
-        for (; column + LANES <= last; column += LANES) all_rows(p, column, wide_tile, rows, 1, SINGLE);
+        for (; column + way.vectors * LANES <= last; column += way.vectors * LANES)
+            wide_columns(p, column, way.wide_rows, way.vectors, way.packs);
+        for (; column + LANES <= last; column += LANES) wide_columns(p, column, way.wide_rows, 1, way.packs);
         for (; column < last; column++) column_of_wide(p, column);
     } else switch (p->form) {
-            case SINGLE: transposed_part(p, first, last, rows, columns, strips, SINGLE); break;
-            case HALF: transposed_part(p, first, last, rows, columns, strips, HALF); break;
-            case BFLOAT: transposed_part(p, first, last, rows, columns, strips, BFLOAT);
+            case SINGLE: transposed_part(p, first, last, way, SINGLE); break;
+            case HALF: transposed_part(p, first, last, way, HALF); break;
+            case BFLOAT: transposed_part(p, first, last, way, BFLOAT);
         }
 }
 
@@ -254,11 +307,13 @@ typedef struct {
 #define FOR_AVX512 __attribute__((target("avx512f,fma,f16c"))) static
 #define FOR_AVX2 __attribute__((target("avx2,fma,f16c"))) static
 
-FOR_AVX512 void part_avx512(const Product *p, int first, int last) { part(p, first, last, 4, 4, MOST_STRIPS); }
+FOR_AVX512 void part_avx512(const Product *p, int first, int last) {
+    part(p, first, last, (Way){4, 4, 4, 4, MOST_STRIPS, 0});
+}
 FOR_AVX512 float exponentials_avx512(float *x, int count, float *largest) { return exponentials(x, count, largest); }
 static const Kernels avx512 = {part_avx512, exponentials_avx512};
 
-FOR_AVX2 void part_avx2(const Product *p, int first, int last) { part(p, first, last, 2, 2, 4); }
+FOR_AVX2 void part_avx2(const Product *p, int first, int last) { part(p, first, last, (Way){3, 2, 6, 1, 4, 1}); }
 FOR_AVX2 float exponentials_avx2(float *x, int count, float *largest) { return exponentials(x, count, largest); }
 static const Kernels avx2 = {part_avx2, exponentials_avx2};
 
@@ -280,7 +335,7 @@ static const Kernels *best_kernels(void) {
     return b & bit_AVX2 ? &avx2 : 0;
 }
 #else
-static void part_neon(const Product *p, int first, int last) { part(p, first, last, 2, 2, 0); }
+static void part_neon(const Product *p, int first, int last) { part(p, first, last, (Way){2, 2, 2, 2, 0, 0}); }
 static float exponentials_neon(float *x, int count, float *largest) { return exponentials(x, count, largest); }
 static const Kernels neon = {part_neon, exponentials_neon};
 static enum Form best_form(const float *from, int64_t count, uint16_t *narrow) {
@@ -486,7 +541,8 @@ int bridge_attention(const float *q, const float *k, const float *v, const uint8
                      const int64_t *distances, const int32_t *sizes, float scale, float *scratch, float *out) {
     const Kernels *kernels = known_kernels();
     if (!kernels) return 0;
-    Attention a = {q, k, v, seen, added, distances[0], distances[1], distances[2], distances[3], distances[4], distances[5],
+    Attention a = {q, k, v, seen, added,
+                   distances[0], distances[1], distances[2], distances[3], distances[4], distances[5],
                    sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, scratch, 0, 0};
     const int chunks = chunks_of(&a), room = (chunks + LANES - 1) / LANES * LANES;
     const int64_t rows = (int64_t)a.heads * a.rows;
