@@ -205,10 +205,12 @@ class FullAttentionCache(RowCache):
 
     def copy(self, slots: int) -> Self:
         other = copy(self)
-        # Arrays are written in place, so each cache needs its own.
-        held = slice(max(0, slots - self._base))
-        other._keys = tuple(map(mx.contiguous, _taken(self._keys, held)))
-        other._values = tuple(map(mx.contiguous, _taken(self._values, held)))
+        # Arrays are written in place, so each cache needs its own; with room, or the next forward copies them again.
+        held = max(0, slots - self._base)
+        other._keys, other._values = (
+            _grown(taken, taken, held + _GROWTH // 2)
+            for taken in (_taken(stored, slice(held)) for stored in (self._keys, self._values))
+        )
         return other
 
     @property

@@ -142,6 +142,16 @@ def test_what_is_cut_off_frees_its_memory_and_the_rest_goes_on(architecture: str
     np.testing.assert_allclose(logits(whole), logits(part), rtol=1e-4, atol=1e-4)
 
 
+def test_the_first_tokens_behind_a_copy_need_no_new_arrays():
+    """They would be as long as all others, and a forward that fills them no measure of the next one."""
+    copied = prefilled(tree_model("llama")).copy(len(PROMPT))
+    before = copied.memory
+
+    copied.prefill(PROMPT[1:])
+
+    assert copied.memory == before
+
+
 def test_states_are_forgotten_until_the_last_token_s_alone_is_left():
     sequence = LanguageModel(tiny("qwen3_next")).sequence()
     for begin in range(0, 90, 30):
