@@ -1,4 +1,4 @@
-"""Attention on a Linux processor: of few tokens by the library that multiplies for MLX, else with numpy's exponentials.
+"""Attention on a Linux processor: by the library that multiplies for MLX, without it with numpy's exponentials.
 
 MLX 0.32 has vector code for exponentials only with Apple's Accelerate (mlx/backend/cpu/simd). For a prompt of a few
 hundred tokens they take longer than the products of the default target. And it computes the attention of a layer in
@@ -29,6 +29,8 @@ _ROWS = 32
 come here with however few scores, so that a row has the same bits alone and beside others."""
 _KEYS, _LANES = 256, 16
 """Keys of a partial sum of the library, and numbers of a vector there."""
+_SCRATCH = 8 << 20
+"""Numbers of partial sums that are held at once, at least those of two times `_ROWS` tokens."""
 _BLOCK = 1 << 16
 """Scores that are normalised at once: they stay in the processor's cache."""
 _CHUNK = 1024
@@ -69,7 +71,7 @@ def attention(
     few = length > _ROWS and batch * heads * length * k.shape[2] < _LEAST
     if sinks is not None or stream or few or any(each.dtype != mx.float32 for each in (q, k, v)):
         return _STOCK(q, k, v, scale=scale, mask=mask, sinks=sinks, stream=stream)
-    kernel = _kernel() if length <= _ROWS else None
+    kernel = _kernel()
     return _vectors(q, k, v, scale, mask) if kernel is None else _by_library(kernel, q, k, v, scale, mask)
 
 
@@ -100,19 +102,26 @@ def _by_library(
     if given is not None and given.dtype != mx.bool_:
         given = given.astype(mx.float32)
     compute(q, k, v, *([] if given is None else [given]))
-    queries, keys, values = np.ascontiguousarray(_numpy(q)), _numpy(k), _numpy(v)
+    queries, keys, values = _numpy(q), _numpy(k), _numpy(v)
     masks = None if given is None else np.broadcast_to(_numpy(given), (batch, heads, length, total))
     spaced = (keys, values, keys if masks is None else masks)
     distances = np.array([each.strides[axis] // each.itemsize for each in spaced for axis in (1, 2)], np.int64)
-    sizes = np.array((heads, groups, length, total, width, size, mask == "causal"), np.int32)
-    chunks = -(-total // _KEYS)
-    scratch = np.empty(heads * length * chunks * (size + 2) + chunks + _LANES, np.float32)
     result = np.empty((batch, heads, length, size), np.float32)
-    for sequence in range(batch):
-        own = None if masks is None else _at(masks[sequence])
-        seen, added = (None, own) if masks is not None and masks.dtype == np.float32 else (own, None)
-        inputs = (_at(each[sequence]) for each in (queries, keys, values))
-        kernel(*inputs, seen, added, _at(distances), _at(sizes), scale, _at(scratch), _at(result[sequence]))
+    pieces = -(-length // max(2 * _ROWS, _SCRATCH * _KEYS // (heads * total * size)))
+    for sequence, piece in product(range(batch), range(pieces)):
+        begin, end = length * piece // pieces, length * (piece + 1) // pieces
+        seen = total - length + end if mask == "causal" else total
+        sizes = np.array((heads, groups, end - begin, seen, width, size, mask == "causal"), np.int32)
+        chunks = -(-seen // _KEYS)
+        scratch = np.empty(heads * (end - begin) * chunks * (size + 2) + chunks + _LANES, np.float32)
+        rows, found = np.ascontiguousarray(queries[sequence, :, begin:end]), result[sequence, :, begin:end]
+        own = None if masks is None else _at(masks[sequence, :, begin:end])
+        boolean, added = (None, own) if masks is not None and masks.dtype == np.float32 else (own, None)
+        written = found if pieces == 1 else np.empty(found.shape, np.float32)
+        inputs = _at(rows), _at(keys[sequence]), _at(values[sequence])
+        kernel(*inputs, boolean, added, _at(distances), _at(sizes), scale, _at(scratch), _at(written))
+        if pieces > 1:
+            found[:] = written
     return mx.array(result)
 
 

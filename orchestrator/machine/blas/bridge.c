@@ -504,17 +504,31 @@ enum { KEYS = 256 };
 
 static int chunks_of(const Attention *a) { return (a->keys + KEYS - 1) / KEYS; }
 
+/* Keys of the chunk in columns: many rows read them so without sums across a vector. */
+INLINE const float *in_columns(const float *keys, int64_t distance, int count, int width, float *columns) {
+    for (int key = 0; key < count; key++)
+        for (int i = 0; i < width; i++) columns[i * KEYS + key] = keys[key * distance + i];
+    return columns;
+}
+
 static void attention_chunk(const void *work, int number) {
     const Attention *a = work;
     const Kernels *kernels = known_kernels();
     const int chunks = chunks_of(a), group = number / chunks, chunk = number % chunks, first = chunk * KEYS;
-    const int count = a->keys - first < KEYS ? a->keys - first : KEYS, all = a->heads / a->groups * a->rows;
+    const int keys = a->keys - first < KEYS ? a->keys - first : KEYS, all = a->heads / a->groups * a->rows;
+    const float *k = a->k + group * a->k_group + first * a->k_row, *v = a->v + group * a->v_group + first * a->v_row;
     float scores[MOST_ROWS * KEYS] __attribute__((aligned(4 * LANES)));
-    for (int begin = 0; begin < all; begin += MOST_ROWS) {
-        const int m = all - begin < MOST_ROWS ? all - begin : MOST_ROWS;
-        const int64_t at = (int64_t)group * all + begin; /* The first row, among all heads'. */
-        Product product = {a->q + at * a->width, a->k + group * a->k_group + first * a->k_row, 0, scores, a->width,
-                           a->k_row, KEYS, m, count, a->width, 1, SINGLE, a->scale, 0};
+    const int many = a->rows > MOST_ROWS && a->width <= WIDEST / 2;
+    float columns[many ? KEYS * a->width : 1] __attribute__((aligned(4 * LANES)));
+    if (many) k = in_columns(k, a->k_row, keys, a->width, columns);
+    for (int begin = 0, m; begin < all; begin += m) {
+        /* Of one head, where they are many. */
+        const int64_t at = (int64_t)group * all + begin, rest = a->rows > MOST_ROWS ? a->rows - at % a->rows : all - begin;
+        m = rest < MOST_ROWS ? rest : MOST_ROWS;
+        const int64_t behind = a->keys - a->rows + (a->rows > MOST_ROWS ? at % a->rows + m : a->rows) - first;
+        const int count = !a->causal || behind > keys ? keys : behind < 0 ? 0 : behind; /* The last row sees so many. */
+        Product product = {a->q + at * a->width, k, 0, scores, a->width, many ? KEYS : a->k_row, KEYS, m, count,
+                           a->width, !many, SINGLE, a->scale, 0};
         kernels->part(&product, 0, count);
         for (int row = 0; row < m; row++) {
             float *own = scores + row * KEYS;
@@ -525,11 +539,11 @@ static void attention_chunk(const void *work, int number) {
             for (int i = 0; a->seen && i < count; i++)
                 if (!a->seen[mask + i]) own[i] = -__builtin_inff();
             for (int i = last < 0 ? 0 : last + 1; i < count; i++) own[i] = -__builtin_inff();
-            a->weights[to] = kernels->exponentials(own, count, a->largest + to);
+            if (!count) own[0] = -__builtin_inff();
+            a->weights[to] = kernels->exponentials(own, count ? count : 1, a->largest + to);
         }
-        product = (Product){scores, a->v + group * a->v_group + first * a->v_row, 0,
-                            a->sums + (at * chunks + chunk) * a->size, KEYS, a->v_row, (int64_t)chunks * a->size, m,
-                            a->size, count, 0, SINGLE, 1, 0};
+        product = (Product){scores, v, 0, a->sums + (at * chunks + chunk) * a->size, KEYS, a->v_row,
+                            (int64_t)chunks * a->size, m, a->size, count, 0, SINGLE, 1, 0};
         kernels->part(&product, 0, a->size);
     }
 }

@@ -133,6 +133,23 @@ def test_the_library_computes_few_rows(total: int, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
+@pytest.mark.parametrize("mask", [None, "causal", mx.arange(1500) % 3 > 0, numbers(_HEADS, 200, 1500)], ids=str)
+def test_the_library_computes_the_rows_of_a_prompt_in_pieces(
+    mask: mx.array | str | None, monkeypatch: pytest.MonkeyPatch
+):
+    queries, keys, values = numbers(2, _HEADS, 200, 20), numbers(2, _GROUPS, 1500, 20), numbers(2, _GROUPS, 1500, 70)
+    stock = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=mask)
+    monkeypatch.setattr(np, "exp", None)
+    whole = np.array(attention(queries, keys, values, scale=0.3, mask=mask))
+
+    monkeypatch.setattr("protocol.inference.processor_attention._SCRATCH", 1)
+    pieces = np.array(attention(queries, keys, values, scale=0.3, mask=mask))
+
+    assert np.allclose(whole, np.array(stock), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(pieces, whole)
+
+
+@pytest.mark.skipif(not _PRELOADED, reason="for the process that has the library")
 def test_keys_and_values_need_not_lie_in_one_piece():
     queries, arena = numbers(2, _HEADS, 5, 16), numbers(2, 600, _GROUPS, 16)
     keys, values = arena.swapaxes(1, 2)[:, :, :300], arena.swapaxes(1, 2)[:, :, 300:]
