@@ -1,10 +1,10 @@
 """The orchestrator process."""
 
+import logging
 import signal
 import sys
 from pathlib import Path
 
-import structlog
 import zmq
 
 from orchestrator.runtime.loop import Orchestrator
@@ -18,7 +18,7 @@ from protocol.worker.quality_of_service import QualityOfService, set_quality_of_
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise_descriptor_limit()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     set_quality_of_service(QualityOfService.USER_INTERACTIVE)
     setup = OrchestratorSetup.from_arguments()
     try:

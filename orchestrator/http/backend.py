@@ -1,13 +1,12 @@
 """The pipeline behind the server: its client, and the thread that waits for it while the server already answers."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property
 from typing import Protocol
-
-import structlog
 
 from orchestrator.api.async_client import AsyncClient, AsyncStream
 from orchestrator.api.client import BUSY_ANSWER_SECONDS, Client
@@ -19,7 +18,7 @@ from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState
 from protocol.messages.telemetry import TelemetryFrame
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 _CHECK_SECONDS = 2.0
 """Between two questions whether another program's pipeline still runs."""
 

@@ -4,18 +4,18 @@ Also the interface by which each API renders them.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
-import structlog
 
 from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.http.errors import ApiError, internal_error, of_pipeline
 from protocol.errors import PipelineError
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 class OutputSource(Protocol):

@@ -163,6 +163,7 @@ def run_models(
 def http_server(server: Server) -> uvicorn.Server:
     """What listens for requests to `server`."""
     settings = server.settings
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
         application(server),
         http=connection_class(settings),

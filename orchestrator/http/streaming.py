@@ -1,16 +1,16 @@
 """Streams a generation as server-sent events, with keep-alives in between. Knows no API's format."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
-import structlog
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.http.errors import ApiError, internal_error
 from orchestrator.http.generation import ChoiceStream, PromptProgress, Renderer, StreamEvent
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 

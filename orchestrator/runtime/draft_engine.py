@@ -1,11 +1,11 @@
 """Carries out the choice of the draft's engine: prepares it, starts and ends local drafts, records the verdict."""
 
+import logging
 import socket
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import structlog
 import zmq
 
 from orchestrator.core.commands import TrialDecided
@@ -35,7 +35,7 @@ from protocol.own_modules import module_command
 
 _GRACE = 7.0
 """Seconds for the process to end its own processes and to remove an unfinished conversion: it gives the latter 5 s."""
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 class DraftEngine:
@@ -174,9 +174,9 @@ class ChosenDraftEngine(DraftEngine):
 
     def _tell(self, text: str, warning: bool) -> None:
         if warning:
-            log.warning("the Neural Engine is not used", reason=text, warnings=self._selection.warnings)
+            log.warning("%s Warnings of the selection: %s", text, self._selection.warnings)
         else:
-            log.info("draft engine", text=text)
+            log.info("%s", text)
         self._notices.send(Notice(text, "warning" if warning else "told"))
 
     def _engine_in(self, seat: Seat | None) -> EngineChoice | None:

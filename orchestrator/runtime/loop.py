@@ -1,6 +1,7 @@
 """The orchestrator's main loop: sockets, processes and the clock around the pure state machine."""
 
 import gc
+import logging
 import os
 import signal
 import time
@@ -9,7 +10,6 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-import structlog
 import zmq
 from msgspec.structs import replace
 
@@ -59,7 +59,7 @@ _OFFER_SECONDS = 0.25
 """How often a pipeline that outlived its parent sees whether it may stay."""
 _CACHED_TEXTS = 1 << 14
 """Texts of single tokens, for telemetry."""
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 class Orchestrator:
@@ -199,7 +199,7 @@ class Orchestrator:
             case Reject(sequence, text):
                 self._clients.refuse(sequence, InputError(text))
             case Replace(role, incarnation, reason):
-                log.warning("worker replaced", role=role, reason=reason)
+                log.warning("the %s worker is replaced: %s", role, reason)
                 self._handle_all(self._workers.replace(role, incarnation, reason))
             case Pardon():
                 self._workers.local.supervisor.pardon("target", time.monotonic())
@@ -231,23 +231,23 @@ class Orchestrator:
                 self._became_ready()
             case Arrived(message=CacheOff(reason)):
                 self._cache_warnings += 1
-                log.warning("the disk cache is off: requests go on without it", reason=reason)
+                log.warning("the disk cache is off, and requests go on without it: %s", reason)
                 text = f"The disk cache is off until the next start: {reason.rstrip('.')}. Requests go on without it."
                 self._notices.send(Notice(text, "warning"))
             case Arrived(role, message=KvCut() as cut):
                 self._cache_warnings += 1
                 if role not in self._cut:
                     self._cut.add(role)
-                    log.warning("KV was cut", role=role, kept=cut.kept, tokens=cut.tokens, bytes=cut.memory)
+                    log.warning("KV of the %s was cut: %s", role, cut)
                     self._notices.send(Notice(_cut_text(role, cut), "warning"))
             case Arrived(role="draft", message=Unfit(guesses, right)):
                 if not self._unfit:
                     self._unfit = True
-                    log.warning("the draft hardly fits the target", guesses=guesses, right=right)
+                    log.warning("the draft hardly fits the target: %d of %d guesses are right", right, guesses)
                     self._notices.send(Notice(_unfit_text(guesses, right), "warning"))
             case Arrived(role="target", message=Lowered(level, reason)) if lowers(level, self._hellos["target"].level):
                 self._hellos["target"] = replace(self._hellos["target"], level=level)
-                log.warning("a forward failed, so the target verifies less", level=level, reason=reason)
+                log.warning("a forward failed, so the target verifies less (level %s): %s", level, reason)
                 text = f"A forward of the target failed ({reason.rstrip('.')}), so it verifies less from now on (level "
                 self._notices.send(Notice(f"{text}{level}). Requests go on.", "warning"))
                 self._step(event)
@@ -302,7 +302,7 @@ class Orchestrator:
 
     def _fail(self, error: PipelineError) -> None:
         """The pipeline has failed: refuse all requests, and report the reason."""
-        log.error("pipeline failed", reason=str(error))
+        log.error("the pipeline failed: %s", error)
         self._failure = error
         self._session.record_failure(error)
         self._clients.refuse_all(error)

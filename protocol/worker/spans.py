@@ -1,12 +1,17 @@
-"""Records of a process's work: spans in a ring buffer of fixed size. Knows neither sockets nor models."""
+"""Records of a process's work: spans in a ring buffer of fixed size. Knows neither sockets nor models.
+
+The orchestrator imports this and needs numpy for nothing else, so numpy is imported where spans are read.
+"""
 
 import struct
 import time
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class SpanKind(IntEnum):
@@ -28,19 +33,17 @@ class SpanKind(IntEnum):
     """The orchestrator reads or sends a message."""
 
 
-SPAN = np.dtype(
-    [
-        ("begin", "<i8"),
-        ("end", "<i8"),
-        ("sequence", "<i8"),
-        ("round", "<i8"),
-        ("serial", "<i8"),
-        ("kind", "<i4"),
-        ("tokens", "<i4"),
-    ]
-)
-"""Times are nanoseconds on the process's own clock. `serial`: number of the Grow that reported this growth step,
-counted from 1; 0 for other kinds."""
+SPAN = [
+    ("begin", "<i8"),
+    ("end", "<i8"),
+    ("sequence", "<i8"),
+    ("round", "<i8"),
+    ("serial", "<i8"),
+    ("kind", "<i4"),
+    ("tokens", "<i4"),
+]
+"""The fields of a span, for numpy. Times are nanoseconds on the process's own clock. `serial`: number of the Grow that
+reported this growth step, counted from 1; 0 for other kinds."""
 
 _RECORD = struct.Struct("<qqqqqii")
 CAPACITY = 1 << 17
@@ -56,9 +59,7 @@ class SpanRing:
         self.recorded = 0
         """Number of added spans, overwritten ones included."""
         self._capacity = capacity
-        self._spans = np.zeros(capacity, SPAN)
-        # A structured assignment takes four times as long as packing into the same memory.
-        self._memory = self._spans.view(np.uint8).data
+        self._memory = bytearray(capacity * _RECORD.size)
 
     def add(
         self, kind: SpanKind, begin: int, end: int, sequence: int = 0, round: int = 0, tokens: int = 0, serial: int = 0
@@ -72,19 +73,25 @@ class SpanRing:
         """Number of overwritten spans."""
         return max(0, self.recorded - self._capacity)
 
-    def spans(self) -> np.ndarray:
+    def spans(self) -> "np.ndarray":
         """(n,) SPAN, oldest first."""
-        held = min(self.recorded, self._capacity)
-        return np.roll(self._spans, -(self.recorded % self._capacity))[:held] if self.lost else self._spans[:held]
+        import numpy as np
+
+        spans = np.frombuffer(self._memory, SPAN)
+        return np.roll(spans, -(self.recorded % self._capacity)) if self.lost else spans[: self.recorded]
 
     def save(self, path: Path) -> None:
         """Write the spans, for `load_spans`."""
+        import numpy as np
+
         with path.open("wb") as file:
             np.savez(file, spans=self.spans(), lost=np.int64(self.lost))
 
 
-def load_spans(path: Path) -> tuple[np.ndarray, int]:
+def load_spans(path: Path) -> "tuple[np.ndarray, int]":
     """(n,) SPAN, oldest first, and the number of overwritten ones. Raises ValueError for another file."""
+    import numpy as np
+
     with np.load(path, allow_pickle=False) as file:
         if file["spans"].dtype != SPAN:
             raise ValueError(f"{path} holds no spans")

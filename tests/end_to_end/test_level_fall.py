@@ -53,7 +53,9 @@ def pipeline(
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "level"), [(("tree",), "chain"), (("tree", "chain"), "plain")], indirect=["pipeline"]
+    ("pipeline", "level"),
+    [pytest.param(("tree",), "chain", marks=pytest.mark.thorough), (("tree", "chain"), "plain")],
+    indirect=["pipeline"],
 )
 def test_requests_go_on_exactly_at_the_next_lower_level(
     pipeline: Pipeline, level: str, notices: list[Notice], reference: Reference

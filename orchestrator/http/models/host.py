@@ -2,13 +2,13 @@
 
 import asyncio
 import itertools
+import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
-import structlog
 from starlette.types import ASGIApp
 
 from orchestrator.core.model_table import (
@@ -39,7 +39,7 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.model_server import ModelServer
 from protocol.errors import PipelineError
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 _WORDS = {
     ModelPhase.ABSENT: "waiting for memory",
     ModelPhase.LOADING: "loading",
@@ -177,10 +177,10 @@ class ModelHost:
         try:
             model = await self._loader.load(name, partial(self._steps.__setitem__, name))
         except PipelineError as error:
-            log.warning("a model could not be loaded", model=name, reason=str(error))
+            log.warning("the model %s could not be loaded: %s", name, error)
             self._failed(name, str(error))
         except Exception:  # the border of a task: requests that wait for the model are refused
-            log.exception("a model could not be loaded", model=name)
+            log.exception("the model %s could not be loaded", name)
             self._failed(name, "The server failed at it: its log has the cause.")
         else:
             self._loaded[name] = model
@@ -197,7 +197,7 @@ class ModelHost:
         reason = await model.ended
         if self._loaded.get(name) is not model:
             return
-        log.warning("a model's pipeline has ended", model=name, reason=reason)
+        log.warning("the pipeline of the model %s has ended: %s", name, reason)
         told = f"The pipeline of the model {name} has ended. {reason}"
         self._step(ModelEnded(name, told))
         left = self.status(name).barred_until - asyncio.get_running_loop().time()
@@ -207,7 +207,7 @@ class ModelHost:
         try:
             await self._loader.unload(name)
         except Exception:  # the border of a task: its processes have ended, so others can have its memory
-            log.exception("a model's pipeline did not end as it should", model=name)
+            log.exception("the pipeline of the model %s did not end as it should", name)
         self._step(ModelUnloaded(name))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

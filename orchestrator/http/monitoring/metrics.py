@@ -1,10 +1,10 @@
 """Metrics of the server for Prometheus. Each server has its own registry, so that one process may hold several."""
 
+import logging
 import time
 from collections import Counter as Counts
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,7 +14,7 @@ from orchestrator.http.generation import OutputSource
 from orchestrator.http.monitoring.health import Condition
 from protocol.messages.client import PipelineState
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _STATUSES = ("ok", "loading", "degraded", "failed")
@@ -90,7 +90,7 @@ class Metrics:
             self._noted.labels(kind).inc()
             self._noted_so_far[kind] += 1
             if str(self._noted_so_far[kind]).strip("0") == "1":
-                log.warning("answers have warnings", kind=kind, requests=self._noted_so_far[kind])
+                log.warning("answers with a warning (%s): %d", kind, self._noted_so_far[kind])
 
     async def measured(self, pieces: OutputSource) -> AsyncIterator[str]:
         """The same pieces, measured."""

@@ -14,8 +14,6 @@ from protocol.errors import InputError
 
 PROCESSOR_BITS = 32
 """On a processor weights are unpacked to float32."""
-NOT_STATED = "not stated"
-"""Size or licence of a trained drafter that no source gives."""
 Words = Annotated[str, Meta(min_length=1)]
 
 

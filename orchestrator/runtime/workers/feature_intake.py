@@ -4,7 +4,7 @@ Forms come from what the target was asked for, never from the sender. Knows no s
 checked: wrong ones cost acceptance, and no token.
 """
 
-import structlog
+import logging
 
 from protocol.features.blocks import whole
 from protocol.features.ring import FeatureRing
@@ -13,7 +13,7 @@ from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId
 from protocol.messages.features import FeatureBlock, FeatureForm, Features, Tap, Taps
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 class FeatureIntake:
@@ -75,7 +75,7 @@ class FeatureIntake:
                 ring = FeatureRing.create(block.form, element, fingerprint=self._fingerprint, epoch=self._epoch)
             except SegmentError as error:
                 if not self._warned:
-                    log.warning("drafts get no features of the target", reason=str(error))
+                    log.warning("drafts get no features of the target: %s", error)
                     self._warned = True
                 return None
             self._rings[block.sequence] = ring

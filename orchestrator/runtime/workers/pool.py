@@ -1,5 +1,6 @@
 """All workers of a pipeline: its own and remote ones. Yields events of the state machine."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import structlog
 import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
@@ -15,7 +15,6 @@ from orchestrator.runtime.link_emulation import DelayedHub, EmulatedLink
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived, ProjectionRelay
-from orchestrator.runtime.workers.remote import RemoteWorkers
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
 from orchestrator.runtime.workers.supervisor import Child, Death, Seat, Supervisor
 from protocol.contracts.engines import NO_DRAFT
@@ -29,8 +28,9 @@ from protocol.transport.hub import Arrival, Hub
 
 if TYPE_CHECKING:
     from orchestrator.runtime.recording import Recording
+    from orchestrator.runtime.workers.remote import RemoteWorkers
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,12 @@ class WorkerPool:
         self._projections = ProjectionRelay()
         self._remote: RemoteWorkers | None = None
         if setup.listening is not None:
+            # With numpy, a quarter of an orchestrator's imports, which a pipeline without other machines does without.
+            from orchestrator.runtime.workers import remote
+
             self._refusals = self._initial_refusals()
             registry = RemoteRegistry(self._local.supervisor.next_incarnation, self._refusals)
-            self._remote = RemoteWorkers(context, setup, epoch, registry, self._local.entries)
+            self._remote = remote.RemoteWorkers(context, setup, epoch, registry, self._local.entries)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -202,7 +205,7 @@ class WorkerPool:
         self._local.stop()
 
     def _admitting_prefill(
-        self, remote: RemoteWorkers, local: "Iterable[WorkerEventOrError | ProjectionArrived]"
+        self, remote: "RemoteWorkers", local: "Iterable[WorkerEventOrError | ProjectionArrived]"
     ) -> "Iterator[WorkerEventOrError | ProjectionArrived]":
         """The local events. Remote prefill workers are admitted once the target has announced its KV format."""
         for event in local:
@@ -395,7 +398,7 @@ class LocalWorkers:
             case Hello() as hello:
                 self._peers[incarnation] = arrival.peer
                 self._hellos[incarnation] = hello
-                log.info("worker up", role=hello.role, model=hello.model, device=hello.device)
+                log.info("the %s worker is up: %s on %s", hello.role, hello.model, hello.device)
                 if child.seat in self._died:
                     self._died.discard(child.seat)
                     yield WorkerNews(f"The {child.role} worker runs again.")
@@ -410,9 +413,9 @@ class LocalWorkers:
                 yield ProjectionArrived(incarnation, ProjectionShipment(block, arrival.payload))
             case message:
                 if isinstance(message, Fault) and child.role == "prefill":
-                    log.warning("the target prefills a prompt itself", reason=message.text)
+                    log.warning("the target prefills a prompt itself: %s", message.text)
                 if isinstance(message, Prefilled) and message.warning:
-                    log.warning("KV was not adopted", reason=message.warning)
+                    log.warning("KV was not adopted: %s", message.warning)
                 yield Arrived(child.role, incarnation, message)
 
     def _on_death(self, child: Child) -> Iterator[WorkerEventOrError | ProjectionArrived]:
@@ -429,7 +432,7 @@ class LocalWorkers:
         if death.retired:
             yield WorkerRetired(child.incarnation)
         else:
-            log.warning("worker died", role=child.role, cause=death.text)
+            log.warning("the %s worker died: %s", child.role, death.text)
         yield WorkerDown(child.role, child.incarnation)
         yield from () if death.retired else self._after_death(death, was_up)
 
@@ -449,7 +452,7 @@ class LocalWorkers:
             if death.seat == "target" or not self.settled:
                 yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
             else:
-                log.error("continuing without this worker", reason=text)
+                log.error("%s", text)
                 yield WorkerNews(f"{text} Requests go on without it.")
                 if death.seat == "draft":
                     yield DraftLost(death.seat, death.text)

@@ -4,13 +4,13 @@ The shell around `RemoteRegistry`: one TCP socket with keys for other machines, 
 for the owner. Yields events of the state machine.
 """
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import structlog
 import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
@@ -19,12 +19,12 @@ from orchestrator.machine.network import reachable_host
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.feature_intake import FeatureIntake
-from orchestrator.runtime.workers.feature_shipping import FeatureShipping
 from orchestrator.runtime.workers.kv_intake import KvIntake
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.errors import InputError, PipelineError, blame_of
-from protocol.messages.base import Message
+from protocol.features.outlet import FeatureOutlet
+from protocol.messages.base import Message, SequenceId
 from protocol.messages.client import Refused
 from protocol.messages.features import (
     FeatureBlock,
@@ -52,7 +52,19 @@ from protocol.messages.remote import (
     Workers,
     WorkerStatus,
 )
-from protocol.messages.worker import CacheOff, Fault, FromWorker, Hello, Pong, Prefill, Shutdown, Start, Stop, ToWorker
+from protocol.messages.worker import (
+    CacheOff,
+    Fault,
+    FromWorker,
+    Hello,
+    Ping,
+    Pong,
+    Prefill,
+    Shutdown,
+    Start,
+    Stop,
+    ToWorker,
+)
 from protocol.security.addresses import endpoint
 from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, own_keys
@@ -62,7 +74,7 @@ from protocol.transport.hub import Arrival, Hub
 _NO_STAMP = Stamp(0, 0)
 _LINES = 20
 """In the log, of one machine, in a minute: it can join and leave thousands of times."""
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 WorkerEvent: TypeAlias = WorkerUp | WorkerDown | Arrived
 
@@ -92,7 +104,7 @@ class RemoteWorkers:
         self._registry = registry
         self._local_entries = local_entries
         self.intake = KvIntake(epoch, setup.options.arenas << 20)
-        self._features = FeatureShipping(self._hub, epoch)
+        self._features = _FeatureShipping(self._hub, epoch)
         self._target_features: FeatureIntake | None = None
         """Of the target that is up, if it records any."""
         self._refused_prefills: list[Arrived] = []
@@ -213,7 +225,7 @@ class RemoteWorkers:
         except PipelineError as error:
             self._refuse(arrival.peer, error)
             return
-        log.info("machine joined", name=name)
+        log.info("the machine %s joined", name)
         self._hub.send(arrival.peer, Joined(name), _NO_STAMP)
 
     def _attach(self, arrival: Arrival, attach: Attach, now: float) -> None:
@@ -243,7 +255,7 @@ class RemoteWorkers:
                 elif mismatch is not None:
                     self.dismiss(worker.incarnation, mismatch)
                 elif not introduced:
-                    self._log(log.info, "worker up", worker, model=hello.model, device=hello.device)
+                    self._log(logging.INFO, worker, f"is up: {hello.model} on {hello.device}")
                     if worker.role == "target" and hello.taps is not None:
                         self._target_features = FeatureIntake(hello.taps, self._epoch, hello.model_fingerprint)
                     yield WorkerUp(worker.incarnation, hello, remote=True)
@@ -294,14 +306,14 @@ class RemoteWorkers:
         if worker.role == "target" and self._target_features is not None:
             self._target_features.close()
             self._target_features = None
-        self._log(log.warning, "worker gone", worker, reason=reason)
+        self._log(logging.WARNING, worker, f"is gone: {reason}")
         return WorkerDown(worker.role, worker.incarnation)
 
-    def _log(self, write: Callable[..., Any], text: str, worker: RemoteWorker, **more: str) -> None:
+    def _log(self, level: int, worker: RemoteWorker, text: str) -> None:
         left_out = self._lines[worker.name].take(time.monotonic())
         if left_out is not None:
-            more |= {"left_out": f"{left_out} lines before"} if left_out else {}
-            write(text, role=worker.role, machine=worker.name, **more)
+            before = f" ({left_out} lines before were left out)" if left_out else ""
+            log.log(level, "the %s worker of %s %s%s", worker.role, worker.name, text, before)
 
     def _send(self, worker: RemoteWorker, message: ToWorker) -> None:
         full = self._hub.queue_full
@@ -364,3 +376,49 @@ def _note_serving(features: FeatureIntake, message: ToWorker) -> None:
             features.end(sequence)
         case _:
             pass
+
+
+class _FeatureShipping:
+    """Sends the target's features to drafts on other machines: read from this machine's rings, and sent as blocks. An
+    outlet for each draft that reads features, which acknowledges its blocks by the answer to a Ping behind them."""
+
+    def __init__(self, hub: Hub, epoch: int) -> None:
+        self._hub = hub
+        self._epoch = epoch
+        self._outlets: dict[int, FeatureOutlet] = {}
+        """By incarnation."""
+
+    def announce(self, worker: RemoteWorker, message: Features) -> None:
+        """A ring of this machine holds features of a sequence that the worker serves."""
+        if worker.hello is None or worker.hello.features is None:
+            return
+        outlet = self._outlets.setdefault(worker.incarnation, FeatureOutlet(worker.hello.features))
+        outlet.announce(message)
+        self._ship(worker, outlet)
+
+    def acknowledge(self, worker: RemoteWorker, pong: Pong) -> None:
+        """A worker has handled everything that was sent before this Ping."""
+        outlet = self._outlets.get(worker.incarnation)
+        if outlet is not None and outlet.acknowledge(pong.sent):
+            self._ship(worker, outlet)
+
+    def forget(self, worker: RemoteWorker, sequence: SequenceId) -> None:
+        """The worker serves this sequence no longer."""
+        outlet = self._outlets.get(worker.incarnation)
+        if outlet is not None:
+            outlet.forget(sequence)
+
+    def drop(self, worker: RemoteWorker) -> None:
+        """The worker is gone."""
+        outlet = self._outlets.pop(worker.incarnation, None)
+        if outlet is not None:
+            outlet.close()
+
+    def _ship(self, worker: RemoteWorker, outlet: FeatureOutlet) -> None:
+        """Send the blocks that are due. Those for which the queue has no room are lost."""
+        stamp = Stamp(self._epoch, worker.incarnation)
+        due = outlet.due()
+        queued = sum(self._hub.ship(worker.peer, shipment, stamp) for shipment in due.blocks)
+        ping = Ping(time.perf_counter())
+        if queued and self._hub.send(worker.peer, ping, stamp):
+            due.sent(queued, ping.sent)

@@ -1,7 +1,7 @@
 """Laws of trained drafters as packages: the candidates are those of the drafter in MLX, whatever happens in between."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,20 @@ from tests.support.twin_sequences import Twins
 SAMPLINGS = {"greedy": Sampling(), "warm": Sampling(temperature=1.0, seed=5)}
 
 
+class Packages(dict[str, DrafterPackage]):
+    """By kind, each converted when it is first asked for."""
+
+    def __init__(self, new_folder: Callable[[str], Path]) -> None:
+        self._new_folder = new_folder
+
+    def __missing__(self, kind: str) -> DrafterPackage:
+        self[kind] = write_package(kind, self._new_folder("package"))
+        return self[kind]
+
+
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DrafterPackage]:
-    return {kind: write_package(kind, tmp_path_factory.mktemp("packages")) for kind in KINDS}
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    return Packages(tmp_path_factory.mktemp)
 
 
 def package_engine(package: DrafterPackage) -> Engine:
@@ -93,7 +104,7 @@ def assert_alike(ours: Sequence[Candidates], theirs: Sequence[Candidates]) -> No
 @pytest.mark.thorough
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_candidates_are_those_of_the_drafter_in_mlx(kind: str, sampling: str, packages: dict[str, DrafterPackage]):
+def test_candidates_are_those_of_the_drafter_in_mlx(kind: str, sampling: str, packages: Packages):
     engines = package_engine(packages[kind]), packages[kind].own_engine()
     for seed in range(3):
         twins = FedTwins(engines, SAMPLINGS[sampling], seed)
@@ -124,9 +135,7 @@ class Counted(ExecutorRuntime):
 @pytest.mark.thorough
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", EAGLE3_KINDS)
-def test_sequences_side_by_side_share_calls_and_have_the_candidates_of_each_alone(
-    kind: str, packages: dict[str, DrafterPackage]
-):
+def test_sequences_side_by_side_share_calls_and_have_the_candidates_of_each_alone(kind: str, packages: Packages):
     package = packages[kind].converted
     together, apart = (Counted(package, "fp32") for _ in range(2))
     joint, alone = (drafter_engine("coreml", package, runtime) for runtime in (together, apart))
@@ -151,7 +160,7 @@ def test_sequences_side_by_side_share_calls_and_have_the_candidates_of_each_alon
     assert together.calls - before <= (apart.calls - before) / 2
 
 
-def test_a_tree_beyond_the_slots_has_nodes_without_candidates(packages: dict[str, DrafterPackage]):
+def test_a_tree_beyond_the_slots_has_nodes_without_candidates(packages: Packages):
     engine = package_engine(packages["reduced head"])
     sequence = engine.open(Sampling(), VOCABULARY)
     sequence.prefill(range(20))
@@ -167,7 +176,7 @@ def test_a_tree_beyond_the_slots_has_nodes_without_candidates(packages: dict[str
 
 @pytest.mark.parametrize("kind", ["reduced head", "vanilla", "DFlash2"])
 def test_a_restarted_draft_adopts_its_kv_and_reads_only_the_features_behind_it(
-    kind: str, packages: dict[str, DrafterPackage], registry: Path
+    kind: str, packages: Packages, registry: Path
 ):
     package, tokens, batch = packages[kind].converted, [*range(3, 53)], Batch((), [5, 6], [-1, -1], 4)
     runtimes = [Counted(package, "fp32") for _ in range(2)]
@@ -194,7 +203,7 @@ def test_a_restarted_draft_adopts_its_kv_and_reads_only_the_features_behind_it(
     assert [each.read for each in runtimes] == [3, 1]
 
 
-def test_a_context_with_gaps_is_not_left_to_the_next_life(packages: dict[str, DrafterPackage], registry: Path):
+def test_a_context_with_gaps_is_not_left_to_the_next_life(packages: Packages, registry: Path):
     engine = drafter_engine(
         "coreml", packages["DFlash2"].converted, ExecutorRuntime(packages["DFlash2"].converted), 7, os.getpid()
     )
@@ -212,7 +221,7 @@ def feature_width(package: DrafterPackage) -> int:
     return len(conditioning.form.outputs) * conditioning.form.width
 
 
-def test_copies_go_on_by_themselves(packages: dict[str, DrafterPackage]):
+def test_copies_go_on_by_themselves(packages: Packages):
     for kind in ("reduced head", "vanilla", "DFlash2"):
         engine = package_engine(packages[kind])
         twins = FedTwins((engine, engine), Sampling(), 0)
@@ -225,8 +234,9 @@ def test_copies_go_on_by_themselves(packages: dict[str, DrafterPackage]):
         assert_alike(*(each.evaluate(Batch((), [5, 6], [-1, -1], 4)) for each in (first, second)))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_of_a_drafter_leaves_the_neural_engine(kind: str, packages: dict[str, DrafterPackage]):
+def test_nothing_of_a_drafter_leaves_the_neural_engine(kind: str, packages: Packages):
     findings = lint(packages[kind].converted.file)
 
     assert [finding for finding in findings if finding.severity == "error"] == []
@@ -234,7 +244,7 @@ def test_nothing_of_a_drafter_leaves_the_neural_engine(kind: str, packages: dict
 
 @pytest.mark.parametrize("kind", ["reduced head", "gated", "DFlash2"])
 def test_core_ml_is_called_by_the_library_s_signatures(
-    kind: str, packages: dict[str, DrafterPackage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     package = packages[kind].converted
@@ -262,7 +272,7 @@ class Shifted(ExecutorRuntime):
 
 @pytest.mark.parametrize("kind", ["reduced head", "gated", "DFlash2"])
 def test_an_examination_compares_a_drafter_s_logits_on_the_device_with_the_executor_s(
-    kind: str, packages: dict[str, DrafterPackage], tmp_path: Path
+    kind: str, packages: Packages, tmp_path: Path
 ):
     folder = packages[kind].converted.folder
 
@@ -346,7 +356,7 @@ def test_a_package_that_computes_something_else_is_discarded(tmp_path: Path, mon
     assert not (tmp_path / "package").exists()
 
 
-def test_a_drafter_needs_its_own_target(packages: dict[str, DrafterPackage], tmp_path: Path):
+def test_a_drafter_needs_its_own_target(packages: Packages, tmp_path: Path):
     write_target(tmp_path / "other", num_hidden_layers=2)
     drafter = packages["reduced head"].drafter
     found = read_drafter(drafter)

@@ -128,8 +128,7 @@ def test_tokens_reach_to_the_end_of_the_context(converted: Converted, reference:
             sequence.keep([row], ())
 
 
-def test_a_host_cache_is_the_input_itself_and_is_never_copied(tmp_path: Path):
-    converted = convert(tiny(), tmp_path / "model")
+def test_a_host_cache_is_the_input_itself_and_is_never_copied(converted: Converted):
     runtime = ExecutorRuntime(converted, "fp32")
     seen: list[dict[str, np.ndarray]] = []
     predict = runtime.predict
@@ -149,8 +148,7 @@ def test_a_host_cache_is_the_input_itself_and_is_never_copied(tmp_path: Path):
 
 
 @pytest.fixture
-def shared(tmp_path: Path, registry: Path) -> Callable[..., CoreMlEngine]:
-    converted = convert(tiny(), tmp_path / "model")
+def shared(converted: Converted, registry: Path) -> Callable[..., CoreMlEngine]:
     return lambda epoch=9: engine(converted, epoch=epoch, owner=os.getpid())
 
 

@@ -1,12 +1,12 @@
 """What overflows fp16 in one row of a Core ML draft harms that row alone."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.calls import PackageForward
 from draft_worker.coreml.runtime.memory import HostMemory
@@ -28,9 +28,13 @@ class Overflowing(ExecutorRuntime):
         return outputs
 
 
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    return convert(tiny(), tmp_path_factory.mktemp("model") / "converted")
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_a_row_that_overflowed_blinds_no_token_that_does_not_see_it(value: float, tmp_path: Path):
-    converted = convert(tiny(), tmp_path / "model")
+def test_a_row_that_overflowed_blinds_no_token_that_does_not_see_it(value: float, converted: Converted):
     runtime = Overflowing(converted)
     runtime.value = value
     package = converted.package

@@ -17,7 +17,7 @@ def test_no_round_copies_the_context():
     language = ModelledLanguage(AcceptanceModel(accept=0.8), seed=1, prompt_tokens=_PROMPT)
     devices = Devices.of(load_profile("m4-16gb-qwen2.5-3b"))
     simulation = modelled_pipeline(Options(), language, devices, seed=1, kept=None)
-    simulation.submit(1, 1_000)
+    simulation.submit(1, 300)
     simulation.run()
     events = [(event, now) for now, event, _ in simulation.history]
     machine, decoding = Machine(Options()), len(events) * 3 // 4

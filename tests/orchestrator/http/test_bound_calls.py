@@ -375,10 +375,12 @@ def test_what_the_grammar_allows_is_read_as_calls(answering: Model):
     assert all(call == BACK or call in (LEFT, ("turn", {"to": "right"})) for call in found), found
 
 
+@pytest.mark.sampled(1)
 def test_a_syntax_whose_texts_can_not_be_told_from_numbers_is_not_bound(answering: Model):
     assert call_writer(ToolSyntax("muse_spark"), answering.template) is None
 
 
+@pytest.mark.sampled(3)
 def test_a_token_beyond_the_vocabulary_is_refused(answering: Model):
     grammar = answering.bound(tool_choice="required")
     assert grammar.calls is not None

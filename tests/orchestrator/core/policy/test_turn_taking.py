@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice, product
 from typing import Any, TypeVar
 
@@ -119,6 +120,7 @@ def test_a_resting_draft_is_asked_for_each_step_once():
     assert len({(extend.round, extend.steps) for extend in asked}) == len(asked) > 20
 
 
+@pytest.mark.thorough
 def test_on_two_devices_nobody_is_asked_after_the_try():
     apart = decoded(replace(ONE_GPU, slow_down=1.05), 0.6, tokens=1500)
     asked = requests(apart)
@@ -168,6 +170,7 @@ def test_a_short_answer_is_drafted_unless_the_draft_must_read_long_for_it(contex
     assert len(sent(simulation, Start, before)) == (context < 3000)
 
 
+@cache
 def conversation(
     strategy: str, kept: int, turns: int = 8, first: int = 8000, answer: int = 200, pause: float = 3.0
 ) -> tuple[list[bool], float]:

@@ -5,7 +5,8 @@ import itertools
 import mlx.core as mx
 import pytest
 
-from orchestrator.lab.bench.forwards import LAYER_KINDS, PROMPT, Built, ComparisonOrder, LayerKind, Sampled
+from orchestrator.lab.bench import forwards_process
+from orchestrator.lab.bench.forwards import LAYER_KINDS, Built, ComparisonOrder, LayerKind, Sampled
 from orchestrator.lab.bench.forwards_process import OurSequence, StockSequence, compare, random_network, same_network
 from protocol.inference.language_model import LanguageModel
 
@@ -34,10 +35,11 @@ def test_both_sequences_give_the_same_logits_again_after_they_are_undone(kind: L
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", LAYER_KINDS)
-def test_a_context_that_repeats_a_prompt_is_the_same_for_both(kind: LayerKind):
+def test_a_context_that_repeats_a_prompt_is_the_same_for_both(kind: LayerKind, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(forwards_process, "PROMPT", len(CONTEXT))
     network = random_network(kind, "tiny")
-    context = list(range(250)) * 9
-    assert len(context) > 2 * PROMPT
+    context = list(range(250)) * 3
+    assert len(context) > 2 * len(CONTEXT)
     stock, ours = StockSequence(network, context), OurSequence(LanguageModel(same_network(network)), context)
     expected = stock.evaluate(CHAIN)
     mx.eval(expected)
