@@ -230,17 +230,18 @@ def write_kv(target: Path, prompt: Sequence[int]) -> None:
             cache.resume(length, read.state(READ))
         elif isinstance(cache, RowCache) and isinstance(read, RowCache):
             first = 0 if cache.window is None else length - READ
-            times = -(-(length - first) // READ)
-            rows = (
-                mx.concatenate([each] * times, axis=2)[:, :, : length - first] for each in read.rows(slice(0, READ))
-            )
-            cache.adopt(*map(mx.contiguous, rows), first)
+            keys, values = read.rows(slice(0, READ))
+            cache.adopt(_repeated(keys, length - first), _repeated(values, length - first), first)
     long.resumed(prompt)
     disk = DiskCache(kv_fingerprint(target, UNQUANTIZED), device(), str(target), CacheShape.of(long), 30 << 30, 1 << 34)
     disk.keep(long, prompt)
     while disk.waits or disk._turns:
         disk.step() if disk.waits else time.sleep(0.01)
     disk.close()
+
+
+def _repeated(rows: mx.array, length: int) -> mx.array:
+    return mx.contiguous(mx.concatenate([rows] * -(-length // READ), axis=2)[:, :, :length])
 
 
 def measure(kind: str, context: int, folder: Path, placements: Sequence[str], pairs: int) -> None:
