@@ -38,6 +38,9 @@ _FATAL = (
     "Two targets ended while they computed this request, so it is not tried again. "
     "`launch-pipeline doctor` says whether memory or the model is the cause."
 )
+_SETTLING = 2
+"""Rounds of a request that say nothing about what forwards cost: the target copies KV that it took up, once for the
+room behind it and once more for what still holds it. Behind 8,192 tokens such a forward takes six times as long."""
 
 
 class Machine:
@@ -304,7 +307,8 @@ class Machine:
         if verdict.root_alone:
             sequence.verified_root_alone()
         chosen = sequence.chosen(verdict)
-        if width is not None and not verdict.root_alone and not self.drafts.disturbs(sequence):
+        settled = sequence.stats.rounds >= _SETTLING
+        if width is not None and settled and not verdict.root_alone and not self.drafts.disturbs(sequence):
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.

@@ -92,7 +92,8 @@ class Adaptive:
         if len(views) == 1 and views[0].in_turns and views[0].estimates.target.narrow_due:
             return [VerifyNodes([])]
         lookup = self._options.lookup == "on"
-        guesses = [candidates(view, self._options.max_verify, lookup, len(views)) for view in views]
+        most = int(min(self._options.max_verify, views[0].estimates.target.reach - 1))
+        guesses = [candidates(view, most, lookup, len(views)) for view in views]
         gains = [each.gains for each in guesses]
         now = best_counts(gains, views[0].estimates.target, views[0].estimates.hop.get(0.0))
         expected = [self._expected_growth(view, each) for view, each in zip(views, guesses, strict=True)]

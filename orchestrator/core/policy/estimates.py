@@ -104,6 +104,12 @@ class WidthCost:
         return self._weight > 0.0
 
     @property
+    def reach(self) -> float:
+        """The widest forward whose cost can be told: without measurements, of twice as many tokens as were observed and
+        one more. Each token may cost ten times what the prior says: on a processor, behind a long context."""
+        return math.inf if self._measured else 1 + 2 * max(self._ratios, default=1)
+
+    @property
     def narrow_due(self) -> bool:
         """Forwards over one token have become so rare that the line no longer tells what they cost."""
         known = self._ratios[1].count if 1 in self._ratios else 0

@@ -1,5 +1,6 @@
 """What a forward costs by its width: the worker's measurements, corrected by observations."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -14,11 +15,22 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import WidthCost
 from orchestrator.core.policy.expected_rate import best_count
-from orchestrator.lab.simulate.acceptance import ModelledLanguage
+from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
+from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.prediction.plan import GREEDY
-from orchestrator.lab.simulate.workers import modelled_hello, modelled_pipeline
+from orchestrator.lab.simulate.simulation import Simulation
+from orchestrator.lab.simulate.worker_host import Work
+from orchestrator.lab.simulate.workers import (
+    ModelledDraft,
+    ModelledTarget,
+    VirtualWorker,
+    modelled_hello,
+    modelled_pipeline,
+)
+from protocol.messages.base import Role
 from protocol.messages.sampling import Sampling
+from protocol.messages.worker import ToWorker, Verdict, Verify
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import DRAFT, TARGET
 
@@ -111,6 +123,66 @@ def test_whatever_a_worker_claims_costs_are_finite_and_not_negative(costs: list[
         cost.observe(width, seconds)
 
     assert all(0.0 <= cost(width) < 1e12 for width in (1, 2, 5, 17, 33, 1025))
+
+
+def test_without_measurements_only_twice_the_observed_widths_are_told_and_one_more():
+    cost, reaches = WidthCost(), list[float]()
+    for width in (1, 3, 2, 7):
+        cost.observe(width, 0.02 * width)
+        reaches.append(cost.reach)
+
+    assert WidthCost().reach == 3
+    assert reaches == [3, 7, 7, 15]
+    assert measured().reach == math.inf
+
+
+class UnmeasuredTarget(ModelledTarget):
+    """As on a processor: it states no costs, and its first two forwards copy the KV that the request took up."""
+
+    def __init__(self, language: Language, pace: DevicePace) -> None:
+        super().__init__(language, pace)
+        self.hello = replace(self.hello, costs=(), context_costs=())
+        self.widths = list[int]()
+
+    def handle(self, message: ToWorker) -> Work:
+        if isinstance(message, Verify):
+            self.widths.append(len(message.tokens))
+        return super().handle(message)
+
+    def work(self) -> Work | None:
+        work = super().work()
+        if work is None or len(self.widths) > 2:
+            return work
+        slow = [
+            replace(each, seconds=each.seconds + 0.5) if isinstance(each, Verdict) else each for each in work.replies
+        ]
+        return Work(tuple(slow), work.seconds + 0.5)
+
+
+@pytest.fixture
+def first_answer() -> tuple[Simulation, UnmeasuredTarget]:
+    """A pipeline that has answered its first request, with a draft that claims to be right and is."""
+    language = ModelledLanguage(AcceptanceModel(accept=0.95))
+    target = UnmeasuredTarget(language, TARGET)
+    workers: dict[Role, VirtualWorker] = {"target": target, "draft": ModelledDraft(language, DRAFT)}
+    simulation = Simulation(Options(lookup="off"), language, workers.__getitem__)
+    for role in workers:
+        simulation.start(role)
+    simulation.submit(1, 30)
+    simulation.run()
+    return simulation, target
+
+
+def test_a_target_that_states_no_costs_gets_wider_rounds_step_by_step_after_those_that_copy_kv(
+    first_answer: tuple[Simulation, UnmeasuredTarget],
+):
+    _, target = first_answer
+    # What the first two showed is not known yet.
+    widest = [max(1, *target.widths[2:place], 1) for place in range(3, len(target.widths))]
+
+    assert max(target.widths) > 3
+    assert all(width <= 1 + 2 * most for width, most in zip(target.widths[3:], widest, strict=True))
+    assert max(target.widths[:3]) <= 3
 
 
 def test_a_worker_that_measured_replaces_what_its_predecessor_showed():
