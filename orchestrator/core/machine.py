@@ -39,8 +39,8 @@ _FATAL = (
     "`launch-pipeline doctor` says whether memory or the model is the cause."
 )
 _SETTLING = 2
-"""Rounds of a request that say nothing about what forwards cost: the target copies KV that it took up, once for the
-room behind it and once more for what still holds it. Behind 8,192 tokens such a forward takes six times as long."""
+"""Rounds of a request that say nothing about what forwards cost: the target may copy KV that it took up and that
+something else still holds. Behind 8,192 tokens such a forward takes six times as long."""
 
 
 class Machine:
