@@ -1,4 +1,4 @@
-"""Laws of drafts that do not pay beside the target: they rest, so that `adaptive` is hardly slower than plain decoding."""
+"""Laws of drafts that do not pay beside the target: they rest, and `adaptive` is hardly slower than plain decoding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
