@@ -318,6 +318,12 @@ class Sequence:
                 self._expected_tokens, now - self.ready_since, width, verdict.seconds, self.remaining
             )
             estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0))
+        usefulness = self.estimates.usefulness
+        beside = self.speculation.drafting and self.speculation.takes_turns and not self.speculation.in_turns
+        if usefulness.measuring or (undisturbed and (beside or usefulness.paused)):
+            plain = 1.0 / (self.estimates.target(1) + self.estimates.hop.get(0.0))
+            expected, seconds = self._expected_tokens, now - self.ready_since
+            usefulness.observe_gain(expected, seconds, self.speculation.prefilling, plain)
         if self._began_with_hit and self.estimates.freshness is not None:
             tokens, seconds = len(verdict.path) + 1, self.waited + verdict.seconds
             self.estimates.freshness.observe(self.anew, tokens, seconds)

@@ -176,6 +176,7 @@ class DraftPool:
 
     def sequence_ended(self, sequence: Sequence, now: float) -> list[Command]:
         self._histories.sequence_ended(sequence.id)
+        sequence.estimates.usefulness.request_ended()
         if self._trial is not None:
             self._trial.sequences.pop(sequence.id, None)
         idle: list[Command] = []

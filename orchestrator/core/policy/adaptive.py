@@ -57,7 +57,8 @@ class Adaptive:
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         width = self._width(estimates)
         share = max(min(_MIN_WIDTH, width), width // sharing)
-        steps = 0 if estimates.turns.in_turns else None
+        measuring = estimates.usefulness.measuring and sharing == 1
+        steps = 0 if estimates.turns.in_turns or measuring else None
         return BestFirst(share, self._options.draft_fan, self._least(estimates), steps, self._options.lookup == "on")
 
     def _least(self, estimates: Estimates) -> float:
@@ -107,6 +108,8 @@ class Adaptive:
         """The next growth, if one can be waited for."""
         estimates, missed = view.estimates, not view.tree.root.children
         if not view.drafting or not estimates.step.count or not estimates.target.known:
+            return None
+        if view.in_turns and estimates.usefulness.measuring:
             return None
         step = estimates.step.get(0.0)
         if view.in_turns and (view.steps >= MAX_STEPS or view.now - view.ready_since > estimates.growth_timeout):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from orchestrator.core.policy.tries import Pause, Terms, Tries
+from orchestrator.core.policy.tries import Pause, Rate, Terms, Tries
 from protocol.messages.worker import Hello
 from protocol.speculation.token_tree import Calibration
 
@@ -261,6 +261,8 @@ def _likelihood_slope(fan: int, exponent: float, hits: float, misses: float) -> 
 
 # Choices between two ways -------------------------------------------------------------------------
 
+_MOST_LOST = 4.0
+"""Tokens that a round can lose: a stall says nothing about a draft."""
 _LONG_REQUEST = 256
 """Tokens that a request must have left, so that it can gain from a try of the other place."""
 
@@ -357,18 +359,53 @@ class Freshness:
 
 @dataclass(slots=True)
 class Usefulness:
-    """Pauses a draft that never guesses right: its work only takes memory bandwidth from the target."""
+    """Pauses a draft that does not pay: its work only takes memory bandwidth from the target.
 
-    _MAX_WRONG_ROUNDS = 32
+    Either it never guesses right, or plain decoding is faster, because its guesses come too late or are too few. Every
+    round of a draft beside the target is compared with plain decoding, in tokens: those expected of the round, less
+    those of plain decoding in the same time. When the loss is certain, the draft rests until it is a small share of
+    what was generated meanwhile; then it is tried again. So a long prompt, whose reading costs most, is read seldom.
+    """
+
+    _MAX_WRONG_ROUNDS: ClassVar[int] = 32
+    _ASSUMED: ClassVar[float] = 1.2
+    """Plain decoding is believed to be so much faster beside a resting draft, until that is measured."""
+    _DOUBTFUL: ClassVar[float] = 1.0
+    """Tokens lost, by that belief, after which the draft rests for some rounds in which plain decoding is measured."""
+    _MEASURED, _SETTLING = 16, 2
+    """Such rounds, and those before them in which a step may still end."""
+    _CERTAIN: ClassVar[tuple[float, float]] = (0.5, 40.0)
+    """Tokens lost, by measurement, after which the draft is paused, and more of them for each unit of the mean square
+    of a round's gain: where rounds vary, a loss may be chance."""
+    _CREDIT: ClassVar[float] = 8.0
+    """Tokens gained that count at most against later losses."""
+    _SPARED: ClassVar[int] = 150
+    """Rounds of pause for each token that was lost."""
     _wrong_rounds: int = 0
     """In a row."""
     _pause: Pause = field(default_factory=lambda: Pause(Usefulness._MAX_WRONG_ROUNDS, 256))
     _paused_rounds: int = 0
     """Rounds until the present pause ends; 0 if the draft is not paused."""
+    _plain: Rate = field(default_factory=lambda: Rate(window=32))
+    """Of plain decoding beside a resting draft."""
+    _measuring_rounds: int = 0
+    """Rounds until plain decoding is measured."""
+    _gained: float = 0.0
+    """Tokens since the last pause."""
+    _spread: Mean = field(default_factory=lambda: Mean(window=128, value=0.1, count=16))
+    """Square of a round's gain."""
+    _unread: tuple[float, float] = (0.0, 0.0)
+    """Tokens and seconds of the rounds of this request before the draft had read the prompt."""
 
     @property
     def paused(self) -> bool:
+        """The draft serves no request."""
         return self._paused_rounds > 0
+
+    @property
+    def measuring(self) -> bool:
+        """The draft rests, so that plain decoding is measured."""
+        return self._measuring_rounds > 0
 
     def observe(self, guessed: bool | None) -> None:
         """A round ended; `guessed`: the target's next token was among the guesses, None if there were none."""
@@ -380,8 +417,62 @@ class Usefulness:
         elif guessed is not None:
             self._wrong_rounds += 1
             if self._wrong_rounds >= self._MAX_WRONG_ROUNDS:
-                self._wrong_rounds, self._paused_rounds = 0, self._pause.rounds
+                self._rest(self._pause.rounds)
                 self._pause.double()
+
+    def observe_gain(self, tokens: float, seconds: float, reads: bool, plain: float) -> None:
+        """A lone request's round of `tokens` expected tokens, whose draft rested or grew beside the target.
+
+        `reads`: the draft has not read the prompt yet, so that nothing can be said of it. `plain`: tokens a second of
+        plain decoding beside a draft that grows.
+        """
+        if self.paused:
+            self._plain.add(tokens, seconds)
+        elif self.measuring and not reads:
+            self._measuring_rounds -= 1
+            if self._measuring_rounds < self._MEASURED:
+                self._plain.add(tokens, seconds)
+        elif reads:
+            self._unread = self._unread[0] + tokens, self._unread[1] + seconds
+        else:
+            plain = self._plain.per_second if self._known else self._ASSUMED * plain
+            gain = max(-_MOST_LOST, tokens - plain * seconds)
+            self._gained = min(self._CREDIT, self._gained + gain)
+            self._spread.observe(gain * gain)
+            if self._is_lost and self._known:
+                self._gained -= self._lost_by_reading
+                self._rest_unpaid()
+            elif self._is_lost:
+                self._measuring_rounds, self._gained = self._MEASURED + self._SETTLING, 0.0
+
+    def request_ended(self) -> None:
+        """Short answers may not be worth the reading of their prompts."""
+        self._gained -= self._lost_by_reading
+        self._unread = 0.0, 0.0
+        if self._is_lost:
+            self._rest_unpaid()
+
+    @property
+    def _lost_by_reading(self) -> float:
+        tokens, seconds = self._unread
+        return max(0.0, self._plain.per_second * seconds - tokens if self._known else (self._ASSUMED - 1.0) * tokens)
+
+    @property
+    def _is_lost(self) -> bool:
+        """More tokens were lost than by chance, or than may be believed without a measurement."""
+        least, spread = self._CERTAIN
+        return self._gained < -(least + spread * self._spread.get(0.0) if self._known else self._DOUBTFUL)
+
+    def _rest_unpaid(self) -> None:
+        self._rest(int(-self._SPARED * self._gained) if self._known else self._MAX_WRONG_ROUNDS)
+
+    @property
+    def _known(self) -> bool:
+        return self._plain.rounds >= self._MEASURED
+
+    def _rest(self, rounds: int) -> None:
+        self._paused_rounds, self._measuring_rounds, self._wrong_rounds = rounds, 0, 0
+        self._gained, self._unread = 0.0, (0.0, 0.0)
 
 
 @dataclass(slots=True)
