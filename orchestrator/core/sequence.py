@@ -317,7 +317,7 @@ class Sequence:
             measured = MeasuredRound(
                 self._expected_tokens, now - self.ready_since, width, verdict.seconds, self.remaining
             )
-            estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0))
+            estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0), estimates.ranks.all)
         usefulness = self.estimates.usefulness
         beside = self.speculation.drafting and self.speculation.takes_turns and not self.speculation.in_turns
         if usefulness.measuring or (undisturbed and (beside or usefulness.paused)):

@@ -244,6 +244,11 @@ class GuessRanks:
         for rank, mean in enumerate(self._means[:guesses]):
             mean.observe(float(rank == chosen))
 
+    @property
+    def all(self) -> float:
+        """The share of all guesses together, at most 1."""
+        return min(1.0, sum(self.shares(len(self._means))))
+
     def shares(self, guesses: int) -> list[float]:
         """Of each of so many guesses, the best first; none is believed to be better than the one before it.
 
@@ -313,8 +318,9 @@ class TurnTaking:
         """No other mode is tried."""
         return not self._tries.trying and not self._tries.settling
 
-    def observe(self, round: MeasuredRound, beside_draft: WidthCost, step: float) -> None:
-        """`beside_draft`: costs of the target's forwards while the draft grows. `step`: seconds of a growth step."""
+    def observe(self, round: MeasuredRound, beside_draft: WidthCost, step: float, deeper: float = 1.0) -> None:
+        """`beside_draft`: costs of the target's forwards while the draft grows. `step`: seconds of a growth step.
+        `deeper`: tokens that a step can add to a round."""
         if self._fixed:
             return
         tries = self._tries
@@ -325,7 +331,9 @@ class TurnTaking:
         tries.observe(round.tokens, round.seconds, hopeless=hopeless)
         if not tries.trying:
             self._saved = Mean()
-            if tries.due and round.remaining >= _LONG_REQUEST:
+            # In turns each step is waited for. Where a plain forward gives as much in that time, no try can pay.
+            pays = self.in_turns or step < deeper * beside_draft(1)
+            if tries.due and pays and round.remaining >= _LONG_REQUEST:
                 tries.begin()
 
 

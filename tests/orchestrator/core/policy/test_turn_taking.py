@@ -487,3 +487,14 @@ def test_rounds_without_any_guess_say_nothing():
         usefulness.observe(None)
 
     assert not usefulness.paused
+
+
+@pytest.mark.parametrize(("step", "deeper", "tried"), [(0.018, 1.0, False), (0.009, 0.5, False), (0.009, 1.0, True)])
+def test_turns_are_not_tried_where_a_plain_forward_gives_more_than_a_step_can(step: float, deeper: float, tried: bool):
+    turns, cost = TurnTaking(), WidthCost()
+    cost.observe(1, 0.016)
+    found = False
+    for _ in range(1000):
+        turns.observe(MeasuredRound(1.0, 0.017, 1, 0.016), cost, step, deeper)
+        found = found or not turns.settled
+    assert found == tried
