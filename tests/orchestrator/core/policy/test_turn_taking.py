@@ -312,7 +312,7 @@ def test_a_draft_that_rested_grows_by_itself_on_trial():
     simulation = in_turns()
     better, own = attach(simulation, 0.95), simulation.own["draft"]
     statuses, rounds = simulation.machine.drafts.statuses, 0
-    while rounds < 48 or statuses()[own] == "on trial":
+    while rounds < 48 or statuses()[own] != "standby":
         if not simulation.live:
             simulation.submit(len(simulation.clients) + 1, 300)
         compared = statuses()[own] == "on trial" and simulation.machine.drafts.comparing
