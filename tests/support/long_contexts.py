@@ -26,7 +26,7 @@ from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.sampling import UNFILTERED
-from orchestrator.machine.hardware import partition_cores, worker_environment
+from orchestrator.machine.hardware import partition_cores, usable_cores, worker_environment
 from protocol.contracts.kv_bits import UNQUANTIZED, kv_fingerprint
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_cache import FoldingCache, RowCache
@@ -265,12 +265,15 @@ def measure(kind: str, context: int, folder: Path, placements: Sequence[str], pa
 
     for placement in placements:
         with ExitStack() as stack:
-            everywhere = os.sched_getaffinity(0)
-            if placement == "apart":
+            # macOS lacks it, and there a target's cores don't depend on the draft.
+            set_affinity: Any = getattr(os, "sched_setaffinity", None)
+            everywhere = usable_cores()
+            if set_affinity and placement == "apart":
                 # The cores that the target has beside a draft.
-                os.sched_setaffinity(0, partition_cores()["target"])
+                set_affinity(0, partition_cores()["target"])
             plain = opened(stack, "ar", draft_engine="none")
-            os.sched_setaffinity(0, everywhere)
+            if set_affinity:
+                set_affinity(0, everywhere)
             drafted = {
                 right: opened(stack, str(right), placement=placement, lookup="off", draft_command=command(texts, right))
                 for right in (0.75, 0.0)
