@@ -1,5 +1,5 @@
 /* The matrix product that MLX calls on a Linux processor: this file's own for a few rows, else the OpenBLAS of NumPy's
- * wheels, whose sizes have 64 bits. And the attention of a few rows (`bridge_attention`).
+ * wheels, whose sizes have 64 bits. And attention (`bridge_attention`).
  *
  * A forward over a few tokens multiplies a few rows with each weight matrix. OpenBLAS copies the matrix into its own
  * order first, which takes as long as reading it two more times. Here each weight is read once, for all rows. Each
