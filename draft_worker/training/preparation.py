@@ -7,6 +7,7 @@ The target answers the prompts, and the texts are packed into rows.
 """
 
 import hashlib
+import math
 import random
 import shutil
 from collections import Counter
@@ -216,7 +217,7 @@ def write_answers(
     trained, held_out = divided(given, fewest, work / _CHOSEN)
     stages = (work / HELD_OUT, 1, held_out), (work, choices.tokens, trained)
     for folder, wanted, chosen in stages:
-        written = sum(int(read_answers(path).own.sum()) for path in _shards(folder))
+        written = _written(folder)
         if written >= wanted or (written and prompts is None):
             continue
         if min(len(trained), len(chosen)) < FEWEST:
@@ -239,12 +240,12 @@ def write_answers(
 
 
 def unpack_text(file: Path, vocabulary: int, work: Path, choices: TrainingChoices) -> None:
-    """Shards in `work`, and one of held-out conversations, from a file of what the target wrote. Shards that exist are
-    kept, and then the file is not read.
+    """Shards in `work` with at least as many tokens of the target's own, or all that the file has, and those of
+    held-out conversations. Shards that exist are kept; if they are enough, the file is not read.
 
     Raises InputError for a file of a larger vocabulary.
     """
-    if _shards(work) and _shards(work / HELD_OUT):
+    if _shards(work / HELD_OUT) and _written(work) >= choices.tokens:
         return
     texts = sorted(read_own_text(file), key=lambda text: hashlib.sha256(text.tokens.tobytes()).digest())
     if len(texts) < FEWEST:
@@ -255,10 +256,16 @@ def unpack_text(file: Path, vocabulary: int, work: Path, choices: TrainingChoice
             f"{file} has the token {largest}, and the target has {vocabulary}: pass the file of this target as --text."
         )
     held_out = max(1, len(texts) // _SHARE)
-    for folder, chosen in ((work / HELD_OUT, texts[:held_out]), (work, texts[held_out:])):
-        answers = filled(chosen, choices.slots)
+    stages = (work / HELD_OUT, math.inf, texts[:held_out]), (work, choices.tokens, texts[held_out:])
+    for folder, wanted, chosen in stages:
+        answers, written = filled(chosen, choices.slots), 0
         for number, begin in enumerate(range(0, len(answers.tokens), choices.rows)):
-            save_answers(folder, number, Answers(*(each[begin : begin + choices.rows] for each in answers)))
+            if written >= wanted:
+                break
+            shard = Answers(*(each[begin : begin + choices.rows] for each in answers))
+            written += int(shard.own.sum())
+            if not answers_path(folder, number).is_file():
+                save_answers(folder, number, shard)
 
 
 def record_states(target: Target, work: Path, outputs: tuple[int, ...], report: Report) -> tuple[int, ...]:
@@ -327,6 +334,11 @@ def _packed(
 
 def _shards(folder: Path) -> list[Path]:
     return sorted((folder / "answers").glob("shard-????.npz"))
+
+
+def _written(folder: Path) -> int:
+    """Tokens of the target's own in a folder's shards."""
+    return sum(int(read_answers(path).own.sum()) for path in _shards(folder))
 
 
 def _read(path: Path) -> list[Prompt]:

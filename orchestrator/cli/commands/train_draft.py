@@ -85,7 +85,13 @@ _PROMPTS = "prompts.jsonl"
     help="Folder of the target's answers and states, which several kinds share.  [default: DIR/work]",
 )
 @click.option("--minutes", default=60.0, show_default=True, type=click.FloatRange(min=0.01), help="Of training.")
-@click.option("--tokens", default=500_000, show_default=True, type=click.IntRange(min=1), help="The target writes.")
+@click.option(
+    "--tokens",
+    default=500_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The target writes, or are taken of --text.",
+)
 @click.option("--batch", default=2, show_default=True, type=click.IntRange(min=1), help="Rows of 512 tokens a step.")
 @click.option("--head", default=8192, show_default=True, type=click.IntRange(min=1), help="Tokens to guess among.")
 @click.option("--layers", default=0, type=click.IntRange(min=0), help="Decoder layers.  [default: the kind's own]")

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from draft_worker.training.corpus.own_text import OwnText, filled, read_own_text, write_own_text
-from draft_worker.training.corpus.rows import answers_path, read_answers
+from draft_worker.training.corpus.rows import Answers, answers_path, read_answers
 from draft_worker.training.preparation import HELD_OUT, unpack_text
 from protocol.contracts.training import TrainingChoices
 from protocol.errors import InputError
@@ -53,14 +54,39 @@ def test_one_conversation_of_forty_is_held_out(tmp_path: Path):
     assert len(firsts[0] | firsts[1]) == 81
 
 
-def test_shards_that_exist_are_kept(tmp_path: Path):
+def test_no_more_is_unpacked_than_asked_for_and_the_same_whenever_it_is(tmp_path: Path):
+    file, at_once, later = _file(tmp_path), tmp_path / "at-once", tmp_path / "later"
+    unpack_text(file, 1000, at_once, _CHOICES)
+    unpack_text(file, 1000, later, _choices(tokens=40))
+    few = _shards(later)
+    unpack_text(file, 1000, later, _choices(tokens=80))
+
+    assert _own(few[:-1]) < 40 <= _own(few)
+    assert len(few) < len(_shards(later)) < len(_shards(at_once))
+    for found, whole in zip(_shards(later), _shards(at_once), strict=False):
+        np.testing.assert_array_equal(found.tokens, whole.tokens)
+
+
+def test_the_file_is_not_read_where_shards_are_enough(tmp_path: Path):
     work = tmp_path / "work"
-    unpack_text(_file(tmp_path), 1000, work, _CHOICES)
+    unpack_text(_file(tmp_path), 1000, work, _choices(tokens=40))
     before = read_answers(answers_path(work, 0)).tokens
 
-    unpack_text(tmp_path / "missing.xz", 1000, work, _CHOICES)
+    unpack_text(tmp_path / "missing.xz", 1000, work, _choices(tokens=40))
 
     np.testing.assert_array_equal(read_answers(answers_path(work, 0)).tokens, before)
+
+
+def _choices(tokens: int) -> TrainingChoices:
+    return msgspec.structs.replace(_CHOICES, tokens=tokens)
+
+
+def _shards(work: Path) -> list[Answers]:
+    return [read_answers(path) for path in sorted((work / "answers").iterdir())]
+
+
+def _own(shards: list[Answers]) -> int:
+    return sum(int(each.own.sum()) for each in shards)
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,7 @@ def golden() -> dict[int, np.ndarray]:
     return answers(calls(converted, ExecutorRuntime(converted)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("noise", [0.01, 0.02, 0.05, 0.1])
 def test_a_sound_package_passes_though_its_logits_are_noisy(noise: float, golden: dict[int, np.ndarray]):
     source = np.random.default_rng(7)
