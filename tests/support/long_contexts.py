@@ -280,13 +280,17 @@ def measure(kind: str, context: int, folder: Path, placements: Sequence[str], pa
             }
             for temperature in (0.0, 0.7):
                 params = SamplingParams(temperature=temperature, seed=5, **UNFILTERED, max_tokens=ANSWER)
-                wanted = plain.generate(prompt, params).tokens
+                before = used(plain)
+                began = plain.generate(prompt, params)
+                wanted = began.tokens
+                # A pipeline's first answer is slow without a draft too.
+                cell = {"kind": kind, "context": context, "placement": placement, "t": temperature}
+                say(**cell, first={"ar": figures(began.statistics, used(plain) - before)})
                 known = json.loads(texts.read_text()) if texts.is_file() else {}
                 texts.write_text(json.dumps({**known, str(temperature): [*prompt, *wanted]}))
                 for right, pipeline in drafted.items():
                     # The first answer shows what the draft is worth.
                     for pair in range(pairs + 1):
-                        cell = {"kind": kind, "context": context, "placement": placement, "t": temperature}
                         found = {}
                         for name in ("ar", "adaptive") if pair % 2 else ("adaptive", "ar"):
                             asked = plain if name == "ar" else pipeline

@@ -71,6 +71,11 @@ class DraftPool:
         return self._trial is not None and not self._election.alone
 
     @property
+    def measured_in_turns(self) -> bool:
+        """One of two drafts rests, so that the other one is measured."""
+        return self._election.alone
+
+    @property
     def in_turns(self) -> bool | None:
         """The active draft rests while the target computes; None without a draft."""
         return None if self._active is None else self._history(self._active).turns.in_turns
@@ -326,7 +331,7 @@ class DraftPool:
         decided = None
         if self._drafts[self._active].silent(sequence.estimates, now):
             election.active_failed()
-        else:
+        elif not sequence.estimates.usefulness.measuring:
             kind = sequence.request.sampling.temperature == 0, sequence.speculation.settled
             ready = trial is None or not self._drafts[trial.incarnation].prefilling
             decided = election.round_ended(*sequence.ended_round, kind, trial, ready)
