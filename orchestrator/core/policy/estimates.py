@@ -69,8 +69,9 @@ class WidthCost:
 
     PRIOR_SLOPE = 0.03
     """Cost of one more token relative to a forward of one, while nothing is measured."""
-    _ASSUMED_WEIGHT = 4.0 * PRIOR_SLOPE**2
-    """Weight of the pure scale beside observations without a measured prior: four observations one token apart."""
+    _ASSUMED_WEIGHT = 0.5 * PRIOR_SLOPE**2
+    """Weight of the pure scale beside observations without a measured prior: half an observation one token apart. On a
+    processor a second token may cost half of a forward, and forwards over one token, which tell it, are rare."""
     _MEASURED_WEIGHT = 2.0
     """The same with a measured prior: about a dozen observations that differ by half of a forward of one token."""
     _DECAY = 0.995

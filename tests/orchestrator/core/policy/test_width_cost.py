@@ -252,3 +252,22 @@ def bring_up(machine: Machine, target: DevicePace, draft: DevicePace) -> None:
     incarnation = len(machine.workers())
     machine.step(WorkerUp(incarnation, modelled_hello("target", pace=target)), 0.0)
     machine.step(WorkerUp(incarnation + 1, modelled_hello("draft", pace=draft)), 0.0)
+
+
+@pytest.mark.parametrize("second", [1.03, 1.2, 1.6])
+def test_without_measurements_a_plain_forward_is_told_by_the_few_that_were_seen(second: float):
+    """Most forwards are wider. Whatever another token costs, plain decoding must not seem dearer than it is."""
+    source, cost = random.Random(3), WidthCost()
+
+    def observe(forwards: int) -> None:
+        for _ in range(forwards):
+            width = 1 if cost.narrow_due else source.choice([2, 2, 2, 3])
+            cost.observe(width, (1 + (second - 1) * (width - 1)) * source.gauss(0.030, 0.002))
+
+    cost.observe(1, 0.030)
+    cost.observe(1, 0.030)
+    observe(8)
+    assert cost(1) == pytest.approx(0.030, rel=0.15)
+    observe(32)
+    assert cost(1) == pytest.approx(0.030, rel=0.06)
+    assert cost(2) == pytest.approx(second * 0.030, rel=0.06)
