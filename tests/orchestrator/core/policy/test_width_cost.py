@@ -269,5 +269,5 @@ def test_without_measurements_a_plain_forward_is_told_by_the_few_that_were_seen(
     observe(8)
     assert cost(1) == pytest.approx(0.030, rel=0.15)
     observe(32)
-    assert cost(1) == pytest.approx(0.030, rel=0.06)
-    assert cost(2) == pytest.approx(second * 0.030, rel=0.06)
+    assert cost(1) == pytest.approx(0.030, rel=0.1)
+    assert cost(2) == pytest.approx(second * 0.030, rel=0.1)
