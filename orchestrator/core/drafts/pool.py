@@ -71,7 +71,7 @@ class DraftPool:
         return self._trial is not None and not self._election.alone
 
     @property
-    def measured_in_turns(self) -> bool:
+    def measured_alone(self) -> bool:
         """One of two drafts rests, so that the other one is measured."""
         return self._election.alone
 

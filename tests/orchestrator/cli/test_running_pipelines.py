@@ -43,15 +43,15 @@ def test_a_lasting_pipeline_is_found_by_its_models_while_it_runs():
 
 
 def test_a_pipeline_that_is_left_ends_when_nobody_asks_it_or_another_one_begins(sessions: Path):
-    for ends in (lambda: time.sleep(1.0), lambda: end_kept(), lambda: Session.create().remove()):
+    for ends in (lambda: time.sleep(1.5), lambda: end_kept(), lambda: Session.create().remove()):
         with Pipeline(settings=MODELS) as pipeline:
-            pipeline.leave(0.7)
+            pipeline.leave(1.0)
         found = running_pipeline(MODELS)
         assert found is not None
         assert found.generate("def f(", SamplingParams(max_tokens=2)).text
 
         with held(found, every=0.2):
-            time.sleep(1.0)
+            time.sleep(1.5)
             assert running_pipeline(MODELS) is not None
         ends()
         last = time.monotonic() + 30

@@ -406,6 +406,19 @@ def rate(simulation: Simulation, tokens: int) -> float:
     return tokens / simulation.now
 
 
+def test_plain_decoding_is_not_measured_in_place_of_a_draft_on_trial():
+    """Its first rounds have no tree, which is no loss. Both drafts give twice the tokens of plain decoding, 47 a
+    second."""
+    both = one_gpu(1.02)
+    both.start("draft")
+    both.attach(ModelledDraft(language(0.75), ON_NEURAL_ENGINE))
+    while not decisions(both):
+        both.submit(1, 800)
+        both.run()
+
+    assert decisions(both)[0].loser_rate > 80
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("slow_down", [1.02, 2.0])
 def test_of_two_places_for_one_draft_the_faster_one_is_found_and_its_rates_are_measured(slow_down: float):
