@@ -312,7 +312,7 @@ class Machine:
             sequence.estimates.target.observe(width, verdict.seconds)
         if len(self.sequences) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.
-            sequence.observe_round(verdict, now, not self.drafts.comparing, self.drafts.measured_alone)
+            sequence.observe_round(verdict, now, undisturbed=not self.drafts.comparing)
         tokens, reason = sequence.truncated(chosen)
         if reason is None:
             return self._commit(sequence, verdict, tokens, now)

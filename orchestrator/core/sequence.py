@@ -306,11 +306,10 @@ class Sequence:
             self.estimates.lookup.observe(claimed, 0, token == chosen[0])
         return chosen
 
-    def observe_round(self, verdict: Verdict, now: float, undisturbed: bool, changing: bool) -> None:
+    def observe_round(self, verdict: Verdict, now: float, undisturbed: bool) -> None:
         """Note what the round took, and what of it beyond the target's forward and the wait for growth.
 
-        `undisturbed`: no draft but the active one grows. `changing`: drafts are active by turns, so that the first
-        rounds of each have no tree: they say nothing of what it is worth.
+        `undisturbed`: no draft but the active one grows.
         """
         width = 1 + len(self._verified_nodes)
         if undisturbed and self.speculation.drafting and self.speculation.takes_turns:
@@ -321,7 +320,7 @@ class Sequence:
             estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0), estimates.ranks.all)
         usefulness = self.estimates.usefulness
         beside = self.speculation.drafting and self.speculation.takes_turns and not self.speculation.in_turns
-        if usefulness.measuring or (undisturbed and not changing and (beside or usefulness.paused)):
+        if usefulness.measuring or (undisturbed and (beside or usefulness.paused)):
             plain = 1.0 / (self.estimates.target(1) + self.estimates.hop.get(0.0))
             expected, seconds = self._expected_tokens, now - self.ready_since
             usefulness.observe_gain(expected, seconds, self.speculation.prefilling, plain)

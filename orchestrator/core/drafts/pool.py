@@ -71,11 +71,6 @@ class DraftPool:
         return self._trial is not None and not self._election.alone
 
     @property
-    def measured_alone(self) -> bool:
-        """One of two drafts rests, so that the other one is measured."""
-        return self._election.alone
-
-    @property
     def in_turns(self) -> bool | None:
         """The active draft rests while the target computes; None without a draft."""
         return None if self._active is None else self._history(self._active).turns.in_turns
@@ -332,6 +327,7 @@ class DraftPool:
         if self._drafts[self._active].silent(sequence.estimates, now):
             election.active_failed()
         elif not sequence.estimates.usefulness.measuring:
+            # In such rounds the draft rests: they say nothing of it.
             kind = sequence.request.sampling.temperature == 0, sequence.speculation.settled
             ready = trial is None or not self._drafts[trial.incarnation].prefilling
             decided = election.round_ended(*sequence.ended_round, kind, trial, ready)
