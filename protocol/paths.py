@@ -7,7 +7,7 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev") / "shm"
 """Where Linux shows shared memory as files; macOS shows it nowhere."""
 SEGMENTS_VARIABLE = "LAUNCH_PIPELINE_SEGMENTS"
-"""Another folder for the list of shared memory; `drill` and the tests set it."""
+"""Another folder for the list of shared memory; the tests set it."""
 
 SESSIONS_VARIABLE = "LAUNCH_PIPELINE_SESSIONS"
 """Another folder for the sessions of pipelines; the tests set it. Its path must be short: it becomes a socket's."""

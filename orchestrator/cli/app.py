@@ -32,7 +32,6 @@ _COMMANDS = {
     "config": "config:config",
     "convert": "convert:convert",
     "doctor": "doctor:doctor",
-    "drill": "drill:drill",
     "first-light": "measurements.first_light:first_light",
     "generate": "generate:generate",
     "launch": "launch.command:launch",

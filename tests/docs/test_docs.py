@@ -22,8 +22,8 @@ PAGES = [
     *sorted((ROOT / ".github").rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-CURRENT = [page for page in PAGES if page.stem not in ("CHANGELOG", "2026")]
-"""Pages about the program's present options. The changelog names former ones, and the log those of its day."""
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "log"]
+"""Pages about the present program. The changelog and the log name commands, options and files of their day."""
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 FOREIGN_OPTIONS = {
@@ -109,7 +109,7 @@ def test_the_page_of_commands_has_every_command_in_its_table():
     assert named == {name for name, command in cli.commands.items() if not command.hidden}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+@pytest.mark.parametrize("page", CURRENT, ids=names(CURRENT))
 def test_every_path_in_code_exists(page: Path):
     folders = "|".join(sorted(entry.name for entry in ROOT.iterdir() if entry.is_dir() and entry.name[0] != "."))
     for span in code(page):
@@ -124,7 +124,7 @@ def test_every_option_in_code_is_one_of_some_command(page: Path):
     assert mentioned_options("\n".join(code(page))) - FOREIGN_OPTIONS <= options()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+@pytest.mark.parametrize("page", CURRENT, ids=names(CURRENT))
 def test_every_command_in_code_exists_and_has_its_options(page: Path):
     for name, arguments in re.findall(r"launch-pipeline ([a-z][a-z-]*)([^|&#\n]*)", "\n".join(code(page))):
         own, _, passed_on = arguments.partition(" -- ")
@@ -135,7 +135,7 @@ def test_every_command_in_code_exists_and_has_its_options(page: Path):
             assert mentioned_options(passed_on) <= options("serve"), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+@pytest.mark.parametrize("page", CURRENT, ids=names(CURRENT))
 def test_every_module_that_python_is_told_to_run_exists(page: Path):
     for module in re.findall(r"python -m ([\w.]+)", "\n".join(code(page))):
         path = ROOT / module.replace(".", "/")

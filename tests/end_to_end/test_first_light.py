@@ -79,7 +79,7 @@ def test_a_stopped_short_form_goes_on_and_finds_nothing_wrong_and_names_nobody(h
     assert list(states) == stage_names()
     assert set(states.values()) <= {"done", "not here"}
     assert all(states[name] == "done" for name in ("machine", "exactness", "widths", "idle", "hand-off"))
-    assert all(states[name] == "done" for name in ("overlap", "placement", "profile", "prefill", "drills", "bench"))
+    assert all(states[name] == "done" for name in ("overlap", "placement", "profile", "prefill", "bench"))
     assert all(sentence in output for stage in report.stages for sentence in stage.findings.settled)
     assert {"Ties", "Plain", "Rounds", "Placement"} <= {sentence.split()[0] for sentence in output.splitlines()[:9]}
     assert (light / "stages" / "machine.json").read_bytes() == before

@@ -1,4 +1,4 @@
-"""A pipeline on an imitated Mac: it starts, adopts, restarts, attaches, is killed and drilled, exactly as elsewhere."""
+"""A pipeline on an imitated Mac: it starts, adopts, restarts, attaches and is killed, exactly as elsewhere."""
 
 import json
 from pathlib import Path
@@ -17,19 +17,19 @@ PROCESS_TESTS = (
     "tests/end_to_end/test_coreml_pipeline.py::test_a_draft_that_is_killed_goes_on_without_reading_again",
     "tests/end_to_end/test_attach.py::test_a_target_of_another_machine_serves_and_its_death_is_survived",
     "tests/end_to_end/test_kills.py::test_without_its_orchestrator_a_pipeline_says_so_and_its_workers_end",
-    "tests/orchestrator/lab/test_drills.py::test_tokens_are_right_and_nothing_is_left_behind[segments]",
+    "tests/end_to_end/test_faults_at_any_moment.py::test_no_shared_memory_leaks_when_all_who_share_it_are_killed",
 )
 """What notices the kernel most, and takes half a minute; the slow test runs the rest."""
 NEEDS_A_SCREEN = "tests/end_to_end/test_page_browser.py"
 THREE_DAYS = """
 import json, os, signal, sys
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.lab.drill.processes import mark, members, remains
+from tests.support.processes import mark, members, remains
 from protocol.paths import segments_folder
 
 prompt, params = tuple(range(1, 400)), SamplingParams(temperature=0.8, seed=4, max_tokens=24)
 with Pipeline() as pipeline:
-    name = mark(pipeline.address)
+    name = mark(pipeline)
     first = pipeline.generate(prompt, params)
     print("ready", flush=True)
     sys.stdin.readline()

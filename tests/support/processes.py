@@ -1,19 +1,63 @@
-"""Looks at a pipeline's processes from outside: the drills' own means, for tests."""
+"""A pipeline's processes seen from outside, signals to them, and waiting for conditions."""
 
 import os
+import re
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.lab.drill import processes
-from orchestrator.lab.drill.processes import members, remains, state, until
+from protocol.kv.segments import stale_segments
+from protocol.paths import sessions_folder
 
-__all__ = ["generate_while", "mark", "members", "remains", "shoot", "state", "until"]
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.02
+_PROGRAM = re.compile(
+    r"-m (?:tests\.support\.)?"
+    r"(orchestrator|target_worker|draft_worker\.prefill|draft_worker|chaotic_draft|feature_draft)(?![.\w])"
+)
+
+
+def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:
+    """The first true value of `condition`; TimeoutError after `seconds` without one."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still {value!r} after {seconds} s")
+        time.sleep(_POLL_SECONDS)
+    return value
+
+
+def members(mark: str) -> dict[str, int]:
+    """Process ids of a pipeline's live processes by program, orchestrator included."""
+    listing = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,command="], capture_output=True, text=True, check=True)
+    found: dict[str, int] = {}
+    for line in listing.stdout.splitlines():
+        pid, _, command = line.strip().partition(" ")
+        program = _PROGRAM.search(command)
+        if program and mark in command:
+            found[program[1]] = int(pid)
+    return found
+
+
+def state(pid: int) -> str:
+    """A process's state as `ps` abbreviates it, for instance T for stopped."""
+    return subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
+
+
+def remains(mark: str) -> list[str]:
+    """Processes, folders and shared memory that a pipeline left behind."""
+    folders = [str(folder) for folder in sessions_folder().glob("lp-*") if mark in str(folder)]
+    return [*members(mark), *folders, *stale_segments()]
 
 
 def mark(pipeline: Pipeline) -> str:
     """What the command lines of this pipeline's processes, and of no others, contain: its session folder."""
-    return processes.mark(pipeline.address)
+    return str(Path(pipeline.address.removeprefix("ipc://")).parent)
 
 
 def shoot(pipeline: Pipeline, program: str, kind: signal.Signals = signal.SIGKILL) -> int:

@@ -65,7 +65,6 @@ STAGES = (
     Stage("placement", "placement.measure", "Where the draft computes: in turns, beside, Neural Engine", 3, 25),
     Stage("profile", "profile.measure", "Costs of target and draft, and this machine's profile", 4, 15),
     Stage("prefill", "prefill.measure", "Reading a prompt: target, MLX and Core ML", 4, 25, (), 0.5),
-    Stage("drills", "host.drills", "Kill drills", 3, 10, (), 0.5),
     Stage("bench", "bench.measure", "Against mlx-lm: the default pair", 6, 20, (), 0.5),
     Stage("second-bench", "bench.measure_larger", "Against mlx-lm: a larger pair", 10, 25, ("GPU", "second pair")),
     Stage(

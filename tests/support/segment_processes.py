@@ -1,4 +1,4 @@
-"""Processes that use shared memory like a pipeline: `python -m orchestrator.lab.drill.drills.segment_processes ROLE`.
+"""Processes that use shared memory like a pipeline: `python -m tests.support.segment_processes ROLE`.
 
 The *owner* removes stale segments, as a start does, and starts a *writer*. The writer creates segments that belong to
 the owner and starts an *attacher*. Each process runs a resource tracker of the standard library, and reports its

@@ -1,1 +1,0 @@
-"""The drills, a file for each process that fails: promises, faults, figures."""
