@@ -56,7 +56,7 @@ def proved_encodings(new_sequence: Callable[[Encodings], Any], level: Level, bit
 
 
 def unpacking_is_faster() -> bool:
-    """On a processor: quantized products take twice the time of unpacking and float32 products (docs/log/2026.md)."""
+    """On a processor: quantized products take twice the time of unpacking and float32 products."""
     return mx.default_device() == mx.Device(mx.cpu)
 
 

@@ -27,7 +27,7 @@ WIDTHS = (5, 12)
 @pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_rounding_decides_between_nearly_tied_tokens_alone(role: str, kind: mx.Dtype):
-    """`-s` prints what was counted; docs/log/2026.md has figures of 120 places."""
+    """`-s` prints what was counted; the log has figures of 120 places."""
     with default_pair() as pair:
         folder: Path = getattr(pair, role)
         tokens = tuple(TextCodec(pair.target).encode((ROOT / "README.md").read_text())[: PROMPT + PLACES])
