@@ -23,7 +23,8 @@ from protocol.speculation.token_tree import Node
 _MIN_WIDTH = 4
 """Fewest nodes of one tree that a growth step evaluates, however many trees share the step."""
 _PREPARED = 0.2
-"""Share of the path probability worth a verification that is still worth a growth step: measured, docs/log/2026-11-22-draft-stops-when-more.md."""
+"""Share of the path probability worth a verification that is still worth a growth step:
+measured, docs/log/2026-11-22-draft-stops-when-more.md."""
 _MAX_ACCEPTANCE = 0.9
 """Highest acceptance that is believed: trees are finite, and E below is at most 10."""
 _MOST_STEPS = 4

@@ -1,6 +1,7 @@
 """A hub that listens on a network, under fire: strangers without keys, and an admitted guest that lies.
 
-The long runs: `bin/test -m slow` with this file; what they gave is in docs/log/2026-11-20-hostile-bytes-message-costs.md.
+The long runs: `bin/test -m slow` with this file; what they gave is in
+docs/log/2026-11-20-hostile-bytes-message-costs.md.
 """
 
 import resource
