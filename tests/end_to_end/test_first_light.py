@@ -58,7 +58,7 @@ def wait_for(file: Path) -> None:
 def test_a_stopped_short_form_goes_on_and_finds_nothing_wrong_and_names_nobody(home: Path):
     light = home / "first-light"
     stopped = command(home)
-    wait_for(light / "stages" / "energy.json")
+    wait_for(light / "stages" / "machine.json")
     until(lambda: len(running(home)) > 1)
     stopped.send_signal(signal.SIGINT)
     _, words = stopped.communicate(timeout=SECONDS)

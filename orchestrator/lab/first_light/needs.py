@@ -1,17 +1,10 @@
 """What this machine lacks for a stage. Asks the system; starts nothing heavy and imports no Core ML."""
 
-import shutil
-import sys
-from pathlib import Path
-
 from orchestrator.lab.first_light.stages import LightSettings, Need, Stage
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.memory.budget import usable
 from orchestrator.machine.pairs.expectations import fits
 from orchestrator.machine.pairs.recommended_pairs import pairs
-
-RAPL = Path("/sys/class/powercap/intel-rapl:0/energy_uj")
-"""The processor package's energy counter in microjoules (Linux, Documentation/power/powercap/powercap.rst)."""
 
 
 def lacking(stage: Stage, settings: LightSettings) -> str:
@@ -32,8 +25,6 @@ def _lacking(need: Need, settings: LightSettings) -> str:
             return "" if has_neural_engine() else "no Neural Engine with Core ML"
         case "second pair":
             return _no_second_pair(settings)
-        case "energy":
-            return _no_energy(settings)
 
 
 def _no_second_pair(settings: LightSettings) -> str:
@@ -44,15 +35,3 @@ def _no_second_pair(settings: LightSettings) -> str:
     if fits(pair, on_processor=False, available=available):
         return ""
     return f"no memory for the pair {settings.second_pair}"
-
-
-def _no_energy(settings: LightSettings) -> str:
-    if not settings.energy:
-        return "no --energy was given, which needs an administrator's rights"
-    if sys.platform == "darwin":
-        return "" if shutil.which("powermetrics") else "no powermetrics"
-    try:
-        RAPL.read_text()
-    except OSError:
-        return "no energy counter of the processor that this user may read"
-    return ""

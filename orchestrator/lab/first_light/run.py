@@ -87,13 +87,6 @@ def run(
     return write(folder, ordered, results)
 
 
-def will_run(
-    stage: Stage, settings: LightSettings, choice: Choice, done: Collection[str], lacks: Lacking = lacking
-) -> bool:
-    """Whether `run` measures the stage, if those before it take no time. `done`: stages that have a result."""
-    return _wanted(stage, choice, done) and _hindered(stage, settings, choice, 60 * choice.minutes, lacks) is None
-
-
 def write(folder: LightFolder, stages: Iterable[Stage], results: Mapping[str, StageReport]) -> LightReport:
     """The report of the results so far, as it is in the folder now."""
     waiting = "its turn has not come"
@@ -103,8 +96,7 @@ def write(folder: LightFolder, stages: Iterable[Stage], results: Mapping[str, St
 
 
 def _failed_last(stages: Iterable[Stage], failed: Collection[str]) -> list[Stage]:
-    # sudo remembers the password, which was asked for at the start, for some minutes only.
-    return sorted(stages, key=lambda stage: stage.name in failed and "energy" not in stage.needs)
+    return sorted(stages, key=lambda stage: stage.name in failed)
 
 
 def _wanted(stage: Stage, choice: Choice, done: Collection[str]) -> bool:

@@ -67,9 +67,7 @@ def main() -> int:
     if order.settings.short:
         os.environ[VARIABLE] = "demo"
     try:
-        asked = Asked(
-            order.settings, lambda text: answer(StageNotice(text)), lambda found: answer(SoFar(found)), order.power
-        )
+        asked = Asked(order.settings, lambda text: answer(StageNotice(text)), lambda found: answer(SoFar(found)))
         answer(StageFindings(measurement(order.stage)(asked)))
     except KeyboardInterrupt:
         return _INTERRUPTED

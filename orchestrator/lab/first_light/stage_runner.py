@@ -55,21 +55,19 @@ def run_stage(
     seconds: float,
     observer: Observer = _UNOBSERVED,
     *,
-    power: int | None = None,
     program: Sequence[str] = PROGRAM,
 ) -> RanStage:
     """The report of one stage; it is ended after `seconds`. No failure is raised; KeyboardInterrupt ends it at once.
 
-    `power`: a descriptor that the process may read. `program`: a test's replacement for the process.
+    `program`: a test's replacement for the process.
     """
     began = time.monotonic()
     life, theirs = socket.socketpair()
     with life, theirs:
-        order = StageOrder(stage=stage.name, settings=settings, life=theirs.fileno(), power=power)
-        inherited = [theirs.fileno(), *([] if power is None else [power])]
+        order = StageOrder(stage=stage.name, settings=settings, life=theirs.fileno())
         command = [*program, msgspec.json.encode(order).decode()]
         # Ctrl-C at the terminal reaches this process alone, which then ends the stage in order.
-        with ChildProcess(command, inherited=inherited) as process:
+        with ChildProcess(command, inherited=[theirs.fileno()]) as process:
             try:
                 heard = _read(process, began, seconds, observer)
                 if heard.answer is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator.lab.findings import Findings
 
-Need: TypeAlias = Literal["GPU", "Neural Engine", "second pair", "energy"]
+Need: TypeAlias = Literal["GPU", "Neural Engine", "second pair"]
 """What a stage can't do without."""
 
 
@@ -17,7 +17,6 @@ class LightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     short: bool = False
     """The demo pair and few tokens: whether everything runs, not how fast."""
-    energy: bool = False
     second_pair: str = "qwen2.5-3b"
     """A recommended pair that is compared beside the default one."""
 
@@ -29,8 +28,6 @@ class StageOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     settings: LightSettings
     life: int
     """A socket shared with the parent; its end of file means that the parent is gone."""
-    power: int | None = None
-    """A descriptor from which a power meter's samples can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,6 @@ class Stage:
 
 STAGES = (
     Stage("machine", "host.checks", "What this machine has", 0.2, 5),
-    Stage("energy", "energy.measure", "Energy a token", 2, 8, ("energy",)),
     Stage("exactness", "exactness.measure", "Tokens of each strategy against plain decoding", 5, 15),
     Stage("widths", "widths.measure", "Logits and time of a forward by width and context", 4, 15),
     Stage("idle", "idle.measure", "Idle time between rounds, beside mlx-lm's own loop", 1, 10),
@@ -93,8 +89,6 @@ class Asked(NamedTuple):
     """Called with what the stage does now."""
     so_far: OnFindings = lambda _: None
     """Called with what is found so far, which is kept if the stage does not come to its end."""
-    power: int | None = None
-    """See `StageOrder`."""
 
     def sized(self, short: int, full: int) -> int:
         """How many of something is measured."""

@@ -3,7 +3,7 @@
 import datetime
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -14,13 +14,13 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.sentences import say
-from orchestrator.lab.first_light.stages import stage_named, stage_names
+from orchestrator.lab.first_light.stages import stage_names
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
 if TYPE_CHECKING:
     from orchestrator.lab.first_light.folder import LightFolder
     from orchestrator.lab.first_light.report import LightReport, StageReport
-    from orchestrator.lab.first_light.run import Choice, RunStage
+    from orchestrator.lab.first_light.run import Choice
     from orchestrator.lab.first_light.stage_runner import Observer
     from orchestrator.lab.first_light.stages import LightSettings, Stage
 
@@ -40,7 +40,6 @@ _STAGES = click.Choice(stage_names())
 @click.option("--only", multiple=True, type=_STAGES, metavar="STAGE", help="Only this stage, also if it is done.")
 @click.option("--skip", multiple=True, type=_STAGES, metavar="STAGE", help="Not this stage.")
 @click.option("--minutes", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="At most, in all.")
-@click.option("--energy", is_flag=True, help="Also joules a token. On a Mac sudo asks for your password.")
 @click.option(
     "--second-pair",
     type=click.Choice([name for name, pair in pairs().items() if pair.draft.kind is None]),
@@ -61,14 +60,13 @@ def first_light(
     only: tuple[str, ...],
     skip: tuple[str, ...],
     minutes: float,
-    energy: bool,
     second_pair: str,
     out: Path | None,
     as_json: bool,
 ) -> None:
     """Measure everything that is worth knowing about this machine, in one folder to send.
 
-    Checks, exactness, costs, the Neural Engine, overlap, prompts, kills, and comparisons with mlx-lm: an hour at
+    Checks, exactness, costs, the Neural Engine, overlap, prompts, and comparisons with mlx-lm: an hour at
     most. Ctrl-C stops it; the same command goes on where it stopped. What this machine lacks is told as such. The
     folder has a page, one JSON object, a device profile and logs, without prompts, names or paths. Ends with exit
     code 1 if something is wrong.
@@ -79,18 +77,14 @@ def first_light(
     launch-pipeline first-light --minutes 15 --skip second-bench
     launch-pipeline first-light --only neural-engine
     """
-    from orchestrator.lab.first_light.power_meter import ask_for_rights
-    from orchestrator.lab.first_light.run import Choice, will_run
+    from orchestrator.lab.first_light.run import Choice
     from orchestrator.lab.first_light.stages import LightSettings
 
-    settings = LightSettings(short=short, energy=energy, second_pair=second_pair)
+    settings = LightSettings(short=short, second_pair=second_pair)
     wanted = [] if only else [name for name in stage_names() if name not in skip]
     choice = Choice(minutes, only, skip)
     folder = _folder(out or Path(_FOLDER), settings, wanted)
     _tell_begin(folder, quiet=as_json)
-    if sys.platform == "darwin" and will_run(stage_named("energy"), settings, choice, folder.done()):
-        # Before anything is drawn that would hide the question.
-        ask_for_rights()
     report = _run(folder, settings, choice, quiet=as_json)
     archive = folder.archive()
     if as_json:
@@ -116,26 +110,12 @@ def _run(folder: "LightFolder", settings: "LightSettings", choice: "Choice", qui
 
     try:
         with _Screen(quiet) as screen:
-            return run(folder, settings, choice, screen, run_one=_runner())
+            return run(folder, settings, choice, screen)
     except KeyboardInterrupt:
         done = len(folder.done())
         told = f"{done} of {len(stage_names())} stages are in {folder.path}; the same command goes on with the others."
         say(told, err=True)
         raise
-
-
-def _runner() -> "RunStage":
-    """Runs a stage; the one that measures energy gets a power meter, which sudo starts at this terminal."""
-    from orchestrator.lab.first_light.power_meter import powermetrics
-    from orchestrator.lab.first_light.stage_runner import run_stage
-
-    def run_one(stage: "Stage", settings: Any, seconds: float, observer: "Observer") -> Any:
-        if stage.name != "energy" or sys.platform != "darwin":
-            return run_stage(stage, settings, seconds, observer)
-        with powermetrics() as power:
-            return run_stage(stage, settings, seconds, observer, power=power)
-
-    return run_one
 
 
 def _tell_begin(folder: "LightFolder", quiet: bool) -> None:

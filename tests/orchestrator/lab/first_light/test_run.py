@@ -20,7 +20,7 @@ from orchestrator.lab.first_light.measurements.prefill import crossover
 from orchestrator.lab.first_light.needs import has_neural_engine, lacking
 from orchestrator.lab.first_light.redaction import Redactor
 from orchestrator.lab.first_light.report import LightReport, StageReport
-from orchestrator.lab.first_light.run import Choice, run, will_run
+from orchestrator.lab.first_light.run import Choice, run
 from orchestrator.lab.first_light.stage_process import measurement
 from orchestrator.lab.first_light.stage_runner import Observer, RanStage, run_stage
 from orchestrator.lab.first_light.stages import STAGES, LightSettings, Stage
@@ -240,17 +240,14 @@ def test_what_is_left_out_is_not_asked_for_and_what_is_not_here_is_told(tmp_path
         (HOUR, [], "no moon", False),
     ],
 )
-def test_whether_a_stage_will_run_is_known_before(tmp_path, choice: Choice, done: list[str], missing: str, runs: bool):
-    """So that a password is asked for exactly where it is needed."""
+def test_a_stage_runs_that_is_chosen_not_done_and_lacks_nothing(tmp_path, choice, done, missing, runs):
     runner = Runner()
     folder = opened(tmp_path, wanted=[])
-    for stage in THREE:
-        if stage.name in done:
-            folder.save(StageReport(stage=stage.name, title="", status="done"), "")
-    expected = will_run(THREE[0], LightSettings(), choice, folder.done(), lacks=lambda *_: missing)
+    for name in done:
+        folder.save(StageReport(stage=name, title="", status="done"), "")
+
     light(folder, runner, choice, lacks=lambda *_: missing)
 
-    assert expected is runs
     assert ("one" in runner.names) is runs
 
 
@@ -276,7 +273,6 @@ def test_what_a_machine_lacks_is_never_measured_on_it(monkeypatch: pytest.Monkey
     needing = {stage.name: lacking(stage, LightSettings()) for stage in STAGES if stage.needs}
 
     assert needing["neural-engine"] == "no Neural Engine with Core ML"
-    assert needing["energy"] == "no --energy was given, which needs an administrator's rights"
 
 
 @pytest.mark.parametrize(
