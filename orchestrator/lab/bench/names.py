@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-from orchestrator.runtime.link_emulation import EmulatedLink
-
 PLAIN = "mlx-lm"
 """mlx-lm on all cores: the baseline of the ratios. With a K it is mlx-lm's speculative decoding."""
 TARGET_CORES = "mlx-lm, target's cores"
@@ -37,8 +35,3 @@ def line_and_draft_tokens(contender: str) -> tuple[str, int | None]:
 def drafter_name(strategy: str, draft: Path) -> str:
     """The line of a strategy with the draft in this folder, which is compared with the plan's own."""
     return f"{strategy}, {draft.name}"
-
-
-def remote_name(strategy: str, link: EmulatedLink) -> str:
-    """The line of a strategy whose draft is behind this link."""
-    return f"{strategy}, {1000 * link.delay:g} ms"

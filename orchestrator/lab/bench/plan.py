@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from orchestrator.core.options import StrategyName
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.contender import GenerationTask
 from orchestrator.lab.bench.models import BenchModels, bench_models
 from orchestrator.lab.bench.names import LLAMA_CPP, LOOKUP
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.errors import InputError
 from protocol.messages.base import Verification
 
@@ -51,8 +48,6 @@ class BenchPlan:
     """The target is its own draft."""
     verification: Verification = "coupled"
     """rejection: above temperature 0, strategies that verify chains also run with rejection sampling."""
-    links: tuple[EmulatedLink, ...] = ()
-    """Each link adds a contender for every strategy with a draft: the draft is behind the link."""
     pace: str | None = None
     """Name or path of the device profile that all contenders are paced by."""
     replay: bool = False
@@ -71,8 +66,6 @@ class BenchPlan:
         draft_tokens: str,
         strategies: str,
         temperature: Sequence[float],
-        link_delay: str | None = None,
-        link_loss: float = 0.0,
         same_model: bool = False,
         pace: str | None = None,
         rivals: str | None = None,
@@ -90,7 +83,6 @@ class BenchPlan:
             draft_tokens=parse_draft_tokens(draft_tokens),
             strategies=parse_strategies(strategies),
             temperatures=temperatures,
-            links=parse_links(link_delay, link_loss),
             same_model=same_model,
             pace=pace,
             rivals=parse_rivals(rivals),
@@ -144,18 +136,6 @@ def parse_drafters(text: str | None) -> tuple[Path, ...]:
     if len({folder.name for folder in folders}) < len(folders):
         raise InputError("Two drafts have folders of the same name, and the table would not tell them apart.")
     return tuple(folder.resolve() for folder in folders)
-
-
-def parse_links(delays: str | None, loss: float) -> tuple[EmulatedLink, ...]:
-    """Links with these delays: milliseconds one way, separated by commas. Raises InputError for anything else."""
-    try:
-        milliseconds = [float(delay) for delay in delays.split(",")] if delays else []
-        links = [EmulatedLink(delay=delay / 1000, loss=loss) for delay in dict.fromkeys(milliseconds)]
-        return msgspec.convert(msgspec.to_builtins(links), tuple[EmulatedLink, ...])
-    except (ValueError, msgspec.ValidationError) as error:
-        raise InputError(
-            f"{delays!r} names no link: give milliseconds one way up to 10,000, like 0.3,2,10,50, and a loss up to 0.5."
-        ) from error
 
 
 def parse_draft_tokens(text: str) -> tuple[int, ...]:

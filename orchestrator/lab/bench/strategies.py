@@ -23,7 +23,7 @@ from orchestrator.lab.bench.figures import (
     rows_by_category,
 )
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, deviating, settings
-from orchestrator.lab.bench.names import AUTOREGRESSIVE, PLAIN, line_and_draft_tokens, remote_name
+from orchestrator.lab.bench.names import PLAIN, line_and_draft_tokens
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.ties import TIE, gaps
@@ -34,7 +34,6 @@ from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
-from orchestrator.runtime.link_emulation import EmulatedLink
 from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.model_fingerprint import model_fingerprint
 from protocol.errors import PipelineError
@@ -116,7 +115,7 @@ def findings(
         tables=tuple(tables),
         checks=tuple(_checks(rows)),
         notes=tuple(_notes(rows, plan, absent or {})),
-        panels=_distance_panels(rows, plan.strategies, plan.links) if plan.links else _panels(rows),
+        panels=_panels(rows),
         figures={
             "machine": machine_lines(),
             "settings": {**asdict(plan), "prompts": prompts},
@@ -307,10 +306,6 @@ def _pace(profile: DeviceProfile) -> str:
 
 _DODGE = 0.1
 """Distance of neighbouring lines on the K axis, so that whiskers do not cover each other."""
-_PROMISED = 0.97
-"""Share of plain decoding's speed that a draft at any distance must leave."""
-_LOCAL_MILLISECONDS = 0.1
-"""Place of a draft without a link on the logarithmic axis."""
 
 
 def _panels(rows: Sequence[BenchRow]) -> tuple[tuple[Panel, ...], ...]:
@@ -402,37 +397,6 @@ def _line(
         look=_look(first),
         baseline=_is_baseline(first),
         dashed=first.draft_tokens is None and _is_baseline(first),
-    )
-
-
-def _distance_panels(
-    rows: Sequence[BenchRow], strategies: Sequence[str], links: Sequence[EmulatedLink]
-) -> tuple[tuple[Panel, ...], ...]:
-    """The ratio to plain decoding by the delay between target and draft."""
-
-    def line(strategy: str, by_name: Mapping[str, BenchRow]) -> Line:
-        names = [(_LOCAL_MILLISECONDS, strategy)]
-        names += [(1000 * link.delay or _LOCAL_MILLISECONDS, remote_name(strategy, link)) for link in links]
-        found = [(delay, by_name[name].over_autoregressive) for delay, name in names if name in by_name]
-        return Line(strategy, tuple((delay, ratio) for delay, ratio in found if ratio is not None))
-
-    loss = max(link.loss for link in links)
-    return (
-        tuple(
-            Panel(
-                title=f"temperature {temperature:g}",
-                x=f"delay one way, ms, {loss:.0%} lost ({_LOCAL_MILLISECONDS:g}: no link)",
-                y="tokens/s relative to ar",
-                lines=tuple(
-                    line(strategy, {row.contender: row for row in group})
-                    for strategy in strategies
-                    if strategy != AUTOREGRESSIVE
-                ),
-                levels=(Line(f"{_PROMISED:g}", ((0.0, _PROMISED),), baseline=True),),
-                logarithm=10,
-            )
-            for temperature, group in _by(rows, lambda row: row.temperature).items()
-        ),
     )
 
 

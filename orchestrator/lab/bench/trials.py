@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
@@ -29,7 +27,6 @@ from orchestrator.lab.bench.names import (
     WITHOUT_LOOKUP,
     contender_name,
     drafter_name,
-    remote_name,
 )
 from orchestrator.lab.bench.plan import CHAINS, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
@@ -39,7 +36,6 @@ from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.target_hosts import checked_hosts
-from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.engines import AUTO, DraftEngineName
 from protocol.contracts.target_hosts import TargetHosts
@@ -54,7 +50,6 @@ class PipelineEntry(NamedTuple):
     strategy: str
     engine: DraftEngineName = "mlx"
     verification: Verification = "coupled"
-    link: EmulatedLink | None = None
     lookup: bool = True
     placement: PlacementChoice = "auto"
     draft: Path | None = None
@@ -65,7 +60,7 @@ class PipelineEntry(NamedTuple):
     def settings(self, models: BenchModels) -> PipelineSettings:
         """Of its pipeline."""
         settings = models.settings(self.strategy, self.engine).changed(
-            lookup="on" if self.lookup else "off", placement=self.placement, draft_link=self.link
+            lookup="on" if self.lookup else "off", placement=self.placement
         )
         if self.draft is None:
             return settings
@@ -80,9 +75,6 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
         if strategy == "adaptive" and plan.pace:
             # The profile's draft has a device of its own; many a machine has one for both.
             yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
-        for link in plan.links if strategy not in (AUTOREGRESSIVE, LOOKUP) else ():
-            slower = replace(link, delay=_slow_motion(plan) * link.delay)
-            yield PipelineEntry(remote_name(strategy, link), strategy, link=slower, draft_tokens=counts)
     for strategy in plan.rejecting:
         # A pipeline of its own: the estimates of the two verification rules must not mix.
         counts = _chain_lengths(plan, strategy)

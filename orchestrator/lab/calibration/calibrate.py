@@ -309,19 +309,6 @@ def calibrate(
     )
 
 
-def forward_times(target: Path, draft: Path, *, samples: int, notice: OnCalibrationProgress) -> dict[Role, Times]:
-    """The times of the target and of the draft, each alone and on its own cores, the draft by MLX.
-
-    Raises PipelineError if a worker fails.
-    """
-    notice("loading models")
-    with _harness(str(target), str(draft), "mlx", machine_facts.partition_cores()) as harness:
-        return {
-            "target": target_alone(harness, harness.start("target"), samples, notice),
-            "draft": draft_alone(harness, harness.start("draft"), samples, notice),
-        }
-
-
 def both_at_once(
     target: Path, draft: Path, engine: DraftEngineName, *, samples: int, notice: OnCalibrationProgress
 ) -> OverlapTimes:

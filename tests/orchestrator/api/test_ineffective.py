@@ -26,7 +26,6 @@ WITH_PIPELINE = (
     "start",
     "profile",
     "bench strategies",
-    "bench growth",
     "doctor",
 )
 
@@ -120,8 +119,6 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("bench strategies --replay --pace p --verification rejection --target-hosts h", {},
      ["--verification", "--target-hosts"]),
     ("bench strategies --replay --verification rejection --target-hosts h", {}, ["--replay"]),
-    ("bench strategies --link-loss 0.1", {}, ["--link-loss"]),
-    ("bench strategies --strategies ar --link-delay 3", {}, ["--link-delay"]),
     ("attach draft HOST:1 --kv-bits 8 --target t --prefill-engine mlx", {},
      ["--kv-bits", "--target", "--prefill-engine"]),
     ("attach draft HOST:1 --draft d --target t", {}, []),

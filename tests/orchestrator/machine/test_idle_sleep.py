@@ -18,7 +18,7 @@ from orchestrator.cli.app import cli
 from orchestrator.cli.configuration import commands
 from orchestrator.cli.idle_sleep import without_idle_sleep
 
-_LONG = "attach, bench strategies, bench requests, bench servers, calibrate, convert, doctor, first-light, profile"
+_LONG = "attach, bench strategies, bench requests, calibrate, convert, doctor, first-light, profile"
 _LONG += ", serve, serve-workers, start, target-rank"
 
 

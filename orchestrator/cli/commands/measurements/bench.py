@@ -1,6 +1,5 @@
 """`launch-pipeline bench`: a measurement a subcommand, figures to tables, pictures and exit codes."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.lab.bench.prompts import BenchPrompt
 
-_COMPARED, _GROWING = "ar,sd,ssd,adaptive", "ar,adaptive"
-_NO_DRAFT = Ineffective("the strategy ar uses no draft", strategies="ar")
+_COMPARED, _AT_ONCE = "ar,sd,ssd,adaptive", "ar,adaptive"
 _REPLAYED = {"replay": True, "pace": SET}
 """Recorded texts stand in for the target."""
 _LIMIT = 11
@@ -41,64 +39,16 @@ _LIMIT = 11
 _REPEATS = 3
 """Of a measurement whose prompts are few; a comparison repeats with other prompts instead."""
 _DEFAULT = "strategies"
-_OLD = {
-    "--micro": "micro",
-    "--forward": "forwards",
-    "--reuse": "reuse",
-    "--growth": "growth",
-    "--requests": "requests",
-    "--drafters": "drafters",
-}
-"""Options of 0.1 and the measurements that they chose, the strongest first. They go with the release after 0.2."""
-_OLD_VALUES = ("--requests", "--drafters")
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Measurements(click.Group):
-    """Options without a measurement's name are those of `strategies`. Options that chose a measurement in 0.1 still
-    do, with a warning."""
+    """Options without a measurement's name are those of `strategies`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
-            args = self._named(args)
+            args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
-
-    def _named(self, args: list[str]) -> list[str]:
-        flags = {word.partition("=")[0] for word in args}
-        chosen = next((flag for flag in _OLD if flag in flags), None)
-        return [_DEFAULT, *args] if chosen is None else self._of_old_form(chosen, args)
-
-    def _of_old_form(self, chosen: str, args: list[str]) -> list[str]:
-        """The words of the new form. Options that this measurement does not use are left out and named, as before."""
-        name = _OLD[chosen]
-        own = _flags(self.commands[name])
-        every = {flag: option for command in self.commands.values() for flag, option in _flags(command).items()}
-        kept, values, unused = [name], [""], list[str]()
-        words = iter(args)
-        for word in words:
-            flag, given, value = word.partition("=")
-            takes = flag in _OLD_VALUES or (flag in every and not every[flag].is_flag)
-            following = [next(words, "")] if takes and not given else []
-            if flag == chosen:
-                values = [value, *following]
-            elif flag in _OLD or (flag in every and flag not in own):
-                unused.append(flag)
-            else:
-                kept += [word, *following]
-        measured = values[-1] or values[0]
-        kept += measured.split(",") if chosen == "--drafters" else [measured] if measured else []
-        print_notes(
-            [
-                f"Warning: `bench {chosen}` is `bench {name}` now; the next release no longer knows the option.",
-                *(f"{flag} has no effect: `bench {name}` does not use it." for flag in unused),
-            ]
-        )
-        return kept
-
-
-def _flags(command: click.Command) -> dict[str, click.Option]:
-    return {flag: each for each in command.params if isinstance(each, click.Option) for flag in each.opts}
 
 
 def _joined(*decorators: Decorator) -> Decorator:
@@ -201,21 +151,6 @@ _comparison_options = _joined(
         metavar="NAME",
         help="Also other software: llama.cpp, if llama-server is on the PATH.",
     ),
-    option(
-        "--link-delay",
-        _NO_DRAFT,
-        metavar="MS[,MS...]",
-        help="Also with the draft so far away, one way.",
-    ),
-    option(
-        "--link-loss",
-        Ineffective("there is no link without a delay", link_delay=None),
-        _NO_DRAFT,
-        type=click.FloatRange(0.0, 0.5),
-        default=0.0,
-        show_default=True,
-        help="Share of packets lost there.",
-    ),
     target_hosts_option(Ineffective("a replayed target has no model to divide", **_REPLAYED)),
     option(
         "--replay",
@@ -261,7 +196,6 @@ def strategies(**options: Any) -> None:
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
     launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2
     launch-pipeline bench --rivals llama.cpp --temperature 0
-    launch-pipeline bench --link-delay 0.3,2,10,50 --link-loss 0.01
     """
     print_notes(without_effect())
     _compare(**options)
@@ -281,30 +215,6 @@ def drafters(folders: tuple[str, ...], **options: Any) -> None:
     """
     print_notes(without_effect())
     _compare(drafters=",".join(folders), **options)
-
-
-@bench.command()
-@_requests_options
-@_temperature_option
-@_repeats_option(_REPEATS)
-@_strategies_option(_GROWING)
-@_plot_option
-@_json_option
-@stays_awake
-def growth(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
-    """Measure speed and overhead behind longer and longer prompts.
-
-    \b
-    launch-pipeline bench growth --max-tokens 32 --plot growth.png
-    """
-    from orchestrator.lab.bench.growth import measure
-
-    print_notes(without_effect())
-    plan = _plan(options)
-    prompts = _prompts(plan, path, limit)
-    with ProgressBar() as bar:
-        found = measure(plan, prompts, bar)
-    show(found, as_json, plot)
 
 
 @bench.command()
@@ -358,7 +268,7 @@ def reuse(
 @_temperature_option
 @_repeats_option(_REPEATS)
 @_draft_tokens_option
-@_strategies_option(_GROWING)
+@_strategies_option(_AT_ONCE)
 @_json_option
 @stays_awake
 def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
@@ -375,28 +285,6 @@ def requests(counts: str, path: Path | None, limit: int | None, as_json: bool, *
     prompts = _prompts(plan, path, limit)
     with ProgressBar() as bar:
         found = measure(plan, prompts, bar, numbers)
-    show(found, as_json)
-
-
-@bench.command()
-@_models_options
-@_json_option
-@stays_awake
-def micro(target: str | None, draft: str | None, as_json: bool) -> None:
-    """Measure what single steps of the workers take, each alone.
-
-    \b
-    launch-pipeline bench micro --pair demo
-    """
-    from orchestrator.lab.bench.costs.micro import measure
-    from orchestrator.lab.bench.models import bench_models
-
-    print_notes(without_effect())
-    with ConversionBar(quiet=False) as conversion:
-        models = bench_models(target, draft, same_model=False, on_progress=conversion)
-    print_notes([models.note])
-    with ProgressBar() as bar:
-        found = measure(models.target, models.draft, bar)
     show(found, as_json)
 
 
@@ -432,45 +320,6 @@ def forwards(kinds: tuple[LayerKind, ...], contexts: tuple[int, ...], repeats: i
     show(found, as_json)
 
 
-@bench.command()
-@click.argument("addresses", metavar="ADDRESS...", nargs=-1, required=True)
-@click.option(
-    "--lengths", metavar="N[,N...]", default="1024", show_default=True, help="Prompts of about so many tokens."
-)
-@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True)
-@_repeats_option(_REPEATS)
-@click.option("--model", metavar="NAME", help="For servers that need one.")
-@_json_option
-@stays_awake
-def servers(
-    addresses: tuple[str, ...], lengths: str, max_tokens: int, repeats: int, model: str | None, as_json: bool
-) -> None:
-    """Measure HTTP servers that run already, at these ADDRESSes: first text, tokens/s, and what they reuse of a prompt
-    that they know.
-
-    They take turns with the same requests to /v1/completions. A key stands behind the address, as ADDRESS#KEY.
-
-    \b
-    launch-pipeline bench servers http://127.0.0.1:8000#KEY http://127.0.0.1:8080
-    launch-pipeline bench servers http://127.0.0.1:8080 --lengths 1024,4096
-    """
-    from orchestrator.lab.bench.servers import measure
-
-    with ProgressBar() as bar:
-        found = measure(addresses, _counts(lengths), max_tokens, repeats, bar, model=model, start=f"{time.time():.0f}")
-    show(found, as_json)
-
-
-def _counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise click.UsageError(f"--lengths takes numbers separated by commas, not {text!r}.") from error
-    if min(counts) < 1:
-        raise click.UsageError(f"--lengths takes numbers above zero, not {text!r}.")
-    return counts
-
-
 def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: bool, **options: Any) -> None:
     from orchestrator.lab.bench.strategies import measure
 
@@ -482,13 +331,13 @@ def _compare(path: Path | None, limit: int | None, plot: Path | None, as_json: b
 
 
 def _plan(options: dict[str, Any]) -> "BenchPlan":
-    """Only a comparison can be in slow motion, without lost packets: TCP waits for those as long as ever."""
+    """Only a comparison can be in slow motion."""
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.machine.profiles.device_profiles import load_profile
 
-    pace, compares = options["pace"], "controls" in options and not options["link_loss"]
-    if pace is not None and not compares and load_profile(pace).slow_motion != 1.0:
-        raise click.UsageError(f"Only a comparison without lost packets counts in the time of {pace}: leave the @ out.")
+    pace = options["pace"]
+    if pace is not None and "controls" not in options and load_profile(pace).slow_motion != 1.0:
+        raise click.UsageError(f"Only a comparison counts in the time of {pace}: leave the @ out.")
     return BenchPlan.of(**{"draft_tokens": "0", **options})
 
 

@@ -138,11 +138,7 @@ def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path)
         bench_models(str(target), None, same_model=False)
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [["growth"], ["requests", "2"], ["reuse"], ["strategies", "--link-delay", "2", "--link-loss", "0.01"]],
-    ids=str,
-)
+@pytest.mark.parametrize("workload", [["requests", "2"], ["reuse"]], ids=str)
 def test_only_a_comparison_counts_in_the_time_of_the_device(workload: list[str]):
     result = CliRunner().invoke(bench, [*workload, "--pace", f"{profile_names()[0]}@2"])
 

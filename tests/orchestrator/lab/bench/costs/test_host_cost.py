@@ -1,6 +1,7 @@
 """Laws of the host's time between two forwards, with a network of two layers."""
 
-from orchestrator.lab.bench.costs.micro import findings, host_costs
+from orchestrator.lab.bench.costs.micro import host_costs, host_table
+from orchestrator.lab.findings import Findings
 from tests.support.shown import shown
 
 
@@ -25,4 +26,4 @@ def test_the_host_is_measured_by_part_beside_mlx_lms_own_loop():
     for cost in (plain, hits, staged):
         assert min(cost.answer, cost.commit, cost.build) > 0.0
         assert cost.idle < cost.host
-    assert shown(findings([], [], costs), width=128).count("rounds") >= 2
+    assert shown(Findings(tables=(host_table(costs),)), width=128).count("rounds") >= 2
