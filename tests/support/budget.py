@@ -9,7 +9,6 @@ import io
 import tokenize
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
