@@ -47,9 +47,10 @@ def shows_key(headers: Headers, key: str | None) -> bool:
 
 
 class FramingGate:
-    """Refuses a request with two statements of where its body ends, and closes the connection.
+    """Refuses a request with two statements of where its body ends, or with one that its version does not have, and
+    closes the connection.
 
-    A proxy may believe the other one and take a part of the body for a request (RFC 9112, section 6.3).
+    A proxy may believe the other one and take a part of the body for a request (RFC 9112, sections 6.1 and 6.3).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -57,10 +58,12 @@ class FramingGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if scope["type"] == "http" and "content-length" in headers and "transfer-encoding" in headers:
+        chunked = scope["type"] == "http" and "transfer-encoding" in headers
+        if chunked and ("content-length" in headers or scope["http_version"] < "1.1"):
             error = ApiError(
                 400,
-                "The request has both Content-Length and Transfer-Encoding: send one of them.",
+                "Send Content-Length, or Transfer-Encoding with HTTP/1.1: never both, and no Transfer-Encoding with "
+                "HTTP/1.0.",
                 code="ambiguous_length",
                 headers={"connection": "close"},
             )
