@@ -17,6 +17,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     unfinished = path.with_suffix(f".unfinished{path.suffix}")
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         open_private(unfinished).close()
         yield unfinished
         unfinished.replace(path)

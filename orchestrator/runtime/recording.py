@@ -23,6 +23,8 @@ from protocol.worker.spans import SpanKind, SpanRing
 _MAX_MESSAGES = 1 << 17
 _PROBES = 200
 """Clock probes, sent to each worker one after the other as soon as it is up, while it is idle."""
+_LONGEST_LINE = 64 << 20
+"""Bytes; the longest event holds a context's tokens. What is longer is no journal."""
 _FILE = "trace.json"
 _EVENTS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Submitted, Ended, WorkerUp, WorkerDown, Arrived, Tick)
@@ -51,7 +53,7 @@ class Journal:
 def replay(path: Path) -> Iterator[tuple[Event, float]]:
     """The events of a journal and their times, in order."""
     with path.open("rb") as lines:
-        for line in lines:
+        for line in iter(lambda: lines.readline(_LONGEST_LINE), b""):
             now, kind, body = msgspec.json.decode(line)
             yield msgspec.convert(body, _EVENTS[kind], strict=False), now
 

@@ -45,9 +45,8 @@ def read_private(file: Path) -> bytes | None:
 
 
 def open_private(file: Path) -> BinaryIO:
-    """`file`, emptied, to write text that nobody else may read: mode 0600, also if others could read it before. A
-    folder that is missing is made with mode 0700. Raises OSError."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """`file`, emptied, to write text that nobody else may read: mode 0600, also if others could read it before. Raises
+    OSError."""
     opened = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
     try:
         # A pipe or a device keeps its mode.

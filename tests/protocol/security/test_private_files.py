@@ -67,8 +67,8 @@ def test_private_text_can_be_read_by_this_user_alone_also_in_a_file_that_others_
     known, new = tmp_path / "known" / name, tmp_path / "new" / name
     known.parent.mkdir()
     known.touch(0o644)
-    if write in (trace, script):
-        new.parent.mkdir(0o700)  # made by who asks for the trace
+    if write not in (prompts, training):
+        new.parent.mkdir(0o700)  # by who asks for the record
     for file in (known, new):
         write(file)
 
