@@ -170,7 +170,7 @@ class _Bodies:
     """Of all requests, from their first byte to the end of their answers: so long they are in memory."""
 
     most_bytes: int
-    bytes: int = 0
+    taken: int = 0
 
 
 class _Bounded:
@@ -183,17 +183,17 @@ class _Bounded:
         self._received = 0
 
     def release(self) -> None:
-        self._bodies.bytes -= max(0, self._received - _SHORT_BYTES)
+        self._bodies.taken -= max(0, self._received - _SHORT_BYTES)
         self._received = 0
 
     async def __call__(self) -> Message:
         message = await self._receive()
         before, self._received = self._received, self._received + len(message.get("body", b""))
         grown = max(0, self._received - _SHORT_BYTES) - max(0, before - _SHORT_BYTES)
-        self._bodies.bytes += grown
+        self._bodies.taken += grown
         if self._received > self._most_bytes:
             raise _too_long(self._most_bytes)
-        if grown and self._bodies.bytes > self._bodies.most_bytes:
+        if grown and self._bodies.taken > self._bodies.most_bytes:
             raise ApiError(
                 503,
                 f"The bodies of all requests have more than {self._bodies.most_bytes:,} bytes together: try again in a "
