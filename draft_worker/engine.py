@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from protocol.messages.base import MAX_CONTEXT, Role
+from protocol.messages.base import MAX_CONTEXT, Role, plain
 from protocol.messages.features import FeatureForm
 from protocol.messages.kv import KvForm, KvReference
 from protocol.messages.sampling import Sampling
@@ -49,7 +49,7 @@ def introduction(role: Role, engine: StatedModel) -> Hello:
     return Hello(
         role=role,
         engine=engine.name,
-        model=engine.model,
+        model=plain(engine.model),
         architecture=engine.architecture,
         vocabulary=engine.vocabulary,
         context=engine.context,

@@ -13,7 +13,7 @@ import msgspec
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.feature_feed import FeatureFeed
 from protocol.common_prefix import common_prefix
-from protocol.messages.base import MAX_NODES, NodeId, Round, SequenceId
+from protocol.messages.base import MAX_NODES, NodeId, Round, SequenceId, plain
 from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
@@ -322,7 +322,7 @@ class DraftSequence:
 
     def _reuse_report(self, start: Start, warning: str = "") -> Prefilled:
         missing = len(self._rolling.seen(start.tokens[:-1])) - len(self._held)
-        return Prefilled(start.sequence, start.round, missing, 0.0, len(self._held), warning[:4000])
+        return Prefilled(start.sequence, start.round, missing, 0.0, len(self._held), plain(warning))
 
     def _commit(self, nodes: Sequence[Node]) -> None:
         """Commit `nodes`: the root has moved behind them. Nodes with KV join the prefix, the others wait for the next

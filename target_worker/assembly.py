@@ -16,6 +16,7 @@ from protocol.inference.device import TARGET, wire
 from protocol.inference.forward_costs import ForwardCosts, costs_at_load
 from protocol.inference.language_model import LanguageModel
 from protocol.kv.exchange import KvExchange
+from protocol.messages.base import plain
 from protocol.messages.features import Outputs
 from protocol.messages.worker import Hello
 from protocol.worker.pacing import Pacer
@@ -69,7 +70,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
     hello = Hello(
         role="target",
         engine="mlx",
-        model=str(folder),
+        model=plain(str(folder)),
         architecture=model.architecture,
         vocabulary=model.vocabulary,
         context=model.context,
@@ -99,7 +100,7 @@ def _replaying(setup: WorkerSetup) -> TargetWorker:
     hello = Hello(
         role="target",
         engine="recorded",
-        model=str(folder),
+        model=plain(str(folder)),
         architecture="recorded",
         vocabulary=texts.target.vocabulary,
         context=texts.target.context,

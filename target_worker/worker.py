@@ -196,7 +196,7 @@ class TargetWorker:
                 yield from self._cache(saved)
             return
         if reason := self._disk.turned_off():
-            yield CacheOff(plain(reason)[:4000])
+            yield CacheOff(plain(reason))
             return
         read = self._disk.due()
         if read is not None:

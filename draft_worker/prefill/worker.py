@@ -17,7 +17,7 @@ from protocol.kv.arena_header import ArenaLayout
 from protocol.kv.blocks import kv_form, shipments
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import SequenceId
+from protocol.messages.base import SequenceId, plain
 from protocol.messages.kv import KvOffer
 from protocol.messages.remote import Shipment
 from protocol.messages.worker import Fault, Hello, Prefill, Stop, ToWorker
@@ -187,7 +187,7 @@ class PrefillWorker:
         try:
             sink = self._open_sink(prefill)
         except SegmentError as error:
-            yield Fault("refused", str(error), prefill.sequence)
+            yield Fault("refused", plain(str(error)), prefill.sequence)
             return
         with ExitStack() as undone:
             undone.callback(sink.drop)

@@ -1,10 +1,11 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, for this user alone: a training keeps prompts and answers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import PipelineError
+from protocol.security.private_files import open_private
 
 
 @contextmanager
@@ -16,7 +17,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     unfinished = path.with_suffix(f".unfinished{path.suffix}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        open_private(unfinished).close()
         yield unfinished
         unfinished.replace(path)
     except (OSError, RuntimeError) as error:

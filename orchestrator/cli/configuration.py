@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from orchestrator.machine.downloads.default_target import VARIABLE
+from protocol.bounded_files import read_bounded
 from protocol.errors import InputError
 from protocol.paths import PREFIXES_VARIABLE, SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE
 
@@ -103,7 +104,7 @@ def unread_variables(group: click.Group) -> list[str]:
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(read_bounded(file, 1).decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import click
 from click.core import ParameterSource
@@ -12,7 +12,9 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.pipeline_options import given_only, named_as_typed, option
 from orchestrator.cli.precedence import filled_in
 from orchestrator.runtime.request_state import require_compatible
+from protocol.bounded_files import bounded
 from protocol.contracts.engines import NO_DRAFT
+from protocol.errors import InputError
 from protocol.ineffective import Ineffective, declared
 
 CommandFunction = Callable[..., Any]
@@ -101,9 +103,17 @@ def sampling(options: dict[str, Any]) -> SamplingParams:
     schema = options.pop("json_schema")
     values = {name: options.pop(name) for name in _NAMES}
     with named_as_typed(values):
-        params = SamplingParams(**values, json_schema=None if schema is None else schema.read().removeprefix("\ufeff"))
+        params = SamplingParams(**values, json_schema=None if schema is None else _schema(schema))
         params.submit("", "check")
     return params
+
+
+def _schema(file: IO[str]) -> str:
+    try:
+        return bounded(file, 1).removeprefix("\ufeff")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise InputError(f"The schema {file.name} can't be read ({reason}): give a file with JSON.") from error
 
 
 def fitting_strategy(settings: PipelineSettings, params: SamplingParams) -> tuple[PipelineSettings, str]:

@@ -16,12 +16,15 @@ from orchestrator.core.events import Arrived, Ended, Event, Submitted, Tick, Wor
 from protocol.errors import InputError
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
+from protocol.security.private_files import open_private
 from protocol.worker.clock import ClockProbes
 from protocol.worker.spans import SpanKind, SpanRing
 
 _MAX_MESSAGES = 1 << 17
 _PROBES = 200
 """Clock probes, sent to each worker one after the other as soon as it is up, while it is idle."""
+_LONGEST_LINE = 64 << 20
+"""Bytes; the longest event holds a context's tokens. What is longer is no journal."""
 _FILE = "trace.json"
 _EVENTS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Submitted, Ended, WorkerUp, WorkerDown, Arrived, Tick)
@@ -35,12 +38,13 @@ class Journal:
     def __init__(self, path: str) -> None:
         """Raises InputError for a file that can't be written."""
         try:
-            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - closed with the journal
+            self._file = open_private(Path(path))
         except OSError as error:
             raise InputError(f"The record {path} can't be written ({error.strerror}): choose another file.") from error
 
     def write(self, event: Event, now: float) -> None:
         self._file.write(msgspec.json.encode([now, type(event).__name__, event]) + b"\n")
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
@@ -49,7 +53,7 @@ class Journal:
 def replay(path: Path) -> Iterator[tuple[Event, float]]:
     """The events of a journal and their times, in order."""
     with path.open("rb") as lines:
-        for line in lines:
+        for line in iter(lambda: lines.readline(_LONGEST_LINE), b""):
             now, kind, body = msgspec.json.decode(line)
             yield msgspec.convert(body, _EVENTS[kind], strict=False), now
 
@@ -201,7 +205,8 @@ class Recording:
             tuple(each.seen() if isinstance(each, _Growth) else each for each in self._seen),
             self._count - len(self._seen),
         )
-        (self._folder / _FILE).write_bytes(msgspec.json.encode(record))
+        with open_private(self._folder / _FILE) as file:
+            file.write(msgspec.json.encode(record))
 
     def _keep(self, at: int, role: Role, incarnation: int, message: ProfiledMessage) -> None:
         self._count += 1

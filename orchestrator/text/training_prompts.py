@@ -12,8 +12,10 @@ from msgspec import Meta
 
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
+from protocol.bounded_files import read_bounded
 from protocol.contracts.training import LONGEST_PROMPT
 from protocol.errors import InputError
+from protocol.security.private_files import open_private
 
 _CONVERSATIONS = (".jsonl", ".ndjson", ".json")
 """Suffixes of files that are never plain text."""
@@ -54,8 +56,9 @@ def write_prompts(files: Iterable[Path], target: Path, out: Path) -> WrittenProm
     found = [prompt for file in files for prompt in _prompts(file, codec, template)]
     lines = [encoder.encode(prompt) for prompt in found if sum(map(len, prompt)) <= LONGEST_PROMPT]
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(b"".join(line + b"\n" for line in lines))
+        out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open_private(out) as file:
+            file.write(b"".join(line + b"\n" for line in lines))
     except OSError as error:
         raise InputError(f"{out} can't be written ({error.strerror}): pass another folder.") from error
     return WrittenPrompts(len(lines), len(found) - len(lines), tuple(sorted(codec.eos)))
@@ -105,6 +108,6 @@ def _conversation(file: Path, number: int, line: bytes, codec: TextCodec, templa
 
 def _content(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_bounded(file, 256)
     except OSError as error:
         raise InputError(f"{file} can't be read ({error.strerror}): check the path of the prompts.") from error

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NewType, TypeAlias
 import msgspec
 from msgspec import Meta
 
-VERSION = 20
+VERSION = 21
 """Raised whenever the meaning of a message changes. Peers of another version are refused."""
 MAX_CONTEXT = 1 << 20
 """Most tokens a Start may carry."""
@@ -55,8 +55,16 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]
 Moment: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Seconds on some process's clock."""
 ShortText: TypeAlias = Annotated[str, Meta(max_length=4096)]
-PlainText: TypeAlias = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x08\x0b-\x1f\x7f-\x9f]*\Z")]
-"""Text of a worker. It is shown in logs and on terminals, so it has no control characters; see `plain`."""
+_UNSEEN = (
+    r"\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0001-\U000e007f"
+)
+"""Characters that are controls, end a line, or change how others are shown, such as the order of a line (Unicode's
+categories Cc, Cf, Zl and Zp)."""
+PlainText: TypeAlias = Annotated[str, Meta(max_length=4096, pattern=rf"\A[^{_UNSEEN}]*\Z")]
+"""Text of a worker: one line as it looks. It is shown in logs and tables, where another line, or a line in another
+order, would be taken for one of ours. See `plain`."""
 Vocabulary: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 """Four times what any model has. Bounded because noise is computed for whole rows."""
 Level: TypeAlias = Literal["tree", "chain", "plain"]
@@ -69,7 +77,7 @@ Verification = Literal["coupled", "rejection"]
 
 def plain(text: str) -> str:
     """`text` as a PlainText."""
-    return "".join(c if c in "\t\n" or c.isprintable() else "?" for c in text[:4096])
+    return "".join(c if c.isprintable() else " " if c in "\t\n" else "?" for c in text[:4096])
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower):

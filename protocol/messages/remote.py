@@ -35,7 +35,8 @@ class Join(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """Sent with the machine's own keys: request a stamp for one worker process."""
+    """Sent with the machine's own keys: request a stamp for one worker process. Repeated in answer to
+    each StatusUpdate of a worker that loads, since that says nothing itself."""
 
     role: Role
     life: WorkerLife

@@ -1,10 +1,12 @@
-"""Files that hold secrets: read only if no other user could read or write them, and replaced atomically."""
+"""Files that hold secrets or private text: no other user can read them. Secrets are read only if that was always so,
+and replaced atomically."""
 
 import os
 import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from protocol.errors import InputError
 
@@ -40,6 +42,20 @@ def read_private(file: Path) -> bytes | None:
                 f"(or run `chmod 600 {file}` if you are alone on this machine)."
             )
         return opened.read()
+
+
+def open_private(file: Path) -> BinaryIO:
+    """`file`, emptied, to write text that nobody else may read: mode 0600, also if others could read it before. Raises
+    OSError."""
+    opened = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    try:
+        # A pipe or a device keeps its mode.
+        if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            os.fchmod(opened.fileno(), 0o600)
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 def write_private(file: Path, *pieces: bytes | memoryview, replace: bool = True) -> None:

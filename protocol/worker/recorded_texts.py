@@ -15,6 +15,7 @@ from msgspec import Meta
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT, Token, Vocabulary
 from protocol.messages.sampling import Sampling
+from protocol.security.private_files import open_private
 
 _VERSION = 1
 
@@ -80,7 +81,8 @@ class RecordedTexts:
 
     def write(self, path: Path) -> None:
         lines = [msgspec.json.encode(each) for each in (self.target, *self.texts)]
-        path.write_bytes(b"\n".join(lines) + b"\n")
+        with open_private(path) as file:
+            file.write(b"\n".join(lines) + b"\n")
 
     def of_prompt(self, prompt: Sequence[int], sampling: Sampling) -> RecordedText | None:
         """The text of this prompt and these parameters. The seed has no effect at temperature 0."""

@@ -15,6 +15,7 @@ from protocol.messages.base import SequenceId
 from protocol.messages.features import FeatureShipment, ProjectionShipment
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Forest, Grow, Hello, Prefilled, Start, Stop, ToWorker, Verdict, Verify
+from protocol.security.private_files import open_private
 from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.spans import SpanKind, SpanRing
 
@@ -98,7 +99,8 @@ class TracedWorker:
         self._record_silent()
         self._ring.save(folder / f"{name}.spans")
         if len(self.script) < MAX_STEPS:
-            (folder / f"{name}.script").write_bytes(msgspec.json.encode(self.script))
+            with open_private(folder / f"{name}.script") as file:
+                file.write(msgspec.json.encode(self.script))
 
     def _record(self, reply: WorkerReply, began: int, width: int = 0) -> None:
         """Record the work that ended with this reply; `width` tokens were verified."""

@@ -9,6 +9,7 @@ from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError
+from protocol.messages.base import plain
 from protocol.messages.kv import KvReference
 from target_worker.kv.checkpoint import KvCheckpoint
 
@@ -69,7 +70,7 @@ def adopt(cache: TreeSequence, exchange: KvExchange | None, reference: KvReferen
     try:
         arena = exchange.adopt(reference)
     except (ArenaError, SegmentError) as error:
-        return Adoption(cache, warning=str(error))
+        return Adoption(cache, warning=plain(str(error)))
     rows = min(arena.layout.capacity, reference.tokens + reference.tokens // _ROOM_SHARE)
     keys, values = list(arena.keys[:, :, :rows]), list(arena.values[:, :, :rows])
     cache.adopt(keys, values, reference.tokens, arena.layout.dtype)

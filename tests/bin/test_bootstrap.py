@@ -37,7 +37,10 @@ case "$1 $2" in
 "-m venv") echo venv >>log; mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
 "-m pip")
     echo "$*" >>asked
-    case "$*" in *--editable*) exit ;; esac
+    case "$*" in
+    *--editable*) exit ;;
+    *config*) exec "{sys.executable}" "$@" ;;
+    esac
     echo pip >>log
     echo "$SYSTEM_VERSION_COMPAT" >compat
     if [ -e gate ]; then read -r _ <gate; fi
@@ -61,6 +64,7 @@ class Checkout:
         self.path = folder / "path"
         self.path.mkdir()
         install_bsd_tools(self.path, TOOLS)
+        self.settings = {"PIP_CONFIG_FILE": os.devnull}
         self.stand_in = self.path / "python3.13"
         self.stand_in.write_text(STAND_IN)
         self.stand_in.chmod(0o755)
@@ -69,7 +73,7 @@ class Checkout:
         """`group`: in a process group of its own."""
         return subprocess.Popen(
             [BASH, str(self.folder / "bin/launch-pipeline"), *arguments],
-            env={"PATH": str(self.path)},
+            env={"PATH": str(self.path), **self.settings},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -166,9 +170,38 @@ def test_a_set_up_that_failed_says_why_and_is_not_trusted(checkout: Checkout):
     (checkout.folder / "broken").unlink()
 
     assert (code, out) == (1, "")
-    assert re.search(r"ERROR: no network.*could not be installed: check the network .*then start again", error, re.S)
+    assert re.search(
+        r"ERROR: no network.*could not be installed: check what pip says, and the network .*again", error, re.S
+    )
     assert checkout.run()[0] == 0
     assert checkout.log == ["venv", "pip", "venv", "pip"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "file", "cause"),
+    [
+        ({"PIP_NO_INDEX": "1"}, "", "pip's settings forbid every index: unset PIP_NO_INDEX (log:"),
+        ({}, "[install]\nno-index = true", "forbid every index: unset install.no-index in {file} (log:"),
+        ({"PIP_NO_INDEX": "0"}, "", "check what pip says, and the network (log:"),
+        (
+            {"PIP_INDEX_URL": "https://me:secret@none"},
+            "",
+            "the index or the proxy of pip's settings: PIP_INDEX_URL (log:",
+        ),
+        ({}, "[global]\nindex-url = https://me:secret@none", "settings: global.index-url in {file} (log:"),
+    ],
+)
+def test_settings_of_pip_by_which_a_set_up_fails_are_named_and_their_values_are_not(
+    checkout: Checkout, variables: dict[str, str], file: str, cause: str
+):
+    settings = checkout.folder / "pip's settings"
+    settings.write_text(file)
+    (checkout.folder / "broken").touch()
+    checkout.settings = {"PIP_CONFIG_FILE": str(settings), **variables}
+    error = checkout.run()[2]
+
+    assert cause.format(file=settings) in error
+    assert "secret" not in error
 
 
 def test_a_moved_checkout_is_set_up_anew(checkout: Checkout, tmp_path: Path):
@@ -288,8 +321,24 @@ def test_without_a_suitable_python_the_next_step_is_said(checkout: Checkout):
     code, out, error = checkout.run()
 
     assert (code, out) == (1, "")
-    assert error.startswith("launch-pipeline: no Python 3.11 or newer with venv was found: install one (")
+    assert error.startswith("launch-pipeline: no Python 3.11 to 3.14 with venv was found (the packages have no wheels")
     assert list(checkout.folder.glob(".venv*")) == []
+
+
+@pytest.mark.parametrize(("minor", "fits"), [(10, False), (11, True), (14, True), (15, False)])
+def test_a_python_that_the_locked_packages_have_no_wheels_for_is_passed_over(
+    checkout: Checkout, minor: int, fits: bool
+):
+    kinds = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    says = f"import sys; sys.version_info = (3, {minor}, 0, 'alpha', 1); exec(sys.argv.pop(1))"
+    checkout.stand_in.write_text(STAND_IN.replace('"$@"; fi', f'-c "{says}" "$2"; fi'))
+    other = checkout.path / "python3"
+    other.write_text(STAND_IN.replace("echo venv", "echo python3"))
+    other.chmod(0o755)
+    checkout.run()
+
+    assert checkout.log == ["venv" if fits else "python3", "pip"]
+    assert (f"Programming Language :: Python :: 3.{minor}" in kinds) == fits
 
 
 def test_the_command_works_through_a_symbolic_link(checkout: Checkout, tmp_path: Path):

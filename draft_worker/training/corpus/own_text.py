@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draft_worker.training.corpus.rows import Answers
+from protocol.bounded_files import bounded
 from protocol.errors import InputError
 
 ANSWER = 1
@@ -25,10 +26,15 @@ class OwnText(NamedTuple):
     """At which the answers were written."""
 
 
+_MOST_MIB = 1024
+"""Of what a file holds when it is unpacked."""
+
+
 def read_own_text(path: Path) -> list[OwnText]:
     """All conversations of a file. Raises InputError if it can't be read or is no such file."""
     try:
-        content = lzma.decompress(path.read_bytes())
+        with lzma.open(path) as opened:
+            content = bounded(opened, _MOST_MIB)
         texts, length = np.frombuffer(content, "<u4", 2)
         at = 8
         arrays = []
@@ -42,7 +48,7 @@ def read_own_text(path: Path) -> list[OwnText]:
         temperatures, lengths, tokens = arrays
         if not len(tokens) == len(kinds) == lengths.sum():
             raise ValueError("its lengths contradict each other")
-    except (OSError, ValueError, lzma.LZMAError) as error:
+    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
         raise InputError(f"{path} is no file of a target's own text ({error}): pass another one as --text.") from error
     ends = np.cumsum(lengths.astype(np.int64))[:-1]
     pairs = zip(np.split(tokens, ends), np.split(kinds, ends), temperatures, strict=True)

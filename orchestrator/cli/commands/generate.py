@@ -22,6 +22,7 @@ from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.running_pipelines import KEPT_MINUTES, RUNNING, minutes_to_keep, plain, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
+from protocol.bounded_files import bounded
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import SET, Ineffective
 
@@ -30,6 +31,8 @@ _CONTINUED = "The prompt is continued as text (--raw), although the target has a
 
 _KEPT = "The models stay loaded for {:g} minutes for the next command (--keep): `launch-pipeline stop` ends them."
 _NOTHING = "The model ended the text at once: to it, nothing follows this prompt."
+_PROMPT_MIB = 16
+"""Sixteen characters for each token of the longest context."""
 _WITHOUT_RAW = "Without --raw it would be a message that is answered."
 
 
@@ -112,10 +115,12 @@ def prompt_text(prompt: str | None, file: Any) -> str:
         raise click.UsageError('Give either a prompt or --prompt-file: launch-pipeline generate "import os"')
     try:
         if file is not None:
-            return file.read()
+            return bounded(file, _PROMPT_MIB)
         document = _piped().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"The prompt file or pipe is not UTF-8 text ({error}): convert it first.") from error
+    except OSError as error:
+        raise InputError(f"The prompt file or pipe can't be read ({error.strerror}): give a text that ends.") from error
     if prompt is None and not document.strip():
         raise click.UsageError('Give a prompt, --prompt-file or a pipe: launch-pipeline generate "import os"')
     return "\n\n".join(part for part in (prompt, document) if part)
@@ -127,7 +132,7 @@ def _piped() -> str:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):
         return ""  # closed
-    return sys.stdin.buffer.read().decode() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+    return bounded(sys.stdin.buffer, _PROMPT_MIB).decode() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
 
 
 def _run(

@@ -184,6 +184,9 @@ class Attachment:
                 if isinstance(message, StatusUpdate) and message.life == worker.life:
                     worker.worked = worker.worked or message.status != "loading"
                     self._show(self._line(message))
+                    if message.status == "loading" and control.state == "up":
+                        # The worker itself says nothing while it loads.
+                        control.send(Attach(self._lending.role, worker.life))
                 elif isinstance(message, Welcome) and (message.epoch, message.incarnation) != worker.stamp:
                     # After a long interruption the server has given the worker up.
                     return

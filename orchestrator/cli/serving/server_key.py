@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from orchestrator.http.settings import fresh_key, loopback
+from protocol.bounded_files import read_bounded
 from protocol.errors import InputError
 
 _SHORTEST_KEY = 8
@@ -36,7 +37,7 @@ def _given_key(key: str | None, file: Path | None) -> str | None:
             "--api-key-file and an API key (option, environment or configuration) exclude each other: leave one out."
         )
     try:
-        return file.read_text(encoding="utf-8-sig").strip()
+        return read_bounded(file, 1).decode("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no text"
         raise InputError(f"{file} can't be read ({reason}): put the key alone into it.") from error

@@ -41,6 +41,10 @@ class Strangers:
         self._open.pop(connection, None)
 
 
+_WRITE_BUFFER = 1 << 14
+"""Bytes that wait beyond the system's buffer; then nothing more is rendered for the client, and it has to read."""
+
+
 class Connection(H11Protocol):
     """Closes when a request's head, the rest of a body that was already answered, or the client's reading is late.
 
@@ -62,6 +66,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(_WRITE_BUFFER)
         self._strangers.add(self)
         self._expect_input()
 

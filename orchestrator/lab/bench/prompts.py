@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from protocol.bounded_files import read_bounded
 from protocol.errors import InputError
 
 _PYTHON, _CHAT = "prompts.jsonl", "chat_prompts.jsonl"
@@ -67,7 +68,7 @@ def _in_turn(prompts: Sequence[BenchPrompt]) -> Iterator[BenchPrompt]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes().removeprefix(BOM_UTF8)
+        return read_bounded(path, 256).removeprefix(BOM_UTF8)
     except OSError as error:
         raise InputError(f"{path} can't be read ({error.strerror}): check the path of the prompts.") from error
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
+from protocol.bounded_files import read_bounded
 from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.errors import InputError
 from protocol.messages.base import Role
@@ -398,7 +399,7 @@ def worker_pace(
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return read_bounded(path, 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"Profile {path} can't be read ({error}): check the file.") from error
 

@@ -15,8 +15,12 @@ from protocol.worker.clock import RecentProbes
 
 _MAX_WORKERS = 15
 """Remote workers at once: the state machine accepts sixteen drafts, and one may be local."""
+_MOST_OF_ONE = 4
+"""Workers of one machine at once, so that one machine does not keep the others out."""
 _LOADING_SECONDS = 900.0
 """Time to load a model, after which the stamp is void."""
+_ATTACHED_SECONDS = 30.0
+"""Without a sign that a worker still loads: its machine answers each status of a worker that loads with its Attach."""
 _SILENCE_SECONDS: Mapping[Role, float] = {"draft": 10.0, "target": 60.0, "prefill": 60.0}
 """Time without a message after which a worker is given up. A target's or prefill worker's forward over a long chunk
 takes long; if its machine is gone, undeliverable messages show it earlier."""
@@ -36,6 +40,7 @@ class RemoteWorker:
     role: Role
     life: int
     incarnation: int
+    attached_at: float
     heard_at: float
     peer: bytes = b""
     """Peer of the worker; empty until its Hello."""
@@ -85,6 +90,8 @@ class RemoteRegistry:
         for worker in self._workers.values():
             if (worker.identity, worker.role, worker.life) == (identity, wanted.role, wanted.life):
                 worker.control = control
+                if worker.hello is None:
+                    worker.heard_at = now
                 return worker
         if wanted.role in self._refusals:
             return self._refusals[wanted.role]
@@ -93,7 +100,9 @@ class RemoteRegistry:
             return f"This pipeline has a {what} on another machine already; this one is accepted when that one is gone."
         if len(self._workers) >= _MAX_WORKERS:
             return f"This pipeline has {_MAX_WORKERS} workers on other machines already: end one of them first."
-        worker = RemoteWorker(name, identity, control, wanted.role, wanted.life, self._incarnations(), now)
+        if len(self.of(identity)) >= _MOST_OF_ONE:
+            return f"This machine lends {_MOST_OF_ONE} workers to this pipeline already: end one of them first."
+        worker = RemoteWorker(name, identity, control, wanted.role, wanted.life, self._incarnations(), now, now)
         self._workers[worker.incarnation] = worker
         return worker
 
@@ -151,4 +160,6 @@ def without_shared_memory(message: ToWorker) -> ToWorker:
 
 
 def _overdue_at(worker: RemoteWorker) -> float:
-    return worker.heard_at + (_LOADING_SECONDS if worker.hello is None else _SILENCE_SECONDS[worker.role])
+    if worker.hello is None:
+        return min(worker.attached_at + _LOADING_SECONDS, worker.heard_at + _ATTACHED_SECONDS)
+    return worker.heard_at + _SILENCE_SECONDS[worker.role]

@@ -26,6 +26,7 @@ from orchestrator.cli.serving.server_key import server_key
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
 from protocol.paths import config_file, keys_folder
+from protocol.security.private_files import write_private
 
 _KEY, _NO_KEY, _FILE = "api_key", "no_api_key", "api_key_file"
 
@@ -58,7 +59,8 @@ def key_options(parsed: click.Context) -> tuple[str, ...]:
         return ("--api-key-file", str(values[_FILE].absolute()))
     _refuse_second(parsed)
     if not again:
-        _write_private(kept, key)
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(kept, f"{key}\n".encode())
     return ("--api-key-file", str(kept))
 
 
@@ -70,14 +72,6 @@ def _refuse_second(parsed: click.Context) -> None:
                 f"{origin(parsed, option)} is set, and the configuration has {option.name.replace('_', '-')}, which "
                 "the service would read beside it: unset the variable, or take the line out of the configuration."
             )
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Only this user can read it, from the first moment on."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        opened.write(f"{text}\n")
 
 
 BYTES = 1 << 20
@@ -114,7 +108,7 @@ def _copied(process: subprocess.Popen[str], log: logging.Logger) -> int:
 
 
 def _log(file: Path, size: int, kept: int) -> logging.Logger:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handler = RotatingFileHandler(file, maxBytes=size, backupCount=kept, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log = logging.Logger("service", logging.INFO)

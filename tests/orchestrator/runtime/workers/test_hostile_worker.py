@@ -2,9 +2,11 @@
 
 import re
 from typing import Any
+from unicodedata import category
 
 import msgspec
 import pytest
+from msgspec import convert
 
 from orchestrator.core.commands import Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Request, Submitted, Tick, WorkerUp
@@ -13,7 +15,7 @@ from orchestrator.core.options import Options
 from orchestrator.lab.simulate.language import VOCABULARY
 from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.errors import WireError
-from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, SequenceId, plain
+from protocol.messages.base import MAX_CONTEXT, MAX_NODES, MAX_SUPPORT, NodeId, PlainText, SequenceId, plain
 from protocol.messages.kv import KvOffer
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Likelihood, Sampling
@@ -191,6 +193,11 @@ HELLO = modelled_hello("draft")
 NAN, ENDLESS = float("nan"), float("inf")
 REFUSED: dict[str, tuple[bytes, Any]] = {
     "a name that clears the terminal": (body(HELLO, model="\x1b[2J"), FromWorker),
+    "a name with a line of the log": (body(HELLO, model="m\n2026-11-28 INFO the machine mine joined"), FromWorker),
+    "a name that turns a line around": (body(HELLO, device="\u202egpj.exe"), FromWorker),
+    "an engine that begins a line of its own": (body(HELLO, engine="mlx\u2028local target ready"), FromWorker),
+    "a fault on two lines": (body(Fault("fatal", ""), text="ended\nTraceback"), FromWorker),
+    "a name of nothing": (body(HELLO, model="\u200b\u2066"), FromWorker),
     "a device that rings": (body(HELLO, device="\x07"), FromWorker),
     "a fault in C1 controls": (body(Fault("fatal", ""), text="\x9b2J"), FromWorker),
     "a warning with a line feed backwards": (body(Prefilled(ONE, 0, 0, 0.0), warning="\x8d"), FromWorker),
@@ -233,8 +240,18 @@ def test_a_claim_beyond_all_bounds_is_no_message(frame: bytes, union: Any):
 def test_our_own_texts_are_made_fit_to_be_told():
     said = Fault("fatal", plain("\x1b[31mno\x1b[0m\n\tstill no\x9b " + "x" * 9000))
 
-    assert said.text.startswith("?[31mno?[0m\n\tstill no? xxx")
+    assert said.text.startswith("?[31mno?[0m  still no? xxx")
     assert decode(encode(said, _STAMP), FromWorker) == (_STAMP, said)
+
+
+def test_a_text_of_a_worker_has_exactly_the_characters_that_are_seen():
+    unseen = [chr(code) for code in range(0x110000) if category(chr(code)) in ("Cc", "Cf", "Zl", "Zp")]
+    text = "".join(map(plain, unseen))
+
+    assert convert(text, PlainText) == text
+    for character in unseen:
+        with pytest.raises(msgspec.ValidationError):
+            convert(f"a{character}b", PlainText)
 
 
 def test_the_largest_growth_fits_the_cap_of_a_workers_frame():

@@ -4,6 +4,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import zmq
 from msgspec.structs import replace
 
 from draft_worker.worker import DraftWorker
-from orchestrator.cli.serving.attachment import raise_refusal
+from orchestrator.cli.serving import attachment
+from orchestrator.cli.serving.attachment import Attachment, Lending, raise_refusal
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.lab.simulate.workers import modelled_hello
+from orchestrator.machine.known_servers import KnownServer
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
@@ -43,7 +46,8 @@ from protocol.messages.plans import BestFirst
 from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToRemote, Welcome
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import CacheOff, Fault, Grow, Hello, Ping, Pong, Start, Stop, ToWorker, Verdict
-from protocol.security.guard import Guard
+from protocol.security.addresses import endpoint
+from protocol.security.guard import Guard, Pins
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
 from protocol.transport.link import Link
@@ -69,6 +73,7 @@ class Server:
             before.pin(name, keys.public)
         before.close()
         numbers = count(5)
+        self.registry = RemoteRegistry(lambda: next(numbers), {"prefill": "not here"})
         self.remote = RemoteWorkers(
             self.context,
             OrchestratorSetup(
@@ -79,15 +84,18 @@ class Server:
                 listening=Listening(address="tcp://127.0.0.1:0", folder=str(folder)),
             ),
             EPOCH,
-            RemoteRegistry(lambda: next(numbers), {"prefill": "not here"}),
+            self.registry,
             list,
         )
         self.events: list[WorkerEvent | ProjectionArrived] = []
         self.links: list[Link] = []
 
+    @property
+    def address(self) -> str:
+        return self.remote.sockets[1].getsockopt_string(zmq.LAST_ENDPOINT)
+
     def link(self, keys: KeyPair, stamp: Stamp = NO_STAMP, expected: Any = ToRemote) -> Link:
-        address = self.remote.sockets[1].getsockopt_string(zmq.LAST_ENDPOINT)
-        self.links.append(Link(self.context, address, stamp, expected, server=self.keys.public, keys=keys))
+        self.links.append(Link(self.context, self.address, stamp, expected, server=self.keys.public, keys=keys))
         return self.links[-1]
 
     def turn_until(self, condition: Callable[[], Any]) -> Any:
@@ -233,6 +241,25 @@ def test_a_machine_that_comes_and_goes_fills_no_log(server: Server, caplog: pyte
         server.turn_until(lambda: WorkerUp in kinds(server.events))
 
     assert [line.split()[4] for line in caplog.messages] == 20 * ["guest"] + ["other"]
+
+
+def test_a_machine_gives_signs_of_life_while_its_worker_loads(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attachment, "worker_command", lambda _: ("sh", "-c", "exec sleep 60"))
+    keys, where = own_keys(tmp_path / "guest"), endpoint(server.address)
+    assert where is not None
+    Pins(tmp_path / "keys").add("third", keys.public)
+    lending = Lending("draft", "mlx", "", KnownServer(where, server.keys.public), "third", tmp_path / "guest")
+    with ThreadPoolExecutor() as pool:
+        ends = pool.submit(Attachment(lending, lambda _: None).run)
+        server.turn_until(lambda: server.registry.of(keys.public))
+        (worker,) = server.registry.of(keys.public)
+        worker.heard_at = 0.0
+        server.turn_until(lambda: server.remote.ping({}) or worker.heard_at)
+        server.remote.dismiss(worker.incarnation, "enough")
+        with pytest.raises(InputError, match="enough"):
+            server.turn_until(lambda: ends.done() and ends.result())
 
 
 def test_texts_that_would_play_with_a_terminal_never_get_in(server: Server):

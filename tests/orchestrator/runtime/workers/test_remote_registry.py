@@ -68,13 +68,13 @@ def test_what_is_not_wanted_is_refused_with_the_reason_and_a_second_target_until
     assert attached(all, OTHER, "target").role == "target"
 
 
-@given(st.integers(1, 60))
-def test_there_are_never_more_workers_than_the_state_machine_takes(wanted: int):
+@given(st.lists(st.integers(0, 9), max_size=60))
+def test_there_are_never_more_workers_than_the_state_machine_takes_and_few_of_one_machine(machines: list[int]):
     all = guests()
-    for life in range(wanted):
-        all.attach("mac", ONE, b"c", Attach("draft", life), 0.0)
+    for life, machine in enumerate(machines):
+        all.attach("mac", b"%d" % machine, b"c", Attach("draft", life), 0.0)
 
-    assert len(list(all)) == min(wanted, 15)
+    assert len(list(all)) == min(15, sum(min(4, machines.count(machine)) for machine in range(10)))
 
 
 def test_a_worker_that_plays_another_part_is_not_introduced():
@@ -97,6 +97,16 @@ def test_a_silent_draft_is_given_up_after_ten_seconds_and_one_out_of_reach_at_on
     worker.lost = True
     assert all.overdue(0.0) == [worker]
     assert all.deadline() == 0.0
+
+
+def test_an_attach_without_a_sign_of_life_is_given_up_after_half_a_minute_and_one_that_loads_for_ever_too():
+    all = guests()
+    silent, loading = attached(all, life=1), attached(all, OTHER, life=2)
+    for now in range(0, 900, 20):
+        attached(all, OTHER, life=2, now=now)
+        assert all.overdue(now) == ([silent] if now >= 30 else [])
+
+    assert all.overdue(900) == [silent, loading]
 
 
 def test_the_round_trip_is_the_shortest_of_the_last_probes():
