@@ -18,6 +18,7 @@ _PREFIX = "LAUNCH_PIPELINE"
 _NEVER = ("help", "help_all", "version", "config")
 _MODELS = "models"
 """The tables of models that `serve` offers; no command."""
+_MOST_BYTES = 1 << 20
 OptionDefaults = dict[str, Any]
 
 
@@ -103,10 +104,14 @@ def unread_variables(group: click.Group) -> list[str]:
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise InputError(f"The configuration {file} has more than {_MOST_BYTES:,} bytes: check the path.")
+        return tomllib.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError(f"The configuration {file} is no TOML: {error}.") from error
     except RecursionError as error:
         raise InputError(f"The configuration {file} is nested too deeply: flatten it.") from error

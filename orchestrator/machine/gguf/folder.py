@@ -315,7 +315,7 @@ def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> 
         raise
     except Exception as error:
         # What a file states may contradict itself anywhere, and `tokenizers` raises plain Exceptions.
-        raise InputError(f"{path} is broken ({error or type(error).__name__}): download another file.") from error
+        raise InputError(f"{path} is broken ({str(error) or type(error).__name__}): download another file.") from error
 
 
 def _fill(file: GgufFile, folder: Path, on_progress: OnProgress) -> None:
