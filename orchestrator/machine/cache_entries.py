@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import InputError
+from protocol.security.private_files import lock_file
 
 _STAMP = "complete"
 
@@ -45,7 +46,7 @@ def exclusive(place: Path) -> Iterator[None]:
     """Holds the lock of `place`. The kernel releases it when the process ends, however it ends."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        lock = place.with_name(f"{place.name}.lock").open("w")
+        lock = lock_file(place.with_name(f"{place.name}.lock"))
     except OSError as error:
         raise _unwritable(place, error) from error
     with lock:

@@ -5,6 +5,7 @@ import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from protocol.errors import InputError
 
@@ -40,6 +41,13 @@ def read_private(file: Path) -> bytes | None:
                 f"(or run `chmod 600 {file}` if you are alone on this machine)."
             )
         return opened.read()
+
+
+def lock_file(file: Path) -> IO[bytes]:
+    """`file`, to be locked; made if it is missing. Follows no link and empties no file, in case another user could
+    write the folder. Raises OSError."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "r+b", buffering=0)
 
 
 def write_private(file: Path, *pieces: bytes | memoryview, replace: bool = True) -> None:

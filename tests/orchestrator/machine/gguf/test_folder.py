@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from orchestrator.machine.gguf import folder as folder_module
-from orchestrator.machine.gguf.folder import gguf_folder
+from orchestrator.machine.gguf.folder import gguf_folder, gguf_place
 from orchestrator.machine.models.checkpoints import resolve
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
@@ -227,6 +227,17 @@ def test_what_a_killed_process_left_is_removed(original: Path, cache: Path):
 
     assert (gguf_folder(original) / "model.safetensors").stat().st_size > 4
     assert folders(cache) == [place]
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(original: Path, cache: Path):
+    """Otherwise whoever can write the cache folder empties a file of this user."""
+    place, letter = gguf_place(original), cache / "letter"
+    place.parent.mkdir(parents=True)
+    letter.write_text("Dear")
+    place.with_name(f"{place.name}.lock").symlink_to(letter)
+
+    assert "can't be written" in refusal(original, cache)
+    assert letter.read_text() == "Dear"
 
 
 def _convert(path: str, results: Any) -> None:
