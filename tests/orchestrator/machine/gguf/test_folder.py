@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.machine.cache_entries import exclusive
 from orchestrator.machine.gguf import folder as folder_module
 from orchestrator.machine.gguf.folder import gguf_folder, gguf_place
 from orchestrator.machine.models.checkpoints import resolve
@@ -224,9 +225,13 @@ def test_what_a_killed_process_left_is_removed(original: Path, cache: Path):
     half = place.with_name(f"{place.name}.unfinished")
     place.rename(half)
     (half / "model.safetensors").write_bytes(b"half")
+    of_another, at_work = place.with_name("other.unfinished"), place.with_name("third.unfinished")
+    of_another.mkdir()
+    at_work.mkdir()
 
-    assert (gguf_folder(original) / "model.safetensors").stat().st_size > 4
-    assert folders(cache) == [place]
+    with exclusive(place.with_name("third")):
+        assert (gguf_folder(original) / "model.safetensors").stat().st_size > 4
+    assert set(folders(cache)) == {place, at_work}
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(original: Path, cache: Path):
