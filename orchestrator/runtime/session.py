@@ -43,7 +43,7 @@ class Session:
         while True:
             # Another session that ends removes an empty home, also between these two steps.
             with suppress(FileNotFoundError):
-                home = private_folder(_not_another_s(sessions_folder()))
+                home = private_folder(_own_home(sessions_folder()))
                 return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home)))
 
     @property
@@ -156,7 +156,7 @@ def _sessions() -> list[Path]:
     return sorted(home.glob(f"{_PREFIX}*")) if own else []
 
 
-def _not_another_s(home: Path) -> Path:
+def _own_home(home: Path) -> Path:
     """Whoever made a link chose which of this user's folders files are made and removed in."""
     if home.is_symlink() or (home.exists() and home.stat().st_uid != os.getuid()):
         raise InputError(
