@@ -82,7 +82,7 @@ def read_gguf(path: Path) -> GgufFile:
         )
     for number, part in enumerate(files):
         for key, value in part.metadata.items():
-            expected = number if key == "split.no" else first.metadata.get(key)
+            expected: Any = number if key == "split.no" else first.metadata.get(key)
             if value is not expected and not np.array_equal(value, expected):
                 raise InputError(
                     f"{part.path} is not part {number + 1} of the model of {first.path.name}, by {key}: download the "
