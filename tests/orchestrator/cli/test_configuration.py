@@ -125,6 +125,7 @@ def test_a_preset_gives_way_to_what_is_asked_for_as_strongly(
         ('engine = "gpu"', "no command takes"),
         ("engine", "is no TOML"),
         ("a = " + "[" * 3000, "nested too deeply"),
+        ("seed = " + "9" * 5000, "is no TOML"),
         ("config = 'x'", "did you mean"),
     ],
 )
@@ -136,9 +137,13 @@ def test_what_makes_no_sense_is_a_sentence(tmp_path: Path, content: str, words: 
 def test_a_file_that_is_not_there_or_is_no_text_is_a_sentence(tmp_path: Path):
     (tmp_path / "noise.toml").write_bytes(b"\xff\xfe")
 
-    for file, words in ((tmp_path / "none.toml", "can't be read"), (tmp_path / "noise.toml", "no TOML")):
+    for file, words in (
+        ("none.toml", "can't be read"),
+        ("noise.toml", "no TOML"),
+        ("/dev/zero", "more than 1 MiB"),
+    ):
         with pytest.raises(InputError, match=words):
-            default_map(tool, file)
+            default_map(tool, tmp_path / file)
 
 
 def test_config_says_what_is_in_force_and_from_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
