@@ -9,7 +9,7 @@ from typing import NamedTuple
 from orchestrator.core.commands import Replace
 from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
-from orchestrator.core.sequence import Sequence
+from orchestrator.core.sequence import FRUITLESS_ROUNDS, LOST, Sequence
 from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import MAX_TREES, SequenceId
 from protocol.messages.worker import Verify
@@ -21,8 +21,8 @@ _STRAGGLER_SECONDS = 0.1
 """The verdicts of one forward arrive together. A later verdict counts as lost: its tree is sent again alone."""
 _ANSWER_SECONDS = 5.0
 """After this long without an answer the message is sent again; the target's answers are idempotent."""
-_MAX_RESENDS = 2
-"""After so many resends of a tree the sequence is restarted: the target may be at another round."""
+_PAUSE_SECONDS = 0.1
+"""Before a sequence that the target has lost is started again."""
 _STANDSTILL_SECONDS = 10.0
 """An answer that is missed so long after it was overdue was not looked for: this process stood still, and the target
 perhaps with it."""
@@ -210,8 +210,10 @@ class Scheduler:
 class Remedy(Enum):
     """What to do about an answer that is overdue."""
 
+    WAIT = auto()
     SEND_AGAIN = auto()
     RESTART = auto()
+    REPLACE_TARGET = auto()
 
 
 class ResponseTimeouts:
@@ -223,32 +225,48 @@ class ResponseTimeouts:
 
     def deadline(self) -> float | None:
         """When the first answer is overdue."""
-        return min((sequence.sent_at + _ANSWER_SECONDS for sequence in self._awaiting()), default=None)
+        return min(map(_due_at, self._awaiting()), default=None)
 
     def overdue(self, now: float) -> list[tuple[Sequence, Remedy]]:
         """Sequences whose answer is overdue, each with the remedy. Their timeouts begin again."""
-        late = [sequence for sequence in self._awaiting() if now >= sequence.sent_at + _ANSWER_SECONDS]
-        if any(now >= sequence.sent_at + _ANSWER_SECONDS + _STANDSTILL_SECONDS for sequence in late):
+        late = [sequence for sequence in self._awaiting() if now >= _due_at(sequence)]
+        if any(now >= _due_at(sequence) + _STANDSTILL_SECONDS for sequence in late):
             self._workers.listen_again(now)
-        return [(sequence, _remedy(sequence, now)) for sequence in late]
+        return [(sequence, self._remedy(sequence, now)) for sequence in late]
 
-    def silent_target(self, now: float) -> Replace | None:
-        """The command that replaces the target, if its answer is overdue and it was silent for too long."""
+    def replacement(self, fruitless: bool, now: float) -> Replace | None:
+        """The command that replaces the target, which answered too many rounds of a request in vain (`fruitless`), or
+        whose answer is overdue and which was silent for too long."""
         silence = self._workers.silence("target", now) if "target" in self._workers else None
-        if silence is None:
+        if silence is None and not fruitless:
             return None
-        return Replace(
-            "target", self._workers.incarnation("target"), f"The target has been silent for {silence:.0f} s."
-        )
+        reason = "did nothing for a request" if silence is None else f"has been silent for {silence:.0f} s"
+        return Replace("target", self._workers.incarnation("target"), f"The target {reason}.")
+
+    def read_on(self, sequence: Sequence, now: float) -> None:
+        """The target has read more of this prompt. Prompts take turns, so none of the others waits in vain."""
+        sequence.sent_at = now
+        for each in self._awaiting():
+            if each.phase is Phase.PREFILLING and each.unanswered < LOST:
+                each.unanswered = 0
 
     def _awaiting(self) -> list[Sequence]:
         if "target" not in self._workers:
             return []
         return [sequence for sequence in self._sequences.values() if sequence.phase in AWAITING_TARGET]
 
+    def _remedy(self, sequence: Sequence, now: float) -> Remedy:
+        """A target that says nothing computes, and what it was sent waits. One that says something else does not."""
+        heard = sequence.unanswered == LOST or self._workers.heard_since("target", sequence.sent_at)
+        sequence.sent_at = now
+        if not heard:
+            return Remedy.WAIT
+        sequence.unanswered = min(LOST, sequence.unanswered + 1)
+        if sequence.unanswered < LOST:
+            return Remedy.SEND_AGAIN
+        sequence.fruitless += 1
+        return Remedy.RESTART if sequence.fruitless % FRUITLESS_ROUNDS else Remedy.REPLACE_TARGET
 
-def _remedy(sequence: Sequence, now: float) -> Remedy:
-    sequence.sent_at = now
-    sequence.resends += 1
-    restart = sequence.resends > _MAX_RESENDS and sequence.phase is Phase.VERIFYING
-    return Remedy.RESTART if restart else Remedy.SEND_AGAIN
+
+def _due_at(sequence: Sequence) -> float:
+    return sequence.sent_at + (_ANSWER_SECONDS if sequence.unanswered < LOST else _PAUSE_SECONDS)
