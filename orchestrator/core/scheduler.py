@@ -244,10 +244,10 @@ class ResponseTimeouts:
         return Replace("target", self._workers.incarnation("target"), f"The target {reason}.")
 
     def read_on(self, sequence: Sequence, now: float) -> None:
-        """The target has read more of this prompt. Prompts take turns, so none of the others waits in vain."""
+        """The target has read more of this prompt, for which all others have waited, and not in vain."""
         sequence.sent_at = now
         for each in self._awaiting():
-            if each.phase is Phase.PREFILLING and each.unanswered < LOST:
+            if each.unanswered < LOST:
                 each.unanswered = 0
 
     def _awaiting(self) -> list[Sequence]:

@@ -162,19 +162,37 @@ def test_requests_that_are_all_lied_about_end_together():
     assert simulation.count(Reject) == 8
 
 
+class SlowTarget(ModelledTarget):
+    """With `start` it reads the whole prompt before the next message, as one that adopts much KV."""
+
+    def __init__(self, step: float, prefill_rate: float, start: float) -> None:
+        super().__init__(LANGUAGE, DevicePace(steps=((1, step),), prefill_rate=prefill_rate))
+        self.start, self.started = start, set[SequenceId]()
+
+    def handle(self, message: ToWorker) -> Work:
+        work = super().handle(message)
+        if not self.start or not isinstance(message, Start) or message.sequence in self.started:
+            return work
+        self.started.add(message.sequence)
+        read = self.work()
+        assert read is not None
+        return Work((*work.replies, *read.replies), self.start)
+
+
 @pytest.mark.parametrize(
-    ("pace", "prompt"),
+    ("target", "requests", "prompt"),
     [
-        pytest.param(DevicePace(steps=((1, 0.5),), prefill_rate=20.0), 25_000, id="prompts of 20 minutes each"),
-        pytest.param(DevicePace(steps=((1, 40.0),), prefill_rate=1000.0), 100, id="forwards of 40 s"),
-        pytest.param(DevicePace(steps=((1, 3.0),), prefill_rate=500.0), 25_000, id="prompts beside answers"),
+        pytest.param((0.5, 20.0, 0.0), 2, 25_000, id="prompts of 20 minutes each"),
+        pytest.param((40.0, 1000.0, 0.0), 2, 100, id="forwards of 40 s"),
+        pytest.param((0.5, 1000.0, 10.0), 16, 9, id="starts of 10 s each"),
     ],
 )
-def test_an_honest_target_is_left_alone_however_slow_it_is(pace: DevicePace, prompt: int):
-    simulation = Pinged(lambda role: ModelledTarget(LANGUAGE, pace))
-    for number in (1, 2):
+def test_an_honest_target_is_left_alone_however_slow_it_is(
+    target: tuple[float, float, float], requests: int, prompt: int
+):
+    simulation = Pinged(lambda role: SlowTarget(*target))
+    for number in range(1, 1 + requests):
         simulation.submit(number, max_tokens=9, prompt=(number,) * prompt)
-        simulation.run_until(simulation.now + 7.0)
     simulation.run()
 
     assert simulation.count(Replace, Reject) == 0
