@@ -15,7 +15,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase, Trigger
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.prefills import PrefillRouter
-from orchestrator.core.scheduler import Remedy, ResponseTimeouts, Scheduler
+from orchestrator.core.scheduler import ResponseTimeouts, Scheduler
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.workers import FeatureRelay, WorkerRegistry, refusal
 from protocol.messages.base import Role, SequenceId
@@ -384,20 +384,15 @@ class Machine:
     # Time and rounds --------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> list[Command]:
-        commands: list[Command] = []
-        overdue = self._timeouts.overdue(now)
-        fruitless = any(remedy is Remedy.REPLACE_TARGET for _, remedy in overdue)
-        replace = self._timeouts.replacement(fruitless, now) if overdue else None
+        again, lost, replace = self._timeouts.overdue(now)
         if replace is not None:
             # What it sends until it has ended is of no use.
             gone = WorkerDown("target", replace.incarnation)
-            return [*self._on_worker_down(gone, now, known=fruitless), *self.prefills.tick(now), replace]
-        for sequence, remedy in overdue:
-            if remedy is Remedy.SEND_AGAIN:
-                commands.append(self.prefills.resend(sequence))
-            elif remedy is Remedy.RESTART:
-                self.scheduler.expect_no_verdict(sequence.id)
-                commands += self._start(sequence, now)
+            return [*self._on_worker_down(gone, now, known=bool(lost)), *self.prefills.tick(now), replace]
+        commands = [self.prefills.resend(sequence) for sequence in again]
+        for sequence in lost:
+            self.scheduler.expect_no_verdict(sequence.id)
+            commands += self._start(sequence, now)
         return [*commands, *self.prefills.tick(now), *self._schedule(now), *self._features.tap()]
 
     def _running(self) -> list[Sequence]:

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import NamedTuple
 
 from orchestrator.core.commands import Replace
@@ -207,13 +206,15 @@ class Scheduler:
         return True
 
 
-class Remedy(Enum):
-    """What to do about an answer that is overdue."""
+class Overdue(NamedTuple):
+    """Sequences whose answer is overdue, by what is to be done."""
 
-    WAIT = auto()
-    SEND_AGAIN = auto()
-    RESTART = auto()
-    REPLACE_TARGET = auto()
+    again: list[Sequence]
+    """To be sent the same again."""
+    lost: list[Sequence]
+    """To be started again."""
+    replace: Replace | None
+    """The target is to be replaced before all that."""
 
 
 class ResponseTimeouts:
@@ -227,21 +228,30 @@ class ResponseTimeouts:
         """When the first answer is overdue."""
         return min(map(_due_at, self._awaiting()), default=None)
 
-    def overdue(self, now: float) -> list[tuple[Sequence, Remedy]]:
-        """Sequences whose answer is overdue, each with the remedy. Their timeouts begin again."""
+    def overdue(self, now: float) -> Overdue:
+        """What is overdue; its timeout begins again.
+
+        A target that says nothing computes, until it is silent for too long. One that says something else has read what
+        it was sent: it is asked again, and then the round is lost.
+        """
         late = [sequence for sequence in self._awaiting() if now >= _due_at(sequence)]
         if any(now >= _due_at(sequence) + _STANDSTILL_SECONDS for sequence in late):
             self._workers.listen_again(now)
-        return [(sequence, self._remedy(sequence, now)) for sequence in late]
-
-    def replacement(self, fruitless: bool, now: float) -> Replace | None:
-        """The command that replaces the target, which answered too many rounds of a request in vain (`fruitless`), or
-        whose answer is overdue and which was silent for too long."""
-        silence = self._workers.silence("target", now) if "target" in self._workers else None
-        if silence is None and not fruitless:
-            return None
-        reason = "did nothing for a request" if silence is None else f"has been silent for {silence:.0f} s"
-        return Replace("target", self._workers.incarnation("target"), f"The target {reason}.")
+        silence = self._workers.silence("target", now) if late else None
+        reason = "" if silence is None else f"The target has been silent for {silence:.0f} s."
+        again, lost = list[Sequence](), list[Sequence]()
+        for sequence in late:
+            heard, sequence.sent_at = self._workers.heard_since("target", sequence.sent_at), now
+            sequence.unanswered += heard
+            if sequence.unanswered >= LOST:
+                sequence.fruitless += 1
+                lost.append(sequence)
+                if sequence.fruitless % FRUITLESS_ROUNDS == 0:
+                    reason = "The target did nothing for a request."
+            elif heard:
+                again.append(sequence)
+        replace = Replace("target", self._workers.incarnation("target"), reason) if reason else None
+        return Overdue(again, lost, replace)
 
     def read_on(self, sequence: Sequence, now: float) -> None:
         """The target has read more of this prompt, for which all others have waited, and not in vain."""
@@ -254,18 +264,6 @@ class ResponseTimeouts:
         if "target" not in self._workers:
             return []
         return [sequence for sequence in self._sequences.values() if sequence.phase in AWAITING_TARGET]
-
-    def _remedy(self, sequence: Sequence, now: float) -> Remedy:
-        """A target that says nothing computes, and what it was sent waits. One that says something else does not."""
-        heard = sequence.unanswered == LOST or self._workers.heard_since("target", sequence.sent_at)
-        sequence.sent_at = now
-        if not heard:
-            return Remedy.WAIT
-        sequence.unanswered = min(LOST, sequence.unanswered + 1)
-        if sequence.unanswered < LOST:
-            return Remedy.SEND_AGAIN
-        sequence.fruitless += 1
-        return Remedy.RESTART if sequence.fruitless % FRUITLESS_ROUNDS else Remedy.REPLACE_TARGET
 
 
 def _due_at(sequence: Sequence) -> float:
