@@ -254,10 +254,13 @@ class ResponseTimeouts:
         return Overdue(again, lost, replace)
 
     def read_on(self, sequence: Sequence, now: float) -> None:
-        """The target has read more of this prompt, for which all others have waited, and not in vain."""
-        sequence.sent_at = now
+        """The target has read more of this prompt. Other prompts have not waited in vain: they take turns.
+
+        Nor have trees, where it has read all: it may have done so before it saw them.
+        """
+        sequence.sent_at, ready = now, sequence.phase is Phase.READY
         for each in self._awaiting():
-            if each.unanswered < LOST:
+            if each.unanswered < LOST and (ready or each.phase is Phase.PREFILLING):
                 each.unanswered = 0
 
     def _awaiting(self) -> list[Sequence]:

@@ -29,7 +29,7 @@ from protocol.messages.worker import (
     Verify,
 )
 from protocol.worker.pacing import DevicePace
-from tests.support.scripted_simulation import LANGUAGE, ONE, ScriptedSimulation
+from tests.support.scripted_simulation import LANGUAGE, ONE, TWO, ScriptedSimulation
 
 PING_SECONDS = 2.0
 SLOW = DevicePace(steps=((1, 0.5),), prefill_rate=1000.0)
@@ -160,6 +160,19 @@ def test_requests_that_are_all_lied_about_end_together():
     simulation.run_until(150.0)
 
     assert simulation.count(Reject) == 8
+
+
+def test_a_tree_does_not_wait_for_as_long_as_another_prompt_is_read():
+    class Silent(ModelledTarget):
+        def handle(self, message: ToWorker) -> Work:
+            return Work() if isinstance(message, Verify) else super().handle(message)
+
+    simulation = Pinged(lambda role: Silent(LANGUAGE, DevicePace(steps=((1, 0.5),), prefill_rate=100.0)))
+    simulation.submit(1, max_tokens=5)
+    simulation.submit(2, max_tokens=5, prompt=(2,) * 100_000)
+    simulation.run_until(200.0)
+
+    assert simulation.live == {TWO}
 
 
 class SlowTarget(ModelledTarget):
