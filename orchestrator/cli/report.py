@@ -17,6 +17,7 @@ from orchestrator.cli.sentences import say
 from orchestrator.lab.findings import Findings
 from orchestrator.machine.check import Check
 
+READING = "Reading the prompt ..."
 _GAP = 2
 """Blanks between columns."""
 _SHORT = 14
@@ -26,6 +27,11 @@ _PIECES = re.compile(r"[^\s/_-]*[/_-]+\s*|[^\s/_-]+\s*|\s+")
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
+
+
+def reading(tokens: int, total: int) -> str:
+    """How much of a prompt was read."""
+    return f"Reading the prompt: {tokens:,} of {total:,} tokens"
 
 
 def summary(result: Result, sampled: bool, every: bool = False, loading: float | None = None) -> Panel:

@@ -149,9 +149,9 @@ def _run(
         print_notes([demo_note(state.target), how])
     with (
         client.stream(client.chat_prompt(text) if chat else text, params) as stream,
-        Console(stderr=True, quiet=quiet or as_json).status("Reading the prompt ...") as status,
+        Console(stderr=True, quiet=quiet or as_json).status(report.READING) as status,
     ):
-        stream.watch_reading(lambda tokens, total: status.update(f"Reading the prompt: {tokens:,} of {total:,} tokens"))
+        stream.watch_reading(lambda tokens, total: status.update(report.reading(tokens, total)))
         for piece in stream:
             status.stop()
             if not as_json:
