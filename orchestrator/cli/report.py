@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.result import Result, conclusion, counts, figures, speed
+from orchestrator.api.result import Result, conclusion, counts, figures, rounds, speed
 from orchestrator.cli.sentences import say
 from orchestrator.lab.findings import Findings
 from orchestrator.machine.check import Check
@@ -41,7 +41,7 @@ def summary(result: Result, sampled: bool, every: bool = False, loading: float |
     if every:
         rows += figures(statistics, reason)
     else:
-        rows += [("tokens", counts(statistics, reason)), *conclusion(statistics)]
+        rows += [("tokens", counts(statistics, reason)), ("rounds", rounds(statistics)), *conclusion(statistics)]
     if loading is not None:
         first = statistics.time_to_first_token
         rows.append(("waited", f"{loading:.1f} s for the models, then {first:.2f} s for the first token"))

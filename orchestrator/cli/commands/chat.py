@@ -24,6 +24,7 @@ from orchestrator.machine.downloads.default_target import demo_note
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import Ineffective
+from protocol.messages.client import Statistics
 from protocol.paths import cache_folder
 from protocol.security.private_files import write_private
 from protocol.shown_names import model_name
@@ -197,13 +198,13 @@ def _read(stream: Stream, show: Show, most: int | None) -> StreamedAnswer:
             began, before = first = first or (now, stream.tokens)
             rate = (stream.tokens - before) / (now - began) if now > began else None
             pieces.append(piece)
-            show("".join(pieces).lstrip(), status(stream.tokens, rate, stream.hit_rate))
+            show("".join(pieces).lstrip(), status(stream.tokens, rate))
     except KeyboardInterrupt:
         text = "".join(pieces).strip()
-        return StreamedAnswer(text, f"{status(stream.tokens, None, stream.hit_rate)} · stopped", stopped=True)
+        return StreamedAnswer(text, f"{status(stream.tokens, None)} · stopped", stopped=True)
     assert stream.result is not None
     figures = stream.result.statistics
-    line = status(figures.generated_tokens, figures.tokens_per_second, figures.hit_rate)
+    line = status(figures.generated_tokens, figures.tokens_per_second, figures)
     text, cut = "".join(pieces).strip(), ""
     if stream.result.finish_reason == "length":
         cut = (
@@ -215,8 +216,12 @@ def _read(stream: Stream, show: Show, most: int | None) -> StreamedAnswer:
     return StreamedAnswer(text, line + cut, nothing=nothing)
 
 
-def status(tokens: int, rate: float | None, hit_rate: float | None) -> str:
+def status(tokens: int, rate: float | None, ended: Statistics | None = None) -> str:
+    """`ended`: the figures of a whole answer, for what speculation gained."""
     parts = [f"{tokens} tokens"]
     parts += [] if rate is None else [f"{rate:.1f} tokens/s"]
-    parts += [] if hit_rate is None else [f"hit rate {hit_rate:.0%}"]
+    if ended is not None and ended.speedup is not None:
+        parts += [f"{ended.speedup:.1f}× plain decoding", f"{ended.tokens_per_round:.1f} tokens a round"]
+        hits = ended.overlapped_hit_rate
+        parts += [] if hits is None else [f"hit rate {hits:.0%}"]
     return " · ".join(parts)

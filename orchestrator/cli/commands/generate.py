@@ -49,7 +49,7 @@ _WITHOUT_RAW = "Without --raw it would be a message that is answered."
     is_flag=True,
     help="Only the text.",
 )
-@click.option("--stats", is_flag=True, help="Show every figure: rounds, hit rate, acceptance, who was busy.")
+@click.option("--stats", is_flag=True, help="Show every figure: acceptance, who was busy and more.")
 @option(
     "--keep",
     Ineffective("the pipeline that is asked runs already", running=SET),
