@@ -383,6 +383,7 @@ class Sequence:
         if self.level != "plain":
             self.stats.hit_chances += 1
             self.stats.hits += hit
+            self.stats.overlapped_rounds += self.speculation.drafting and not self.speculation.in_turns
         return self._ended_round(verdict, tokens, len(tokens), now, hit, settlement)
 
     def end(self, verdict: Verdict, chosen: list[int], tokens: list[int], now: float) -> None:

@@ -316,6 +316,7 @@ def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
         rounds=stats.rounds,
         hits=stats.hits,
         hit_chances=stats.hit_chances,
+        overlapped_rounds=stats.overlapped_rounds,
         accepted=_depths(stats, "accepted"),
         tried=_depths(stats, "tried"),
         evaluated_nodes=stats.evaluated,

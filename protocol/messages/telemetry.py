@@ -149,6 +149,8 @@ class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
     hits: int
     hit_chances: int
     """Rounds that could have hit."""
+    overlapped_rounds: int
+    """As in `Statistics`, so far."""
     accepted: DepthCounts
     """Rounds in which the node at that depth was accepted."""
     tried: DepthCounts

@@ -130,7 +130,10 @@ def test_a_text_comes_as_the_target_alone_would_say_it_and_the_pipeline_is_seen_
 
     assert browser.value("document.querySelector('.turn pre.text b').textContent") == expected
     browser.until(f"$('words').textContent.includes('has ended: {alone.statistics.generated_tokens} tokens')")
-    for figure in ("speed", "plain", "speedup", "hits", "acceptance", "tokensPerRound", "rounds"):
+    figures = browser.value("telemetry.figures()")
+    hidden = browser.value("document.querySelector('[data-figure=hits]').parentElement.hidden")
+    assert hidden == (2 * figures["overlapped"] <= figures["rounds"])
+    for figure in ("speed", "plain", "speedup", "acceptance", "tokensPerRound", "rounds"):
         assert re.search(r"\d", browser.value(f"document.querySelector('[data-figure={figure}]').textContent")), figure
     browser.until("/\\d+% of \\d+/.test($('depths').textContent)")
     browser.until("$('lanes-words').textContent.includes('the target worked')")

@@ -42,6 +42,7 @@ def statistics(prompt: int, generated: int) -> Statistics:
         wasted_draft_share=0.5,
         overhead_per_round=0.001,
         adopted_tokens=1,
+        overlapped_rounds=2,
     )
 
 

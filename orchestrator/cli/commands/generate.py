@@ -52,7 +52,7 @@ _WITHOUT_RAW = "Without --raw it would be a message that is answered."
     is_flag=True,
     help="Only the text.",
 )
-@click.option("--stats", is_flag=True, help="Show every figure: rounds, hit rate, acceptance, who was busy.")
+@click.option("--stats", is_flag=True, help="Show every figure: acceptance, who was busy and more.")
 @option(
     "--keep",
     Ineffective("the pipeline that is asked runs already", running=SET),
@@ -154,9 +154,9 @@ def _run(
         print_notes([demo_note(state.target), how])
     with (
         client.stream(client.chat_prompt(text) if chat else text, params) as stream,
-        Console(stderr=True, quiet=quiet or as_json).status("Reading the prompt ...") as status,
+        Console(stderr=True, quiet=quiet or as_json).status(report.READING) as status,
     ):
-        stream.watch_reading(lambda tokens, total: status.update(f"Reading the prompt: {tokens:,} of {total:,} tokens"))
+        stream.watch_reading(lambda tokens, total: status.update(report.reading(tokens, total)))
         for piece in stream:
             status.stop()
             if not as_json:
