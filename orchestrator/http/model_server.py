@@ -4,6 +4,7 @@ Works with any pipeline that has `AsyncClient`'s interface.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -28,6 +29,8 @@ from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.client import PipelineState
+
+log = logging.getLogger(__name__)
 
 RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
 """Makes the renderer of a response from the prompt and the number of its tokens."""
@@ -56,6 +59,8 @@ class ModelServer:
         self._figures = figures
         self._work = OpenWork()
         self._open: set[ChoiceStream] = set()
+        for fault in template.faults:
+            log.warning("%s can't chat, only complete texts. %s", settings.names[0], fault)
 
     @property
     def folder(self) -> Path:
