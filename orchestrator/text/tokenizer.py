@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from orchestrator.text.template_sources import written_behind_answers
+from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import InputError
 
 MOST_CHARACTERS = 16
@@ -212,11 +213,7 @@ class TextStream:
 
 def _load(folder: Path) -> Tokenizer:
     try:
-        content = (folder / "tokenizer.json").read_bytes()
-    except OSError as error:
-        raise InputError(f"{folder} has no readable tokenizer.json: pass the folder of a complete model.") from error
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(tokenizer_file(folder))
     except ValueError as error:
         raise InputError(f"{folder}/tokenizer.json is broken ({error}): download the model again.") from error
     tokenizer.no_truncation()

@@ -17,6 +17,7 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.embeddings.process import EmbeddingCommand, EmbeddingProcess
 from orchestrator.text.tokenizer import MOST_CHARACTERS
+from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import PipelineError
 
 _RETRY_SECONDS = 5
@@ -51,7 +52,7 @@ class EmbeddingModel:
         self._settings = settings
         self._limit = limit
         self._start = start
-        self._tokenizer = Tokenizer.from_file(str(settings.folder / "tokenizer.json"))
+        self._tokenizer = Tokenizer.from_buffer(tokenizer_file(settings.folder))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         limits = _limits(settings.folder / "config.json")
