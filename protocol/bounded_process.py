@@ -66,11 +66,16 @@ class BoundedProcesses:
             try:
                 process.send(question)
                 line = process.line(_PATIENCE)
-            except OSError as error:
-                if isinstance(error, TimeoutError):
-                    self._end(process)
-                    raise PipelineError(f"This machine had no time to answer for {_PATIENCE:.0f} s.") from None
+            except TimeoutError:
+                self._end(process)
+                raise PipelineError(
+                    f"This machine gave a process no time for {_PATIENCE:.0f} s: try again when it is less busy."
+                ) from None
+            except OSError:
                 line = None
+            except BaseException:  # also Ctrl-C: its answer is nobody's
+                self._end(process)
+                raise
             if line is not None:
                 self._release(process)
                 return line
