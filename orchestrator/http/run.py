@@ -29,7 +29,6 @@ from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.machine.line_limit import LineLimit
 from orchestrator.machine.models.levels import level_note
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.template_sources import abandon_renderings
 from orchestrator.text.tokenizer import TextCodec
 from protocol.descriptors import descriptor_limit, raise_descriptor_limit
 from protocol.errors import InputError
@@ -237,7 +236,6 @@ class _Listener(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stop()
-        abandon_renderings()
         await super().shutdown(sockets)
 
 
