@@ -45,6 +45,7 @@ READ_AS = {
     "request": RequestSummary,
     "selected": RequestSnapshot,
     "live": RequestSnapshot,
+    "snapshot": RequestSnapshot,
     "tree": TreeSnapshot,
     "statistics": Statistics,
 }
