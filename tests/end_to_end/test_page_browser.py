@@ -484,7 +484,7 @@ def test_a_page_outlives_its_server(chromium: Browser):
         chromium.until("['loading', 'ok'].includes($('status').dataset.is)")
         chromium.until("$('status').dataset.is === 'ok'", SECONDS)
         ask(chromium, PROMPT, most=1500)
-        chromium.until("document.querySelector('.turn pre.text b')?.textContent")
+        chromium.until("telemetry.rounds.length > 3 && tree.drawn !== null")
     finally:
         first.process.kill()
         first.end()
@@ -497,6 +497,9 @@ def test_a_page_outlives_its_server(chromium: Browser):
     second = Command(*arguments)
     try:
         chromium.until("$('status').dataset.is === 'ok'", SECONDS)
+        # The last picture stays until another server's request is shown.
+        chromium.until("telemetry.rounds.length === 0")
+        assert chromium.value("tree.drawn.sequence === telemetry.shown.sequence")
         chromium.value("$('max-tokens').value = 8")
         press(chromium, "Regenerate")
         chromium.until("document.querySelector('.turn .after')?.textContent.startsWith('Ended')")
