@@ -420,6 +420,14 @@ def test_a_target_without_a_template_has_no_chat_prompt():
 
 
 @pytest.mark.thorough
+def test_an_answer_without_a_limit_goes_on_until_the_context_is_full_and_says_so(reference: Reference):
+    code, said, told = run("generate", PROMPT, "--context", "300", "--temperature", "0")
+
+    assert (code, said) == (0, reference(PROMPT, SamplingParams(temperature=0.0, max_tokens=291)).text + "\n")
+    assert "the context of 300 tokens is full" in told
+
+
+@pytest.mark.thorough
 def test_json_that_the_limit_cuts_off_is_an_error_behind_its_text(tmp_path: Path):
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "array", "items": {"type": "integer"}, "minItems": 50}')
