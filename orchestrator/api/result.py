@@ -94,7 +94,8 @@ class OutputCollector:
     def __init__(self, request: str, seed: int) -> None:
         self.result: Result | None = None
         """The whole generation with its figures, once the last piece was fed."""
-        self._request = request
+        self.request = request
+        """The request's name, which is also in telemetry."""
         self._seed = seed
         self._texts: list[str] = []
         self._tokens: list[int] = []
@@ -115,15 +116,15 @@ class OutputCollector:
     def feed(self, message: ToClient) -> str:
         """The text that `message` adds, perhaps none. Raises PipelineError if the request was refused."""
         match message:
-            case Output() if message.request == self._request:
+            case Output() if message.request == self.request:
                 self._texts.append(message.text)
                 self._tokens.extend(message.tokens)
                 self.chosen.extend(map(Chosen, message.tokens, message.likelihoods))
                 self._prompt.extend(message.prompt_likelihoods)
                 return message.text
-            case Reading() if message.request == self._request:
+            case Reading() if message.request == self.request:
                 self._on_reading(message.tokens, message.total)
-            case Done() if message.request == self._request:
+            case Done() if message.request == self.request:
                 self.result = Result(
                     "".join(self._texts),
                     tuple(self._tokens),
@@ -134,7 +135,7 @@ class OutputCollector:
                     tuple(one.likelihood for one in self.chosen),
                     tuple(self._prompt),
                 )
-            case Refused() if message.request in (self._request, ""):
+            case Refused() if message.request in (self.request, ""):
                 raise blaming(message.blame, message.text)
             case _:
                 pass

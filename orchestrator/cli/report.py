@@ -53,6 +53,17 @@ def summary(result: Result, sampled: bool, every: bool = False, loading: float |
     return Panel(grid, title=speed(result.statistics), title_align="left", expand=False)
 
 
+def cut_off(result: Result, most: int | None, if_full: str) -> str:
+    """How an answer goes on that a limit ended; empty where none did. `most`: its limit; `if_full`: for one that filled
+    the context."""
+    tokens = result.statistics.generated_tokens
+    if result.finish_reason != "length":
+        return ""
+    if most is None or tokens < most:
+        return if_full
+    return f"The answer ended at its limit of {tokens:,} tokens (--max-tokens): a larger one lets it go on."
+
+
 def findings_table(findings: Iterable[Check]) -> Table:
     """What `doctor` found, and what to do about it."""
     table = Table("", "what", "found")

@@ -345,6 +345,7 @@ def request_list(
     return tuple(
         RequestSummary(
             sequence=one.id,
+            name=one.request.name,
             phase=_PHASES[one.phase],
             generated_tokens=one.stats.generated,
             age=max(0.0, now - one.stats.arrived),

@@ -129,10 +129,8 @@ class ModelServer:
             places = stack.enter_context(self._figures.limit.take(question.choices * question.prompt_count))
             work = self._ready(question, lambda: self._noted(prepare()))
             choices, renderer = await self._work.unless_ended(request, work)
-            generation = ChoiceStream(
-                [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices],
-                on_end=partial(_free, request, places),
-            )
+            sources = [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices]
+            generation = ChoiceStream(sources, on_end=partial(_free, request, places))
             self._open.add(generation)
             stack.callback(self._end, generation)
             if not question.stream:
@@ -143,7 +141,10 @@ class ModelServer:
             # An error before the first event still gets its own HTTP status.
             first = await self._work.unless_ended(request, generation.next(patience))
             close = stack.pop_all().close
-            return EventStream(frames(generation, renderer, first, patience, close), close)
+            stream = EventStream(frames(generation, renderer, first, patience, close), close)
+            # The live page looks for its own request in telemetry.
+            stream.headers["x-request"] = sources[0].request
+            return stream
 
     def stop(self, error: ApiError | None = None) -> None:
         """End all work, for good; the clients get `error`, or are told that the server ends."""

@@ -51,6 +51,7 @@ class FakeStream:
 
     def __init__(self, pipeline: "FakePipeline", prompt: Sequence[int], params: SamplingParams) -> None:
         self._pipeline = pipeline
+        self.request = f"request {len(pipeline.asked)}"
         self._prompt = prompt
         self._params = params
         self.result: Result | None = None

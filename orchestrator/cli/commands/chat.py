@@ -17,7 +17,7 @@ from orchestrator.cli.brief_help import brief_help
 from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
-from orchestrator.cli.report import reading
+from orchestrator.cli.report import cut_off, reading
 from orchestrator.cli.running_pipelines import RUNNING, held, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _ENDING = "Ctrl-C again, or Ctrl-D, ends the chat."
 Show = Callable[[str, str], None]
 """The answer so far, and the status line."""
-_FULL = "The conversation fills the context, so there is no room for an answer: /clear forgets what was said."
+_FULL = "The conversation fills the context: /clear forgets what was said, so that there is room for answers again."
 _SILENT = "The model ended its answer without a word: say it in other words, or /clear what was said."
 
 
@@ -51,7 +51,7 @@ _SILENT = "The model ended its answer without a word: say it in other words, or 
     help="Do not keep the typed lines in a file.",
 )
 @address_option
-@sampling_options(max_tokens=1024)
+@sampling_options
 @pipeline_options
 @facts(requests="in turn", temperature=None)
 def chat(system: str, no_history: bool, running: str | None, settings: PipelineSettings, **options: Any) -> None:
@@ -121,8 +121,8 @@ class StreamedAnswer:
     status: str
     stopped: bool = False
     """The user stopped it with Ctrl-C, and the request was cancelled."""
-    nothing: str = ""
-    """Why there is no text."""
+    note: str = ""
+    """Why there is no text, or no more of it."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, 
         # First of all: another Ctrl-C may end what follows.
         conversation.answered(question, answer.text)
         shown.finish(answer.text, answer.status)
-    if answer.nothing:
-        screen.note(answer.nothing, wrong=True)
+    if answer.note:
+        screen.note(answer.note, wrong=True)
     if answer.stopped and not screen.lasting:
         raise KeyboardInterrupt
 
@@ -205,15 +205,8 @@ def _read(stream: Stream, show: Show, most: int | None) -> StreamedAnswer:
     assert stream.result is not None
     figures = stream.result.statistics
     line = status(figures.generated_tokens, figures.tokens_per_second, figures)
-    text, cut = "".join(pieces).strip(), ""
-    if stream.result.finish_reason == "length":
-        cut = (
-            " · cut off at --max-tokens"
-            if figures.generated_tokens >= (most or 0)
-            else " · cut off: the context is full"
-        )
-    nothing = "" if text else _FULL if "full" in cut else _SILENT
-    return StreamedAnswer(text, line + cut, nothing=nothing)
+    text = "".join(pieces).strip()
+    return StreamedAnswer(text, line, note=cut_off(stream.result, most, _FULL) or ("" if text else _SILENT))
 
 
 def status(tokens: int, rate: float | None, ended: Statistics | None = None) -> str:

@@ -51,6 +51,22 @@ def test_a_summary_tells_speed_and_acceptance():
     ]
 
 
+@pytest.mark.parametrize(
+    ("reason", "most", "said"),
+    [
+        ("stop", 2, ""),
+        ("length", 2, "its limit of 2 tokens (--max-tokens)"),
+        ("length", 3, "Full."),
+        ("length", None, "Full."),
+    ],
+)
+def test_an_answer_that_a_limit_ended_says_which(reason: Any, most: int | None, said: str):
+    sentence = report.cut_off(Result("a b", (1, 2), reason, statistics(7, 2), seed=3), most, if_full="Full.")
+
+    assert said in sentence
+    assert bool(sentence) == bool(said)
+
+
 @pytest.mark.parametrize(("overlapped", "hits"), [(0, ""), (1, ""), (2, "hit rate 75%")])
 def test_what_speculation_gained_is_shown_and_hits_only_where_draft_and_target_compute_at_once(
     overlapped: int, hits: str

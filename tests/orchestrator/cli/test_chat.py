@@ -202,7 +202,8 @@ def test_without_a_terminal_lines_go_in_and_text_comes_out(pipeline: Pipeline):
     said = [{"role": "system", "content": "Python"}, *said, {"role": "assistant", "content": first}]
     second = pipeline.generate(template.tokens([*said, {"role": "user", "content": "more"}]), params).text.strip()
     assert (out.returncode, out.stdout) == (0, f"{first}\n{second}\n")
-    assert out.stderr == "It holds from the next message on.\n"
+    limit = "The answer ended at its limit of 12 tokens (--max-tokens): a larger one lets it go on.\n"
+    assert out.stderr == f"{limit}It holds from the next message on.\n{limit}"
 
 
 class Typist:
@@ -310,7 +311,7 @@ def test_no_line_that_is_drawn_again_is_wider_than_any_terminal_counts(words: li
 def test_an_answer_without_a_word_is_explained():
     class Silent(Answerer):
         def answer(self, conversation: ChatConversation, question: str, show) -> StreamedAnswer:
-            return StreamedAnswer("", "", nothing="Nothing fits.")
+            return StreamedAnswer("", "", note="Nothing fits.")
 
     conversation, screen = ChatConversation(SamplingParams(), lambda *_: None), Script("long")
     converse(screen, conversation, Silent.__new__(Silent))

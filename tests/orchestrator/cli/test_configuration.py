@@ -22,7 +22,7 @@ def tool(context: click.Context, file: Path | None) -> None:
 
 
 @tool.command()
-@sampling_options(max_tokens=9)
+@sampling_options
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--engine", type=click.Choice(["mlx", "ngram"]), default="mlx")
 def say(as_json: bool, engine: str, **given) -> None:
@@ -58,7 +58,7 @@ def test_a_schema_is_read_from_its_file(tmp_path: Path):
     read = []
 
     @click.command()
-    @sampling_options(max_tokens=9)
+    @sampling_options
     def write(**given) -> None:
         read.append(sampling(given))
 
@@ -77,7 +77,7 @@ def test_a_table_holds_for_one_command_and_the_top_for_all_that_know_it(tmp_path
 
     assert run(tmp_path, content, "say") == [True, "ngram", 0.5, None, 3, ["a b", "c"]]
     assert run(tmp_path, content, "measure") == ["mlx", [0.5]]
-    assert run(tmp_path, 'stop = "x"\n[say]\nengine = "mlx"', "say") == [False, "mlx", None, None, 9, ["x"]]
+    assert run(tmp_path, 'stop = "x"\n[say]\nengine = "mlx"', "say") == [False, "mlx", None, None, None, ["x"]]
 
 
 def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path):
