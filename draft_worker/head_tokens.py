@@ -5,12 +5,11 @@ A draft reads its head at every growth step, and most of the vocabulary is almos
 
 from pathlib import Path
 from typing import TypeAlias
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.head_tokens import HEAD_TOKENS, stored_head_tokens
 from protocol.errors import InputError
 
 HeadTokens: TypeAlias = npt.NDArray[np.int32]
@@ -22,16 +21,17 @@ def read_head_tokens(folder: Path, vocabulary: int) -> HeadTokens | None:
 
     Raises InputError if the file does not fit the model.
     """
-    file = folder / HEAD_TOKENS
-    if not file.exists():
-        return None
     try:
-        tokens = np.load(file, allow_pickle=False)
-    except (OSError, EOFError, ValueError, BadZipFile) as error:
-        raise InputError(f"{file} can't be read ({error}): convert or train the draft again.") from error
-    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or not are_head_tokens(tokens, vocabulary):
-        raise InputError(f"{file} must hold ascending int32 tokens below {vocabulary}: train the draft again.")
-    return tokens
+        tokens = stored_head_tokens(folder)
+    except ValueError as error:
+        raise InputError(f"{error}: convert or train the draft again.") from error
+    if tokens is None:
+        return None
+    if tokens.dtype != np.int32 or not are_head_tokens(tokens, vocabulary):
+        raise InputError(
+            f"{folder / HEAD_TOKENS} must hold ascending int32 tokens below {vocabulary}: train the draft again."
+        )
+    return np.array(tokens)
 
 
 def are_head_tokens(tokens: npt.NDArray[np.integer], vocabulary: int) -> bool:

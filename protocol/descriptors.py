@@ -20,6 +20,12 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def descriptor_limit() -> int:
+    """How many this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _WANTED if soft == resource.RLIM_INFINITY else soft
+
+
 def keep_descriptor_limit() -> None:
     """Let no library lower how many files this process may open, or fail because it asks for more than allowed.
 

@@ -138,7 +138,7 @@ class Stream(OutputCollector):
 
     def cancel(self) -> None:
         """Ask the pipeline to end the request; the iterator then ends with what there is."""
-        self._link.send(Cancel(self._request))
+        self._link.send(Cancel(self.request))
 
     def close(self) -> None:
         """Cancel the request if it is unfinished, and close the socket."""

@@ -94,11 +94,11 @@ class OutputCollector:
     def __init__(self, request: str, seed: int) -> None:
         self.result: Result | None = None
         """The whole generation with its figures, once the last piece was fed."""
-        self._request = request
+        self.request = request
+        """The request's name, which is also in telemetry."""
         self._seed = seed
         self._texts: list[str] = []
         self._tokens: list[int] = []
-        self._hits: list[bool] = []
         self.chosen: list[Chosen] = []
         """Tokens so far with their likelihoods, if they were asked for."""
         self._prompt: list[Likelihood] = []
@@ -109,11 +109,6 @@ class OutputCollector:
         """Number of tokens so far."""
         return len(self._tokens)
 
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of hits among the rounds so far; None without rounds that can hit."""
-        return sum(self._hits) / len(self._hits) if self._hits else None
-
     def watch_reading(self, on_reading: OnReading) -> None:
         """Call `on_reading` while the prompt is read: not for short prompts, and at most four times a second."""
         self._on_reading = on_reading
@@ -121,17 +116,15 @@ class OutputCollector:
     def feed(self, message: ToClient) -> str:
         """The text that `message` adds, perhaps none. Raises PipelineError if the request was refused."""
         match message:
-            case Output() if message.request == self._request:
+            case Output() if message.request == self.request:
                 self._texts.append(message.text)
                 self._tokens.extend(message.tokens)
                 self.chosen.extend(map(Chosen, message.tokens, message.likelihoods))
                 self._prompt.extend(message.prompt_likelihoods)
-                if message.hit is not None:
-                    self._hits.append(message.hit)
                 return message.text
-            case Reading() if message.request == self._request:
+            case Reading() if message.request == self.request:
                 self._on_reading(message.tokens, message.total)
-            case Done() if message.request == self._request:
+            case Done() if message.request == self.request:
                 self.result = Result(
                     "".join(self._texts),
                     tuple(self._tokens),
@@ -142,7 +135,7 @@ class OutputCollector:
                     tuple(one.likelihood for one in self.chosen),
                     tuple(self._prompt),
                 )
-            case Refused() if message.request in (self._request, ""):
+            case Refused() if message.request in (self.request, ""):
                 raise blaming(message.blame, message.text)
             case _:
                 pass
@@ -158,9 +151,9 @@ def figures(statistics: Statistics, finish_reason: str) -> Iterator[tuple[str, s
     if statistics.adopted_tokens:
         yield "adopted", f"{statistics.adopted_tokens} tokens whose KV was there already"
     yield "time to first token", f"{statistics.time_to_first_token * 1000:.0f} ms"
-    yield "rounds", f"{statistics.rounds}, {statistics.tokens_per_round:.2f} tokens a round"
-    if statistics.hit_rate is not None:
-        yield "hit rate", f"{statistics.hit_rate:.0%}"
+    yield "rounds", rounds(statistics)
+    if (hits := statistics.overlapped_hit_rate) is not None:
+        yield "hit rate", f"{hits:.0%}"
     if statistics.acceptance_rate is not None:
         yield "acceptance", f"{statistics.acceptance_rate:.0%}"
     if statistics.acceptance_by_depth:
@@ -183,6 +176,10 @@ def conclusion(statistics: Statistics) -> Iterator[tuple[str, str]]:
 
 def counts(statistics: Statistics, finish_reason: str) -> str:
     return f"{statistics.generated_tokens} after a prompt of {statistics.prompt_tokens} ({finish_reason})"
+
+
+def rounds(statistics: Statistics) -> str:
+    return f"{statistics.rounds}, {statistics.tokens_per_round:.2f} tokens a round"
 
 
 def speed(statistics: Statistics) -> str:

@@ -107,7 +107,7 @@ def _content(file: Path) -> dict[str, Any]:
         return tomllib.loads(read_bounded(file, 1).decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"The configuration {file} can't be read ({error.strerror}): check the path.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError(f"The configuration {file} is no TOML: {error}.") from error
     except RecursionError as error:
         raise InputError(f"The configuration {file} is nested too deeply: flatten it.") from error

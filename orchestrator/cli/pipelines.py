@@ -53,7 +53,8 @@ def started(
         stack.callback(notices.close)
         conversing = conversing and not quiet
         pipeline = opened(settings, notes, quiet=quiet, address=address, on_notice=notices, conversing=conversing)
-        with Console(stderr=True, quiet=quiet).status("Loading models ..."):
+        loading = "Loading models; what you type is kept ..." if conversing else "Loading models ..."
+        with Console(stderr=True, quiet=quiet).status(loading):
             stack.enter_context(pipeline)
         if not quiet:
             print_notes([level_note(pipeline.state().level)])

@@ -12,11 +12,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.result import Result, conclusion, counts, figures, speed
+from orchestrator.api.result import Result, conclusion, counts, figures, rounds, speed
 from orchestrator.cli.sentences import say
 from orchestrator.lab.findings import Findings
 from orchestrator.machine.check import Check
 
+READING = "Reading the prompt ..."
 _GAP = 2
 """Blanks between columns."""
 _SHORT = 14
@@ -28,6 +29,11 @@ _WORDS = {"warn": "Warning", "fail": "Error"}
 _FAILED = 1
 
 
+def reading(tokens: int, total: int) -> str:
+    """How much of a prompt was read."""
+    return f"Reading the prompt: {tokens:,} of {total:,} tokens"
+
+
 def summary(result: Result, sampled: bool, every: bool = False, loading: float | None = None) -> Panel:
     """What came of a generation; with `every`, all figures about it. `loading`: seconds before it, of the models."""
     statistics, reason = result.statistics, result.finish_reason
@@ -35,7 +41,7 @@ def summary(result: Result, sampled: bool, every: bool = False, loading: float |
     if every:
         rows += figures(statistics, reason)
     else:
-        rows += [("tokens", counts(statistics, reason)), *conclusion(statistics)]
+        rows += [("tokens", counts(statistics, reason)), ("rounds", rounds(statistics)), *conclusion(statistics)]
     if loading is not None:
         first = statistics.time_to_first_token
         rows.append(("waited", f"{loading:.1f} s for the models, then {first:.2f} s for the first token"))
@@ -45,6 +51,17 @@ def summary(result: Result, sampled: bool, every: bool = False, loading: float |
         words.highlight_words(["Invalid"], "red")
         grid.add_row(Text(name, style="dim"), words)
     return Panel(grid, title=speed(result.statistics), title_align="left", expand=False)
+
+
+def cut_off(result: Result, most: int | None, if_full: str) -> str:
+    """How an answer goes on that a limit ended; empty where none did. `most`: its limit; `if_full`: for one that filled
+    the context."""
+    tokens = result.statistics.generated_tokens
+    if result.finish_reason != "length":
+        return ""
+    if most is None or tokens < most:
+        return if_full
+    return f"The answer ended at its limit of {tokens:,} tokens (--max-tokens): a larger one lets it go on."
 
 
 def findings_table(findings: Iterable[Check]) -> Table:

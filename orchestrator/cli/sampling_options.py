@@ -69,6 +69,7 @@ _OPTIONS = [
     ),
     _of_request("--draft-top-p", type=float, help="Likewise its top-p.  [default: --top-p]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
+    click.option("--max-tokens", type=int, show_default="what is left of the context", help="Of an answer, at most."),
 ]
 _NAMES = (
     *(field.name for field in _FIELDS),
@@ -81,21 +82,17 @@ _NAMES = (
 )
 
 
-def sampling_options(max_tokens: int) -> Callable[[CommandFunction], CommandFunction]:
-    """The options that `sampling` takes, with the values of `--preset` filled in, and a default of `max_tokens`."""
+def sampling_options(command: CommandFunction) -> CommandFunction:
+    """The options that `sampling` takes, with the values of `--preset` filled in."""
 
-    def decorate(command: CommandFunction) -> CommandFunction:
-        @functools.wraps(command)
-        def chosen(*arguments: Any, preset: str | None, **options: Any) -> Any:
-            values = PRESETS[preset] if preset is not None else {}
-            return command(*arguments, **filled_in(options, "preset", values))
+    @functools.wraps(command)
+    def chosen(*arguments: Any, preset: str | None, **options: Any) -> Any:
+        values = PRESETS[preset] if preset is not None else {}
+        return command(*arguments, **filled_in(options, "preset", values))
 
-        limit = click.option("--max-tokens", type=int, default=max_tokens, show_default=True)
-        for each in reversed([*_OPTIONS, limit]):
-            chosen = each(chosen)
-        return chosen
-
-    return decorate
+    for each in reversed(_OPTIONS):
+        chosen = each(chosen)
+    return chosen
 
 
 def sampling(options: dict[str, Any]) -> SamplingParams:

@@ -23,6 +23,8 @@ class Request:
     """What the draft draws its tokens with, if not with `sampling`."""
     rules: int = 0
     """The first tokens that other conversations begin with too; 0 if that is not known."""
+    name: str = ""
+    """By which its client knows it."""
 
 
 @dataclass(frozen=True, slots=True)

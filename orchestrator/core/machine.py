@@ -15,7 +15,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase, Trigger
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.prefills import PrefillRouter
-from orchestrator.core.scheduler import Remedy, ResponseTimeouts, Scheduler
+from orchestrator.core.scheduler import ResponseTimeouts, Scheduler
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.workers import FeatureRelay, WorkerRegistry, refusal
 from protocol.messages.base import Role, SequenceId
@@ -35,7 +35,7 @@ from protocol.messages.worker import (
 )
 
 _FATAL = (
-    "Two targets ended while they computed this request, so it is not tried again. "
+    "Two targets ended while they computed this request, or did nothing for it, so it is not tried again. "
     "`launch-pipeline doctor` says whether memory or the model is the cause."
 )
 _SETTLING = 2
@@ -205,7 +205,8 @@ class Machine:
         self._workers.add(event, now)
         return [*self._features.tap(), *self.drafts.draft_up(event, now), *self._place()]
 
-    def _on_worker_down(self, event: WorkerDown, now: float) -> list[Command]:
+    def _on_worker_down(self, event: WorkerDown, now: float, known: bool = False) -> list[Command]:
+        """`known`: the target is replaced for what it did to some requests, and not for one that was at work."""
         if not self._workers.remove(event):
             return []
         match event.role:
@@ -217,7 +218,7 @@ class Machine:
             case "target":
                 # All of them first: the successor of one that is rejected has no target either.
                 running = self._running()
-                fatal = [one for one in running if one.lose_target(adopting=self.prefills.adopting(one.id))]
+                fatal = [one for one in running if one.lose_target(not known and not self.prefills.adopting(one.id))]
                 self.scheduler.lose_target()
                 commands = self.prefills.target_down()
                 culprits = bool(commands or fatal)
@@ -272,8 +273,10 @@ class Machine:
         sequence = self.sequences.get(message.sequence)
         if sequence is None or sequence.phase is not Phase.PREFILLING or message.round != sequence.round:
             return self._drop()
-        if message.tokens > sequence.position:
+        if not sequence.read < message.tokens <= sequence.position:
             return self._drop()
+        sequence.read = message.tokens
+        self._timeouts.read_on(sequence, now)
         if not sequence.reading_is_due(now):
             return []
         return [TellReading(sequence.id, message.tokens, sequence.position)]
@@ -294,6 +297,7 @@ class Machine:
         if message.tokens + message.adopted > sequence.position or sequence.untold:
             return self._drop()
         sequence.prefilled(now)
+        self._timeouts.read_on(sequence, now)
         sequence.stats.prefill_seconds += message.seconds
         sequence.stats.add_paced(message.paced)
         sequence.stats.begin_decoding(now)
@@ -362,7 +366,8 @@ class Machine:
             return [*commands, *self._schedule(now)]
         if fault.kind == "refused":
             return [*self._reject(sequence, fault.text, now), *self._schedule(now)]
-        return [*self._start(sequence, now), *self._schedule(now)]
+        sequence.lose_round(now)
+        return self._schedule(now)
 
     def _place(self) -> list[Command]:
         """Let the workers' places follow the active draft's mode."""
@@ -379,18 +384,15 @@ class Machine:
     # Time and rounds --------------------------------------------------------------------------
 
     def _on_tick(self, now: float) -> list[Command]:
-        commands: list[Command] = []
-        overdue = self._timeouts.overdue(now)
-        replace = self._timeouts.silent_target(now) if overdue else None
+        again, lost, replace = self._timeouts.overdue(now)
         if replace is not None:
-            return [replace, *self.prefills.tick(now)]
-        for sequence, remedy in overdue:
-            match remedy:
-                case Remedy.SEND_AGAIN:
-                    commands.append(self.prefills.resend(sequence))
-                case Remedy.RESTART:
-                    self.scheduler.expect_no_verdict(sequence.id)
-                    commands += self._start(sequence, now)
+            # What it sends until it has ended is of no use.
+            gone = WorkerDown("target", replace.incarnation)
+            return [*self._on_worker_down(gone, now, known=bool(lost)), *self.prefills.tick(now), replace]
+        commands = [self.prefills.resend(sequence) for sequence in again]
+        for sequence in lost:
+            self.scheduler.expect_no_verdict(sequence.id)
+            commands += self._start(sequence, now)
         return [*commands, *self.prefills.tick(now), *self._schedule(now), *self._features.tap()]
 
     def _running(self) -> list[Sequence]:

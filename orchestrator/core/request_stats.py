@@ -51,6 +51,7 @@ class RequestStats:
     rounds: int = 0
     hits: int = 0
     hit_chances: int = 0
+    overlapped_rounds: int = 0
     accepted: Counter[int] = field(default_factory=Counter)
     """By depth below the root (1 is the first draft token)."""
     tried: Counter[int] = field(default_factory=Counter)
@@ -144,6 +145,7 @@ class RequestStats:
             prefill_seconds=self.prefill_seconds,
             saving_seconds=self.saving_seconds,
             pace=pace_of(profile, self.paced) if profile else None,
+            overlapped_rounds=self.overlapped_rounds,
             plain_tokens_per_second=plain,
         )
 

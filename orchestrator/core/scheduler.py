@@ -3,13 +3,12 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import NamedTuple
 
 from orchestrator.core.commands import Replace
 from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
-from orchestrator.core.sequence import Sequence
+from orchestrator.core.sequence import FRUITLESS_ROUNDS, LOST, Sequence
 from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import MAX_TREES, SequenceId
 from protocol.messages.worker import Verify
@@ -21,8 +20,8 @@ _STRAGGLER_SECONDS = 0.1
 """The verdicts of one forward arrive together. A later verdict counts as lost: its tree is sent again alone."""
 _ANSWER_SECONDS = 5.0
 """After this long without an answer the message is sent again; the target's answers are idempotent."""
-_MAX_RESENDS = 2
-"""After so many resends of a tree the sequence is restarted: the target may be at another round."""
+_PAUSE_SECONDS = 0.1
+"""Before a sequence that the target has lost is started again."""
 _STANDSTILL_SECONDS = 10.0
 """An answer that is missed so long after it was overdue was not looked for: this process stood still, and the target
 perhaps with it."""
@@ -207,11 +206,15 @@ class Scheduler:
         return True
 
 
-class Remedy(Enum):
-    """What to do about an answer that is overdue."""
+class Overdue(NamedTuple):
+    """Sequences whose answer is overdue, by what is to be done."""
 
-    SEND_AGAIN = auto()
-    RESTART = auto()
+    again: list[Sequence]
+    """To be sent the same again."""
+    lost: list[Sequence]
+    """To be started again."""
+    replace: Replace | None
+    """The target is to be replaced before all that."""
 
 
 class ResponseTimeouts:
@@ -223,23 +226,42 @@ class ResponseTimeouts:
 
     def deadline(self) -> float | None:
         """When the first answer is overdue."""
-        return min((sequence.sent_at + _ANSWER_SECONDS for sequence in self._awaiting()), default=None)
+        return min(map(_due_at, self._awaiting()), default=None)
 
-    def overdue(self, now: float) -> list[tuple[Sequence, Remedy]]:
-        """Sequences whose answer is overdue, each with the remedy. Their timeouts begin again."""
-        late = [sequence for sequence in self._awaiting() if now >= sequence.sent_at + _ANSWER_SECONDS]
-        if any(now >= sequence.sent_at + _ANSWER_SECONDS + _STANDSTILL_SECONDS for sequence in late):
+    def overdue(self, now: float) -> Overdue:
+        """What is overdue; its timeout begins again.
+
+        A target that says nothing computes, until it is silent for too long. One that says something else has read what
+        it was sent: it is asked again, and then the round is lost.
+        """
+        late = [sequence for sequence in self._awaiting() if now >= _due_at(sequence)]
+        if any(now >= _due_at(sequence) + _STANDSTILL_SECONDS for sequence in late):
             self._workers.listen_again(now)
-        return [(sequence, _remedy(sequence, now)) for sequence in late]
+        silence = self._workers.silence("target", now) if late else None
+        reason = "" if silence is None else f"The target has been silent for {silence:.0f} s."
+        again, lost = list[Sequence](), list[Sequence]()
+        for sequence in late:
+            heard, sequence.sent_at = self._workers.heard_since("target", sequence.sent_at), now
+            sequence.unanswered += heard
+            if sequence.unanswered >= LOST:
+                sequence.fruitless += 1
+                lost.append(sequence)
+                if sequence.fruitless % FRUITLESS_ROUNDS == 0:
+                    reason = "The target did nothing for a request."
+            elif heard:
+                again.append(sequence)
+        replace = Replace("target", self._workers.incarnation("target"), reason) if reason else None
+        return Overdue(again, lost, replace)
 
-    def silent_target(self, now: float) -> Replace | None:
-        """The command that replaces the target, if its answer is overdue and it was silent for too long."""
-        silence = self._workers.silence("target", now) if "target" in self._workers else None
-        if silence is None:
-            return None
-        return Replace(
-            "target", self._workers.incarnation("target"), f"The target has been silent for {silence:.0f} s."
-        )
+    def read_on(self, sequence: Sequence, now: float) -> None:
+        """The target has read more of this prompt. Other prompts have not waited in vain: they take turns.
+
+        Nor have trees, where it has read all: it may have done so before it saw them.
+        """
+        sequence.sent_at, ready = now, sequence.phase is Phase.READY
+        for each in self._awaiting():
+            if each.unanswered < LOST and (ready or each.phase is Phase.PREFILLING):
+                each.unanswered = 0
 
     def _awaiting(self) -> list[Sequence]:
         if "target" not in self._workers:
@@ -247,8 +269,5 @@ class ResponseTimeouts:
         return [sequence for sequence in self._sequences.values() if sequence.phase in AWAITING_TARGET]
 
 
-def _remedy(sequence: Sequence, now: float) -> Remedy:
-    sequence.sent_at = now
-    sequence.resends += 1
-    restart = sequence.resends > _MAX_RESENDS and sequence.phase is Phase.VERIFYING
-    return Remedy.RESTART if restart else Remedy.SEND_AGAIN
+def _due_at(sequence: Sequence) -> float:
+    return sequence.sent_at + (_ANSWER_SECONDS if sequence.unanswered < LOST else _PAUSE_SECONDS)

@@ -27,6 +27,10 @@ _MAX_LOOKUP_TOKENS = 16
 _LOG_LEAST_LOOKUP = math.log(0.05)
 """Logarithm of the path probability below which no guess by prompt lookup is worth a row of a forward."""
 _FIRST_ROOT = NodeId(0)
+FRUITLESS_ROUNDS, _TARGETS = 3, 2
+"""So many rounds in succession without a verdict cost a target its place, and so many targets a request."""
+LOST = 3
+"""So often in succession a living target is waited for in vain before the round counts as lost."""
 
 
 class Sequence:
@@ -47,8 +51,14 @@ class Sequence:
         """The tree under verification."""
         self.sent_at = now
         """When the target was last sent a message that it has to answer."""
-        self.resends = 0
-        """How often the outstanding tree was sent again."""
+        self.unanswered = 0
+        """How often that message was waited for in vain while the target lived; LOST: it is not waited for any more."""
+        self.fruitless = 0
+        """Rounds since the last verdict that were lost. A target that ends at work for this request makes them full."""
+        self.suspect = False
+        """A target ended while it computed for this request, and none has answered since."""
+        self.read = 0
+        """Tokens of the prompt that the target has read since its Start."""
         self.ready_since = now
         """When the present root became known."""
         self.waited = 0.0
@@ -63,8 +73,6 @@ class Sequence:
         """Rounds in succession whose trees had no nodes."""
         self._begun = self._goes_on = False
         """The target may have begun this round before its tree came; it may begin the next one so."""
-        self._fatal_round = -1
-        """The last round in which a target ended while it computed for this request."""
         self._reading_due = now
         self.untold = len(request.tokens) - 1 if request.sampling.prompt_logprobs else 0
         """Tokens of the prompt whose likelihoods the client waits for."""
@@ -119,20 +127,20 @@ class Sequence:
         self.enter(Trigger.PREEMPT)
         self.speculation.drafting = False
 
-    @property
-    def suspect(self) -> bool:
-        """A target ended while it computed for this request, and none has answered since."""
-        return self._fatal_round == self.round
-
-    def lose_target(self, adopting: bool) -> bool:
-        """The target is gone; the next one has to be sent a Start. Returns whether it is the second one that ended
-        while it computed the same round of this request. `adopting`: it adopted an arena, which is suspected first."""
-        computing, before = self.phase in AWAITING_TARGET and not adopting, self.suspect
+    def lose_target(self, suspected: bool) -> bool:
+        """The target is gone; the next one has to be sent a Start. `suspected`: if it was at work for this request,
+        that may be why. Returns whether this request has had all its targets."""
+        if suspected and self.phase in AWAITING_TARGET:
+            self.suspect = True
+            self.fruitless += FRUITLESS_ROUNDS - self.fruitless % FRUITLESS_ROUNDS
         self.enter(Trigger.TARGET_LOST)
         self.outstanding = None
-        if computing:
-            self._fatal_round = self.round
-        return computing and before
+        return self.fruitless >= _TARGETS * FRUITLESS_ROUNDS
+
+    def lose_round(self, now: float) -> None:
+        """The target has lost the sequence. To say so again changes nothing."""
+        if self.unanswered < LOST:
+            self.unanswered, self.sent_at = LOST, now
 
     def delegate_prefill(self, now: float) -> None:
         """A prefill worker was sent the tokens before the root."""
@@ -143,6 +151,7 @@ class Sequence:
         """The target was sent a Start."""
         self.enter(Trigger.SEND_START)
         self.sent_at = now
+        self.unanswered = self.read = 0
 
     def start_message(
         self,
@@ -268,7 +277,7 @@ class Sequence:
         self.enter(Trigger.SEND_TREE)
         self.waited = now - self.ready_since
         self.sent_at = now
-        self.resends = 0
+        self.unanswered = 0
         return self.outstanding
 
     def is_answered_by(self, verdict: Verdict) -> bool:
@@ -361,6 +370,7 @@ class Sequence:
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
+        self.fruitless, self.suspect = 0, False
         self.ended_round = self._expected_tokens, now - self.ready_since
         self.ready_since = now
         settlement = self.speculation.commit(tokens, self.round, now)
@@ -373,6 +383,7 @@ class Sequence:
         if self.level != "plain":
             self.stats.hit_chances += 1
             self.stats.hits += hit
+            self.stats.overlapped_rounds += self.speculation.drafting and not self.speculation.in_turns
         return self._ended_round(verdict, tokens, len(tokens), now, hit, settlement)
 
     def end(self, verdict: Verdict, chosen: list[int], tokens: list[int], now: float) -> None:

@@ -316,6 +316,7 @@ def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
         rounds=stats.rounds,
         hits=stats.hits,
         hit_chances=stats.hit_chances,
+        overlapped_rounds=stats.overlapped_rounds,
         accepted=_depths(stats, "accepted"),
         tried=_depths(stats, "tried"),
         evaluated_nodes=stats.evaluated,
@@ -344,6 +345,7 @@ def request_list(
     return tuple(
         RequestSummary(
             sequence=one.id,
+            name=one.request.name,
             phase=_PHASES[one.phase],
             generated_tokens=one.stats.generated,
             age=max(0.0, now - one.stats.arrived),

@@ -123,6 +123,10 @@ class WorkerRegistry:
             worker.last_message_at = now
         return worker is not None
 
+    def heard_since(self, role: Role, time: float) -> bool:
+        """Whether the worker of a role has sent anything since then."""
+        return self._of(role)[0].last_message_at > time
+
     def listen_again(self, now: float) -> None:
         """Nobody listened for a while: from now on all are silent for as long as they send nothing."""
         for worker in self._workers.values():

@@ -22,6 +22,11 @@ class OutputSource(Protocol):
     """One choice: what `AsyncClient.stream` gives."""
 
     @property
+    def request(self) -> str:
+        """Its name in telemetry."""
+        ...
+
+    @property
     def result(self) -> Result | None: ...
     @property
     def chosen(self) -> Sequence[Chosen]:

@@ -4,6 +4,7 @@ Works with any pipeline that has `AsyncClient`'s interface.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -27,7 +28,10 @@ from orchestrator.http.settings import ServerSettings
 from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import PipelineState
+
+log = logging.getLogger(__name__)
 
 RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
 """Makes the renderer of a response from the prompt and the number of its tokens."""
@@ -56,6 +60,8 @@ class ModelServer:
         self._figures = figures
         self._work = OpenWork()
         self._open: set[ChoiceStream] = set()
+        for fault in template.faults:
+            log.warning("%s can't chat, only complete texts. %s", settings.names[0], fault)
 
     @property
     def folder(self) -> Path:
@@ -93,15 +99,18 @@ class ModelServer:
         return await self.answer(request, question, prepare)
 
     async def chat_tokens(self, request: Request, question: ChatRequest) -> Sequence[int]:
-        """The tokens of a chat's prompt, however many. Raises ApiError for what the model's chat template can't
-        render."""
+        """The tokens of a chat's prompt. Raises ApiError for what the model's chat template can't render, and for far
+        more text than the context has."""
         with self._figures.limit.take(1):
-            return await self._work.unless_ended(request, self._preparation.chat_tokens(question))
+            work = self._preparation.chat_tokens(question, await self._context())
+            return await self._work.unless_ended(request, work)
 
     async def text_tokens(self, request: Request, text: str, *, special: bool) -> Sequence[int]:
-        """The tokens of a text, however many. `special`: as in `TextCodec.encode`."""
+        """The tokens of a text. `special`: as in `TextCodec.encode`. Raises ApiError for far more text than the context
+        has."""
         with self._figures.limit.take(1):
-            return await self._work.unless_ended(request, self._preparation.text_tokens(text, special=special))
+            work = self._preparation.text_tokens(text, await self._context(), special=special)
+            return await self._work.unless_ended(request, work)
 
     async def rendered(self, request: Request, question: ChatRequest) -> RenderedChat:
         """Raises ApiError for what the model's chat template can't render."""
@@ -120,10 +129,8 @@ class ModelServer:
             places = stack.enter_context(self._figures.limit.take(question.choices * question.prompt_count))
             work = self._ready(question, lambda: self._noted(prepare()))
             choices, renderer = await self._work.unless_ended(request, work)
-            generation = ChoiceStream(
-                [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices],
-                on_end=partial(_free, request, places),
-            )
+            sources = [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices]
+            generation = ChoiceStream(sources, on_end=partial(_free, request, places))
             self._open.add(generation)
             stack.callback(self._end, generation)
             if not question.stream:
@@ -134,13 +141,21 @@ class ModelServer:
             # An error before the first event still gets its own HTTP status.
             first = await self._work.unless_ended(request, generation.next(patience))
             close = stack.pop_all().close
-            return EventStream(frames(generation, renderer, first, patience, close), close)
+            stream = EventStream(frames(generation, renderer, first, patience, close), close)
+            # The live page looks for its own request in telemetry.
+            stream.headers["x-request"] = sources[0].request
+            return stream
 
     def stop(self, error: ApiError | None = None) -> None:
         """End all work, for good; the clients get `error`, or are told that the server ends."""
         told = self._work.stop(error)
         for generation in self._open:
             generation.abort(told)
+
+    async def _context(self) -> int:
+        """The pipeline's, or the largest of all while none serves."""
+        serving = (await self.condition()).serving
+        return MAX_CONTEXT if serving is None else serving.context
 
     def _noted(self, prepared: PreparedRequest) -> PreparedRequest:
         self._figures.noted({note.kind for note in prepared.notes})

@@ -27,7 +27,7 @@ from orchestrator.text.answer.bound_calls.writers import JSON_CALLS
 from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.answer.tool_syntax import with_described_tools
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.tokenizer import TextCodec
+from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import PipelineState, ThoughtText
@@ -200,6 +200,9 @@ rendered; none."""
 _SHORT_CHARACTERS = 1 << 16
 """Of all texts of a request; longer ones take turns."""
 
+_USUAL_CHARACTERS = 4
+"""Of a token."""
+
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
 
@@ -211,14 +214,13 @@ class PromptEncoder:
         self._codec = codec
         self._turn = asyncio.Lock()
 
-    async def encode(
-        self, prompts: Sequence[Prompt], *, special: SpecialTokens, context: int | None = None
-    ) -> list[Sequence[int]]:
-        """Raises ApiError for a text that is too long for `context` tokens whatever its tokens are; other texts may be
-        too long as well, and for one that the tokenizer can't read."""
+    async def encode(self, prompts: Sequence[Prompt], *, special: SpecialTokens, context: int) -> list[Sequence[int]]:
+        """Raises ApiError for a text that is far too long for `context` tokens, and for one that the tokenizer can't
+        read. Other texts may be too long as well."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        if context is not None:
-            await asyncio.to_thread(self._require_room, texts, context)
+        for text in texts:
+            if len(text) > MOST_CHARACTERS * context:
+                raise PromptTooLong(len(text) // _USUAL_CHARACTERS, context, "about ")
         try:
             async with self._turn if sum(map(len, texts)) > _SHORT_CHARACTERS else nullcontext():
                 return await in_thread(self._encode, prompts, special)
@@ -232,12 +234,6 @@ class PromptEncoder:
             return self._codec.encode(text, special=special == "all")
 
         return [encoded(each) if isinstance(each, str) else each for each in prompts]
-
-    def _require_room(self, texts: Sequence[str], context: int) -> None:
-        for text in texts:
-            # A token is a character at least, where texts have a bound at all.
-            if len(text) >= context and (least := self._codec.least_tokens(text)) >= context:
-                raise PromptTooLong(least, context, "at least ")
 
 
 _COMPLETION_TOKENS = 16
@@ -291,17 +287,17 @@ class Preparation:
         prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
         return await asyncio.to_thread(self._ready, question, prepared, prompts, state)
 
-    async def chat_tokens(self, question: ChatRequest) -> Sequence[int]:
-        """The tokens of a chat's prompt, however many."""
+    async def chat_tokens(self, question: ChatRequest, context: int) -> Sequence[int]:
+        """The tokens of a chat's prompt, also more than `context`."""
         prompt = await asyncio.to_thread(self.prompts.render, question)
-        return await self._tokens(prompt.text, "begin" if self._template.own else "all")
+        return await self._tokens(prompt.text, "begin" if self._template.own else "all", context)
 
-    async def text_tokens(self, text: str, *, special: bool) -> Sequence[int]:
+    async def text_tokens(self, text: str, context: int, *, special: bool) -> Sequence[int]:
         """`special`: as in `TextCodec.encode`."""
-        return await self._tokens(text, "all" if special else "none")
+        return await self._tokens(text, "all" if special else "none", context)
 
-    async def _tokens(self, text: str, special: SpecialTokens) -> Sequence[int]:
-        (tokens,) = await self._encoder.encode([text], special=special)
+    async def _tokens(self, text: str, special: SpecialTokens, context: int) -> Sequence[int]:
+        (tokens,) = await self._encoder.encode([text], special=special, context=context)
         return tokens
 
     def _ready(

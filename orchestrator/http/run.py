@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -29,9 +29,8 @@ from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.machine.line_limit import LineLimit
 from orchestrator.machine.models.levels import level_note
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.template_sources import abandon_renderings
 from orchestrator.text.tokenizer import TextCodec
-from protocol.descriptors import raise_descriptor_limit
+from protocol.descriptors import descriptor_limit, raise_descriptor_limit
 from protocol.errors import InputError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
@@ -164,7 +163,7 @@ def run_models(
 
 def http_server(server: Server) -> uvicorn.Server:
     """What listens for requests to `server`."""
-    settings = server.settings
+    settings = replace(server.settings, connections=server.settings.connections.within(descriptor_limit()))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
         application(server),
@@ -237,7 +236,6 @@ class _Listener(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stop()
-        abandon_renderings()
         await super().shutdown(sockets)
 
 

@@ -3,7 +3,7 @@
 import ipaddress
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,12 @@ class ConnectionLimits:
     """Between two looks whether a client that has ended its sending still waits for its answer."""
     idle_seconds: int = 30
     """Between an answer and the next request."""
+
+    def within(self, descriptors: int) -> "ConnectionLimits":
+        """So few that a process with so many descriptors keeps some: without one it can neither accept a connection
+        nor close it, and logs an error each time."""
+        most, strangers = min(self.most, descriptors // 2), min(self.strangers, descriptors // 4)
+        return replace(self, most=most, strangers=strangers)
 
 
 @dataclass(frozen=True, kw_only=True)

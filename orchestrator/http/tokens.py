@@ -1,5 +1,7 @@
 """/tokenize, /detokenize and /apply-template, with the fields of llama.cpp's server and of vLLM's."""
 
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -7,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.chat_request import ChatRequest, question
 from orchestrator.http.embeddings.routes import json_response
 from orchestrator.http.errors import ApiError
@@ -15,6 +18,8 @@ from orchestrator.http.request_bodies import converted, decoded, read_body
 from protocol.messages.base import Token
 
 TOKENIZE, DETOKENIZE, APPLY_TEMPLATE = "/tokenize", "/detokenize", "/apply-template"
+_SLICE = 1 << 14
+"""Tokens."""
 
 
 class _Text(msgspec.Struct):
@@ -58,17 +63,23 @@ class TokenRoutes:
             tokens = await self._server.text_tokens(request, asked.content or "", special=asked.add_special)
         state = (await self._server.condition()).serving
         told = {"count": len(tokens), "max_model_len": state and state.context}
-        spelt = [self._server.codec.spelt(token).decode(errors="replace") for token in tokens]
+        return await in_thread(self._tokenized, tokens, asked, told)
+
+    def _tokenized(self, tokens: Sequence[int], asked: _Text, told: dict[str, Any]) -> Response:
+        def spelt(token: int) -> str:
+            return self._server.codec.spelt(token).decode(errors="replace")
+
         if asked.return_token_strs:
-            told["token_strs"] = spelt
-        pieces = [{"id": token, "piece": piece} for token, piece in zip(tokens, spelt, strict=True)]
-        return json_response({"tokens": pieces if asked.with_pieces else tokens, **told})
+            told["token_strs"] = _listed(tokens, spelt)
+        pieced = asked.with_pieces
+        listed = _listed(tokens, lambda token: {"id": token, "piece": spelt(token)} if pieced else token)
+        return json_response({"tokens": listed, **told})
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens, special ones too."""
         asked = await read_body(request, lambda content: decoded(content, _Tokens))
         self._server.model_name(asked.model)
-        text = self._server.codec.decode(asked.tokens, frozenset(asked.tokens))
+        text = await in_thread(self._server.codec.decode, asked.tokens, frozenset(asked.tokens))
         return json_response({"content": text, "prompt": text})
 
     async def apply_template(self, request: Request) -> Response:
@@ -79,6 +90,13 @@ class TokenRoutes:
         self._server.model_name(chat.model)
         prompt = await self._server.rendered(request, chat)
         return json_response({"prompt": prompt.text, **({"warnings": prompt.warnings} if prompt.notes else {})})
+
+
+def _listed(tokens: Sequence[int], shown: Callable[[int], Any]) -> msgspec.Raw:
+    """JSON of what is shown of each token, in little memory, a slice at a time: other threads run between them."""
+    encoded = cache(lambda token: msgspec.json.encode(shown(token)))
+    slices = (tokens[begin : begin + _SLICE] for begin in range(0, len(tokens), _SLICE))
+    return msgspec.Raw(b"[" + b",".join(b",".join(map(encoded, each)) for each in slices) + b"]")
 
 
 def _text_or_chat(content: bytes) -> tuple[_Text, ChatRequest | None]:

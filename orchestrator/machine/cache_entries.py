@@ -3,10 +3,11 @@
 import fcntl
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from protocol.errors import InputError
+from protocol.security.private_files import lock_file
 
 _STAMP = "complete"
 
@@ -45,7 +46,7 @@ def exclusive(place: Path) -> Iterator[None]:
     """Holds the lock of `place`. The kernel releases it when the process ends, however it ends."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        lock = place.with_name(f"{place.name}.lock").open("w")
+        lock = lock_file(place.with_name(f"{place.name}.lock"))
     except OSError as error:
         raise _unwritable(place, error) from error
     with lock:
@@ -57,6 +58,7 @@ def _made(place: Path, make: Callable[[Path], None]) -> None:
     unfinished = place.with_name(f"{place.name}.unfinished")
     # A process that was killed leaves one. The lock is ours, so no other process is at work in it.
     shutil.rmtree(unfinished, ignore_errors=True)
+    _sweep(place.parent)
     try:
         unfinished.mkdir()
         make(unfinished)
@@ -65,6 +67,14 @@ def _made(place: Path, make: Callable[[Path], None]) -> None:
         raise _unwritable(place, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left of places that nobody may ask for again: that of a file that has changed."""
+    for unfinished in folder.glob("*.unfinished"):
+        with suppress(OSError), lock_file(unfinished.with_suffix(".lock")) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _is_complete(place: Path, needed: str) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import math
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
@@ -84,12 +86,19 @@ def partition(cores: Sequence[int]) -> dict[Role, tuple[int, ...]]:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Logical cores this process may use; the threads of one physical core are neighbours."""
+    """Logical cores this process may use; the threads of one physical core are neighbours.
+
+    Where a quota allows the time of fewer, so many: more threads would use it up early in each period, and all stop.
+    """
     # macOS's `os` lacks it.
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     if affinity is None:
         return tuple(range(os.cpu_count() or 1))
-    return tuple(sorted(affinity(0), key=lambda core: (_first_sibling(core), core)))
+    cores = tuple(sorted(affinity(0), key=lambda core: (_first_sibling(core), core)))
+    count = math.ceil(min([len(cores), *_processors()]))
+    # Containers of one host must not all take its first cores; each has a name of its own.
+    first = crc32(os.uname().nodename.encode()) % len(cores) if count < len(cores) else 0
+    return (cores[first:] + cores[:first])[:count]
 
 
 def computes_on_processor() -> bool:
@@ -145,7 +154,7 @@ def has_compiler() -> bool:
 
 def memory_bytes() -> int:
     """Memory of this machine, or what a container or a service may use of it."""
-    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_group_limits()])
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_memory_limits()])
 
 
 def chip() -> str:
@@ -180,22 +189,39 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def _group_limits() -> Iterator[int]:
-    """The limits of this process's control group and of those around it (cgroups(7), both versions)."""
+def _processors() -> Iterator[float]:
+    """How many processors' time this process may use, where a container or a service has a quota (`docker --cpus`)."""
+    for text in _group_texts("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        # Without a quota version 2 says `max`, version 1 -1.
+        with suppress(ValueError):
+            quota, period = map(int, text.split())
+            if quota > 0 < period:
+                yield quota / period
+
+
+def _memory_limits() -> Iterator[int]:
+    for text in _group_texts("memory", "memory.max", "memory.limit_in_bytes"):
+        # It says `max` without a limit.
+        with suppress(ValueError):
+            yield int(text)
+
+
+def _group_texts(controller: str, unified: str, *apart: str) -> Iterator[str]:
+    """What the files of this process's control group and of those around it say (cgroups(7)): `unified` of version 2,
+    and `apart` of version 1, one behind the other."""
     groups = _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.is_file() else []
     for _, controllers, path in (group.split(":", 2) for group in groups):
         if not controllers:
-            root, name = _GROUPS, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = _GROUPS / "memory", "memory.limit_in_bytes"
+            root, names = _GROUPS, (unified,)
+        elif controller in controllers.split(","):
+            root, names = _GROUPS / controller, apart
         else:
             continue
         # A container may see a group's path on its host, and has the group itself at the root.
         own = Path(path.lstrip("/"))
         for place in (own, *own.parents):
-            # There may be no such file, and it says `max` without a limit.
-            with suppress(OSError, ValueError):
-                yield int((root / place / name).read_text())
+            with suppress(OSError):
+                yield " ".join((root / place / name).read_text() for name in names)
 
 
 def _first_sibling(core: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.machine.child_process import NO_VARIABLES, ChildProcess
+from protocol.child_process import NO_VARIABLES, ChildProcess
 from protocol.contracts.coreml.conversion import Failed
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command

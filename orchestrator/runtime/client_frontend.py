@@ -15,9 +15,9 @@ from orchestrator.core.telemetry import Subscribers
 from orchestrator.runtime.request_state import RequestState, to_request
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.text.tokenizer import TextCodec
+from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.errors import InputError, PipelineError, blame_of, blaming
-from protocol.messages.base import SequenceId
+from protocol.messages.base import MAX_CONTEXT, SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Reading, Refused, Submit
 from protocol.messages.telemetry import FromClientOrSubscriber, Watch
 from protocol.transport.codec import Stamp
@@ -141,6 +141,10 @@ class ClientFrontend:
                 raise blaming(pipeline.blame, pipeline.failure)
             if len(self._requests) >= _MAX_REQUESTS:
                 raise PipelineError(f"The pipeline already serves {_MAX_REQUESTS} requests: try again in a moment.")
+            # It would be tokenized here, while all other requests wait.
+            context = pipeline.context or MAX_CONTEXT
+            if len(submit.prompt or "") > MOST_CHARACTERS * context:
+                raise InputError(f"The prompt is far longer than the context of {context:,} tokens: shorten it.")
             request = to_request(submit, self._codec, self._options, self._sampling)
         except PipelineError as error:
             self._refuse(state, error)

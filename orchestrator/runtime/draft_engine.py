@@ -18,7 +18,6 @@ from orchestrator.core.drafts.engine_selection import (
     StartDraft,
     Tell,
 )
-from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.preparation import Declined, PreparationOrder, PreparationReport, Prepared, Preparing
 from orchestrator.runtime.memory_needed import needed
@@ -27,6 +26,7 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.pool import LocalWorkers
 from orchestrator.runtime.workers.supervisor import Seat
+from protocol.child_process import ChildProcess
 from protocol.contracts.coreml.neural_engine import EngineChoice
 from protocol.errors import InputError
 from protocol.messages.base import Level

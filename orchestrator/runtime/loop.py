@@ -283,7 +283,7 @@ class Orchestrator:
             target=target.model if target else self._setup.target,
             draft=draft.model if draft else "",
             strategy=self._setup.options.strategy,
-            context=target.context if target else 0,
+            context=min(target.context, self._setup.options.context_limit or target.context) if target else 0,
             vocabulary=target.vocabulary if target else 0,
             down=tuple(role for role in self._hellos if role not in self._up.values()),
             lost=self._lost,

@@ -91,6 +91,7 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
         packages=tuple(_packages(setup)),
         rings=_reads_features(setup),
         processes=1 + workers,
+        tokenizer=_size(Path(setup.target) / "tokenizer.json"),
     )
 
 
@@ -135,6 +136,10 @@ def _packages(setup: OrchestratorSetup) -> Iterator[PackageNeed]:
 
 def _context(setup: OrchestratorSetup) -> int:
     return _positions(_config(Path(setup.target)))
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
 
 
 def _positions(config: dict[str, Any]) -> int:

@@ -83,7 +83,9 @@ def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSam
         raise InputError("The prompt is empty: give at least one token to continue.")
     sampling = submit.sampling.resolved(own)
     drawn = draft_sampling(submit, sampling)
-    return Request(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, drawn, submit.rules)
+    return Request(
+        tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, drawn, submit.rules, submit.request
+    )
 
 
 def draft_sampling(submit: Submit, sampling: Sampling) -> Sampling | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from protocol.errors import Blame, InputError, PipelineError, blame_of, blaming
 from protocol.kv import segments
-from protocol.paths import sessions_folder
+from protocol.paths import SESSIONS_VARIABLE, sessions_folder
 from protocol.security.private_files import private_folder, read_private, write_private
 
 _FAILURE = "failure"
@@ -43,7 +43,7 @@ class Session:
         while True:
             # Another session that ends removes an empty home, also between these two steps.
             with suppress(FileNotFoundError):
-                home = private_folder(_not_a_link(sessions_folder()))
+                home = private_folder(_own_home(sessions_folder()))
                 return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home)))
 
     @property
@@ -156,10 +156,12 @@ def _sessions() -> list[Path]:
     return sorted(home.glob(f"{_PREFIX}*")) if own else []
 
 
-def _not_a_link(home: Path) -> Path:
+def _own_home(home: Path) -> Path:
     """Whoever made a link chose which of this user's folders files are made and removed in."""
-    if home.is_symlink():
-        raise InputError(f"{home} is a link, which another user may have made: remove it.")
+    if home.is_symlink() or (home.exists() and home.stat().st_uid != os.getuid()):
+        raise InputError(
+            f"{home} is another user's, or is a link: remove it, or let {SESSIONS_VARIABLE} name another folder."
+        )
     return home
 
 

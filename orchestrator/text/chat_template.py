@@ -7,20 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import Any, NamedTuple
 
-from jinja2 import Template, TemplateError
-from jinja2.meta import find_undeclared_variables
-
-from orchestrator.text.mending import Conversation, mended
-from orchestrator.text.template_sources import (
-    environment,
-    read_json,
-    render_template,
-    special_tokens,
-    template_sources,
-    words_of,
-)
+from orchestrator.text.template_sources import END, Question, ask, read_json, special_tokens, template_sources
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
 
@@ -30,8 +20,8 @@ ChatMessage = Mapping[str, Any]
 _NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 _FALLBACK_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:", "\nTool:")
 _INSTRUCTIONS = ("system", "developer")
-_END = "\N{OBJECT REPLACEMENT CHARACTER}end-of-messages\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands for the content of the last message, to find what the template puts before it."""
+_AT_ONCE = 2
+"""Renderings of one template, so that a slow one delays neither the next nor other models."""
 
 
 class Rendering(NamedTuple):
@@ -45,7 +35,8 @@ class Rendering(NamedTuple):
 
 
 class ChatTemplate:
-    """Of one model folder. Raises InputError for a template that can't be read."""
+    """Of one model folder. Raises InputError for files that can't be read; a template that is broken or exceeds its
+    bounds refuses every conversation."""
 
     def __init__(self, folder: Path, codec: TextCodec | None = None) -> None:
         self.folder = folder
@@ -53,12 +44,18 @@ class ChatTemplate:
         self._settings = settings = read_json(folder / "tokenizer_config.json")
         self._sources = template_sources(folder, settings)
         self._special = special_tokens(settings)
-        self._compiled = {name: self._read(source) for name, source in self._sources.items()}
+        self._variables = {name: _variables(source) for name, source in self._sources.items()}
+        self._turns = BoundedSemaphore(_AT_ONCE)
 
     @property
     def own(self) -> bool:
         """Whether the model brings a template; if not, conversations look like `plain`'s."""
         return bool(self._sources)
+
+    @property
+    def faults(self) -> list[str]:
+        """Why templates of this model refuse every conversation."""
+        return [str(found) for found in self._variables.values() if isinstance(found, InputError)]
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -74,8 +71,7 @@ class ChatTemplate:
     @property
     def variables(self) -> frozenset[str]:
         """Names that the template reads, for instance messages and enable_thinking."""
-        source = self._sources.get("default")
-        return frozenset() if source is None else frozenset(find_undeclared_variables(environment().parse(source)))
+        return self._known("default")
 
     def mentions(self, text: str) -> bool:
         """Whether `text` stands in the source of the template, or of that for tools."""
@@ -88,8 +84,7 @@ class ChatTemplate:
     @property
     def knows_tools(self) -> bool:
         """Whether the template says anything about `tools`."""
-        source = self._sources.get(self._name(tools=True))
-        return source is not None and "tools" in find_undeclared_variables(environment().parse(source))
+        return "tools" in self._known(self._name(tools=True))
 
     def text(
         self,
@@ -119,29 +114,19 @@ class ChatTemplate:
         that it refuses however they are mended, and for content that is no text.
         """
         flat = [_flat(message) for message in messages]
-        template = self._compiled.get(self._name(tools=bool(tools)))
-        if template is None:
+        name = self._name(tools=bool(tools))
+        source, names = self._sources.get(name), self._variables.get(name)
+        if source is None:
             if tools:
                 raise InputError("This model has no chat template, so it knows no tools: leave them out.")
             begun = f" {flat[-1]['content']}" if continued else ""
             return Rendering(plain(flat[:-1] if continued else flat, answering or continued) + begun)
+        if isinstance(names, InputError):
+            raise InputError(str(names))
         known = {**self._special, "documents": None, **variables}
-
-        def rendered(conversation: Conversation, answering: bool = answering and not continued) -> str:
-            told = {
-                "messages": conversation.messages,
-                "tools": list(conversation.tools) if conversation.tools else None,
-            }
-            return render_template(template, add_generation_prompt=answering, **told, **known)
-
-        found = mended(Conversation(flat, tools), rendered)
-        if not continued:
-            return Rendering(rendered(found.conversation), found.left_out, found.notes)
-        *before, last = found.conversation.messages
-        ended = rendered(found.conversation._replace(messages=[*before, {**last, "content": _END}]))
-        head, there, _ = ended.rpartition(_END)
-        text = head if there else rendered(found.conversation._replace(messages=before), True)
-        return Rendering(text + last["content"], found.left_out, found.notes)
+        with self._turns:
+            found = ask(Question(source, flat, tools, answering, continued, known))
+        return Rendering(found.text, found.left_out, found.mended)
 
     def beginning(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
@@ -149,10 +134,10 @@ class ChatTemplate:
         """What every conversation with these instructions and tools begins with; empty if it can't be told."""
         before = list(takewhile(lambda message: message.get("role") in _INSTRUCTIONS, messages))
         try:
-            text = self.text([*before, {"role": "user", "content": _END}], tools, answering=False, **variables)
+            text = self.text([*before, {"role": "user", "content": END}], tools, answering=False, **variables)
         except InputError:
             return ""
-        head, there, _ = text.partition(_END)
+        head, there, _ = text.partition(END)
         return head if there else ""
 
     def tokens(
@@ -166,13 +151,18 @@ class ChatTemplate:
         """Some models have a template of its own for tools."""
         return "tool_use" if tools and "tool_use" in self._sources else "default"
 
-    def _read(self, source: str) -> Template:
-        try:
-            return environment().from_string(source)
-        except (TemplateError, RecursionError) as error:
-            raise InputError(
-                f"The chat template in {self.folder} is broken ({words_of(error)}): download the model again."
-            ) from error
+    def _known(self, name: str) -> frozenset[str]:
+        """The names that a template reads; none for one that refuses every conversation."""
+        found = self._variables.get(name, frozenset())
+        return frozenset() if isinstance(found, InputError) else found
+
+
+def _variables(source: str) -> frozenset[str] | InputError:
+    """Or why this template can't be used: the next conversation need not find it out again."""
+    try:
+        return ask(Question(source)).variables
+    except InputError as error:
+        return error
 
 
 def has_template(folder: Path) -> bool:

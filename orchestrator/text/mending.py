@@ -11,14 +11,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from protocol.errors import InputError
-
 Messages = Sequence[dict[str, Any]]
 """With texts as contents."""
 Tools = Sequence[Mapping[str, Any]] | None
 _INSTRUCTIONS = ("system", "developer")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _ID_LETTERS = 9
+
+
+class Refusal(Exception):
+    """The template refuses a conversation."""
 
 
 class Conversation(NamedTuple):
@@ -52,7 +54,7 @@ def mended(conversation: Conversation, render: Callable[[Conversation], str]) ->
     """`conversation` with those of `MENDS` without which the template refuses it or leaves out instructions, and those
     whose case it refuses.
 
-    If no mends have all instructions rendered, it is the form that has most. `render` raises InputError for what the
+    If no mends have all instructions rendered, it is the form that has most. `render` raises Refusal for what the
     template refuses. If it refuses every form, `conversation` is returned as it is.
     """
     messages, tools = conversation
@@ -61,7 +63,7 @@ def mended(conversation: Conversation, render: Callable[[Conversation], str]) ->
     def left_out(mends: Sequence[Mend]) -> tuple[str, ...] | None:
         try:
             return _left_out(messages, render(_applied(mends, marked)))
-        except InputError:
+        except Refusal:
             return None
 
     settled = [mend for mend in MENDS if mend.apply(conversation) != conversation and _settled(mend, render)]
@@ -96,7 +98,7 @@ def _settled(mend: Mend, render: Callable[[Conversation], str]) -> bool:
 def _refused(conversation: Conversation, render: Callable[[Conversation], str]) -> bool:
     try:
         render(conversation)
-    except InputError:
+    except Refusal:
         return True
     return False
 

@@ -1,141 +1,77 @@
-"""Chat templates as Jinja sees them: their sources in a model's folder, and texts made of them.
+"""Chat templates: their sources in a model's folder, and the questions to the process that renders them.
 
-Knows no tokenizer. Templates are the model folder's and run in Jinja's sandbox.
+Knows no tokenizer. A template is a program of whoever made the model, who is not trusted.
 """
 
-import ctypes
-import datetime
 import json
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import msgspec
 
+from protocol.bounded_process import BoundedProcesses, BoundExceeded, Bounds
 from protocol.errors import InputError, PipelineError
+from protocol.own_modules import module_command
 
+BOUNDS = Bounds(seconds=5, memory=512 << 20)
+"""A history of 8 MiB in 20,000 turns takes 0.6 s and 130 MiB."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_MOST_SECONDS = 10.0
-"""Of one rendering. The longest honest ones take tenths of a second."""
 _TURNS = ("user", "assistant", "user")
+END = "\N{OBJECT REPLACEMENT CHARACTER}end-of-messages\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands for the content of the last message, to find what the template puts before it."""
+_REMEDY = "choose another model, or write another template to chat_template.jinja in the model's folder"
+_processes = BoundedProcesses(module_command("orchestrator.text.template_process"), BOUNDS)
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks the text that a model was trained on; here it is replaced by its content."""
+class Question(msgspec.Struct):
+    """A conversation to render. Without messages: only compile the template."""
 
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses powers: no time limit could end the computation of a huge one."""
-
-    intercepted_binops = frozenset(("**",))
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        raise SecurityError("a template may compute no powers")
+    source: str
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    answering: bool = False
+    """Up to where the answer begins."""
+    continued: bool = False
+    """Up to the end of the last message, which the answer goes on with."""
+    known: Mapping[str, Any] = {}
+    """What else the template knows."""
 
 
-def environment() -> ImmutableSandboxedEnvironment:
-    """The Jinja environment that templates on Hugging Face expect."""
-    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _refuse
-    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return made
+class Answer(msgspec.Struct):
+    text: str = ""
+    left_out: tuple[str, ...] = ()
+    """Roles of the messages whose content the model does not read, one for each message."""
+    mended: tuple[str, ...] = ()
+    """What was changed for the template, as sentences."""
+    variables: frozenset[str] = frozenset()
+    """Names that the template reads, if it was only compiled."""
+    broken: str = ""
+    """Why it can't be compiled."""
+    refusal: str = ""
+    """Why it refuses the messages."""
+    endless: bool = False
+    """The text is too long."""
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(words: object) -> None:
-    raise TemplateError(str(words))
-
-
-def abandon_renderings() -> None:
-    """End all renderings of this process now; those who wait for one get a PipelineError. For its end."""
-    for limit in list(_Limited.running):
-        limit.stop()
-
-
-class _TooLong(BaseException):
-    """Not an Exception, which Jinja would take for a fault in the template and explain at length."""
-
-
-class _Limited:
-    """Raises `_TooLong` in the thread that entered it after `_MOST_SECONDS`. A template is a program: its loops can
-    last for years, and Python ends no thread from outside by other means."""
-
-    running: ClassVar[set["_Limited"]] = set()
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self._timer = threading.Timer(_MOST_SECONDS, self.stop)
-        self._timer.daemon = True
-
-    def __enter__(self) -> None:
-        self.running.add(self)
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self.running.discard(self)
-            # One that came too late must not hit what follows.
-            _raise_in(self._thread, None)
-
-    def stop(self) -> None:
-        with self._lock:
-            if self in self.running:
-                self.running.discard(self)
-                _raise_in(self._thread, _TooLong)
-
-
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise `error` in a thread at its next step in Python; None: no longer."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
-
-
-def render_template(template: Template, /, **known: Any) -> str:
-    """Raises InputError for messages that the template refuses, PipelineError if it does not end."""
+def ask(question: Question) -> Answer:
+    """Raises InputError for messages that the template refuses, and for a template that is broken or exceeds its
+    bounds."""
     try:
-        with _Limited():
-            return template.render(known)
-    except _TooLong as error:
-        raise PipelineError(
-            f"The model's chat template did not end within {_MOST_SECONDS:.0f} s, or the server ended: choose another "
-            "model if this happens again."
-        ) from error
-    # A faulty template raises Python's own errors in Jinja.
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        raise InputError(f"The model's chat template refuses these messages: {words_of(error)}") from error
+        asked = msgspec.Raw(msgspec.json.encode(question))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"The messages are no JSON ({error}): give texts, numbers, lists and objects.") from error
+    try:
+        found = msgspec.json.decode(_processes.ask(asked), type=Answer)
+    except BoundExceeded as exceeded:
+        raise InputError(f"The model's chat template {exceeded}: {_REMEDY}.") from exceeded
+    if found.endless:
+        raise InputError(f"The model's chat template makes a far longer text than the messages: {_REMEDY}.")
+    if found.broken:
+        raise InputError(f"The model's chat template is broken ({found.broken}): download the model again.")
+    if found.refusal:
+        raise InputError(f"The model's chat template refuses these messages: {found.refusal}")
+    return found
 
 
 def template_sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -172,9 +108,8 @@ def written_behind_answers(folder: Path) -> str:
             return ""
         contents = ("first-question", "whole-answer", "second-question")
         messages = [{"role": role, "content": text} for role, text in zip(_TURNS, contents, strict=True)]
-        template = environment().from_string(source)
-        text = render_template(template, messages=messages, tools=None, **special_tokens(settings))
-    except (PipelineError, TemplateError, RecursionError):
+        text = ask(Question(source, messages, known=special_tokens(settings))).text
+    except PipelineError:
         return ""
     _, answer, behind = text.partition(contents[1])
     between, question, _ = behind.partition(contents[2])
@@ -188,8 +123,3 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} can't be read ({error}): download the model again.") from error
     return content if isinstance(content, dict) else {}
-
-
-def words_of(error: Exception) -> str:
-    """The first line of an error."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -3,127 +3,21 @@
 import codecs
 import json
 import re
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tokenizers import Tokenizer
 
 from orchestrator.text.template_sources import written_behind_answers
+from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import InputError
 
-_COMPOSITION = 4
-"""Characters that NFC joins to one at most: the largest expansion of NFD (Unicode's FAQ on normalization)."""
-_LOSSLESS = frozenset({"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"})
-"""Pre-tokenizers that only divide the text, unless they remove what they find."""
+MOST_CHARACTERS = 16
+"""Of a token, on average over a text that fills a context. English has 4 or 5, and code with deep indentation 8."""
 _MOST_TOKENS = 1 << 31
 """Ids of tokens are below it on the wire."""
-_BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(0x100))
-
-
-class TokenReach(msgspec.Struct, frozen=True):
-    """Bounds from above of the characters that one token stands for."""
-
-    ascii: int
-    other: int
-    """In a text that is not ASCII."""
-    dropped: str = ""
-    """Characters that become no token."""
-
-    def least_tokens(self, text: str) -> int:
-        """A number of tokens that no tokenization of `text` goes below."""
-        kept = len(text) - sum(map(text.count, self.dropped))
-        return -(-kept // (self.ascii if text.isascii() else self.other))
-
-
-class _Model(msgspec.Struct):
-    type: str = ""
-    vocab: Any = None
-    byte_fallback: bool = False
-
-
-class _AddedToken(msgspec.Struct):
-    content: str
-    lstrip: bool = False
-    rstrip: bool = False
-
-
-class _File(msgspec.Struct):
-    model: _Model
-    added_tokens: list[_AddedToken] = []
-    normalizer: dict[str, Any] | None = None
-    pre_tokenizer: dict[str, Any] | None = None
-
-
-def token_reach(content: str, bytes_of: Mapping[str, int]) -> TokenReach | None:
-    """None for a tokenizer that may lose text, or whose steps are not known here: its tokens have no such bound.
-
-    `bytes_of`: the bytes that characters of byte-level vocabularies stand for.
-    """
-    try:
-        file = msgspec.json.decode(content, type=_File)
-    except msgspec.ValidationError:
-        return None
-    composition, dropped = _composition(file.normalizer), _dropped(file, bytes_of)
-    if composition is None or dropped is None:
-        return None
-    added = [unicodedata.normalize("NFD", token.content) for token in file.added_tokens]
-    longest = max(map(len, (*file.model.vocab, *added)))
-    return TokenReach(longest, longest * composition, dropped)
-
-
-def _dropped(file: _File, bytes_of: Mapping[str, int]) -> str | None:
-    """The control characters that are part of no token; None if other characters may be lost too."""
-    steps = list(_steps(file.pre_tokenizer, "pretokenizers"))
-    if any(step.get("type") not in _LOSSLESS or step.get("behavior") == "Removed" for step in steps):
-        return None
-    # Such tokens take any amount of whitespace beside them.
-    if any(token.lstrip or token.rstrip for token in file.added_tokens):
-        return None
-    vocabulary = file.model.vocab
-    if file.model.type != "BPE" or not isinstance(vocabulary, Mapping):
-        return None
-    if any(step.get("type") == "ByteLevel" for step in steps):
-        missing = {byte for character, byte in bytes_of.items() if character not in vocabulary}
-        # Each character beyond ASCII has one of the latter bytes at least.
-        required = {*range(0x20, 0x7F), *range(0x80, 0xC0)}
-        return None if missing & required else "".join(chr(byte) for byte in missing if byte < 0x80)
-    # Without these an unknown character is dropped, or joined with its neighbours to one token.
-    return "" if file.model.byte_fallback and vocabulary.keys() >= _BYTE_TOKENS else None
-
-
-def _composition(normalizer: Mapping[str, Any] | None) -> int | None:
-    """By how much the steps shorten a text at most; None if that is not known."""
-    factor = 1
-    for step in _steps(normalizer, "normalizers"):
-        match step:
-            case {"type": "NFC"}:
-                factor = _COMPOSITION
-            case {"type": "Prepend"}:
-                pass
-            case {"type": "Replace", "pattern": {"String": str(before)}, "content": str(after)} if (
-                0 < len(before) <= len(after)
-            ):
-                pass
-            case _:
-                return None
-    return factor
-
-
-def _steps(step: Mapping[str, Any] | None, members: str) -> Iterable[Mapping[str, Any]]:
-    """A step, or the steps of a sequence of them."""
-    if step is None:
-        return
-    if step.get("type") != "Sequence":
-        yield step
-        return
-    for each in step.get(members, ()):
-        yield from _steps(each, members)
-
-
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """A decoder returns it for bytes that are no character, or the beginning of one."""
 MARK = "\ufdd0"
@@ -183,19 +77,13 @@ class TextCodec:
         ids = self.encode(text, special=False)
         return ids if ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
 
-    def least_tokens(self, text: str) -> int:
-        """A number of tokens that `encode` never goes below, found without tokenizing.
-
-        0 for a tokenizer that has no such bound.
-        """
-        return 0 if self._reach is None else self._reach.least_tokens(text)
-
     def decode(self, tokens: Iterable[int], shown: frozenset[int] = frozenset()) -> str:
         """Text of `tokens`, without special and end tokens; bytes that are no character become U+FFFD.
 
         `shown`: special tokens whose text is included.
         """
-        return self._tokenizer.decode(self.visible(tokens, shown), skip_special_tokens=not shown)
+        # As in `encode`, the form for one text would hold the interpreter's lock.
+        return self._tokenizer.decode_batch([self.visible(tokens, shown)], skip_special_tokens=not shown)[0]
 
     def id_of(self, token: str) -> int | None:
         """The id of a token given by its text; None if the vocabulary does not have it."""
@@ -246,10 +134,6 @@ class TextCodec:
         found = self._tokenizer.encode("a")
         added = found.special_tokens_mask
         return found.ids[: added.index(0)] if 0 in added else []
-
-    @cached_property
-    def _reach(self) -> TokenReach | None:
-        return token_reach(self._tokenizer.to_str(), _BYTES)
 
     @cached_property
     def _byte_level(self) -> bool:
@@ -329,11 +213,7 @@ class TextStream:
 
 def _load(folder: Path) -> Tokenizer:
     try:
-        content = (folder / "tokenizer.json").read_bytes()
-    except OSError as error:
-        raise InputError(f"{folder} has no readable tokenizer.json: pass the folder of a complete model.") from error
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer = Tokenizer.from_buffer(tokenizer_file(folder))
     except ValueError as error:
         raise InputError(f"{folder}/tokenizer.json is broken ({error}): download the model again.") from error
     tokenizer.no_truncation()

@@ -9,6 +9,8 @@ import msgspec
 
 from protocol.errors import InputError
 
+_MOST_BYTES = 128 << 20
+"""The largest known ones have about 35 MB (Gemma 3)."""
 _LONGEST = 40
 """Characters of a token in a sentence."""
 
@@ -67,14 +69,26 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def _read(folder: Path) -> _Tokenizer:
+def tokenizer_file(folder: Path) -> bytes:
+    """`folder`/tokenizer.json. Raises InputError without it, and for one that is larger than any model's."""
+    file = folder / "tokenizer.json"
     try:
-        return msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_Tokenizer)
+        if file.stat().st_size > _MOST_BYTES:
+            raise InputError(
+                f"{file} has over {_MOST_BYTES >> 20} MiB, several times as many as any known model's, and would take "
+                "gigabytes of memory: choose another model."
+            )
+        return file.read_bytes()
     except OSError as error:
         raise InputError(
             f"{folder} has no readable tokenizer.json ({error.strerror}): "
             "pass the folder of a complete model, with config.json, tokenizer.json and safetensors."
         ) from error
+
+
+def _read(folder: Path) -> _Tokenizer:
+    try:
+        return msgspec.json.decode(tokenizer_file(folder), type=_Tokenizer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{folder}/tokenizer.json is broken ({error}): download the model again.") from error
 

@@ -20,6 +20,7 @@ from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
 from protocol.paths import cache_folder
+from protocol.security.private_files import lock_file
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _in_turns() -> Generator[None]:
     """Wait while another process of this machine is in here, though not for ever: it may hang."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
-        lock = (cache_folder() / "forward-costs.lock").open("w")
+        lock = lock_file(cache_folder() / "forward-costs.lock")
     except OSError:
         yield
         return

@@ -21,6 +21,8 @@ _MODEL_NAME = re.compile(r"[0-9a-f]{32}")
 """Of a model's folder. The user may have put other things beside them."""
 _LEFT = 0.9
 """Share of the limit that is left after a removal, so that not every file causes one."""
+_CLOCK_SECONDS = 86_400.0
+"""How far the clocks of machines with one home may be apart."""
 _COUNTED = 32
 """Files that are written until those of other processes are counted again."""
 
@@ -70,7 +72,9 @@ class CacheFiles:
         write_private(self.folder / _LABEL, self._label)
 
     def _remove_oldest(self) -> None:
-        files = sorted(_files(self._root), key=lambda file: file[2])
+        # Files of times to come, which a clock that was wrong has left, would never be the oldest, and new ones always.
+        latest = time.time() + _CLOCK_SECONDS
+        files = sorted(_files(self._root), key=lambda file: file[2] if file[2] < latest else 0.0)
         self._bytes = sum(size for _, size, _ in files)
         for file, size, _ in files:
             if self._bytes <= _LEFT * self._limit:

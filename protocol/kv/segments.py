@@ -121,7 +121,9 @@ def _write(folder: Path, name: str, owner: _Owner) -> None:
 def _require_private(folder: Path) -> None:
     """Refuse a registry that another user could have planted. It need not exist."""
     if os.path.lexists(folder) and not _is_private(folder):
-        raise SegmentError(f"{folder} is not a private folder of this user: remove it and start again.")
+        raise SegmentError(
+            f"{folder} is not a private folder of this user: remove it, or let {SEGMENTS_VARIABLE} name another."
+        )
 
 
 def _is_private(folder: Path) -> bool:

@@ -147,6 +147,9 @@ class Statistics(MessagePart, frozen=True, kw_only=True):
     """Seconds in which the target saved KV of any request between this one's rounds."""
     pace: Pace | None = None
     """Of a paced run."""
+    overlapped_rounds: int = 0
+    """Rounds in which the draft could compute while the target did. In the others it took turns with the target, or
+    there was none."""
     plain_tokens_per_second: float | None = None
     """Of plain decoding in this request's conditions, estimated. None where nothing was guessed, and where the request
     shared most forwards with other ones."""
@@ -156,6 +159,11 @@ class Statistics(MessagePart, frozen=True, kw_only=True):
         """How many times faster than plain decoding, estimated."""
         plain = self.plain_tokens_per_second
         return self.tokens_per_second / plain if plain else None
+
+    @property
+    def overlapped_hit_rate(self) -> float | None:
+        """The hit rate where it says something: draft and target computed at the same time in most rounds."""
+        return self.hit_rate if 2 * self.overlapped_rounds > self.rounds else None
 
 
 class Done(Message, frozen=True):

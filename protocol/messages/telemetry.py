@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from protocol.messages.base import Message, MessagePart, PlainText, Probability, Role, Seconds, WireSequence
+from protocol.messages.base import Message, MessagePart, PlainText, Probability, Role, Seconds, ShortText, WireSequence
 from protocol.messages.client import FromClient, Statistics, ToClient
 
 MAX_NODES = 48
@@ -117,6 +117,8 @@ class RequestSummary(MessagePart, frozen=True, kw_only=True):
     """A request in progress."""
 
     sequence: WireSequence
+    name: ShortText
+    """By which its client knows it: that of `Submit`."""
     phase: Literal["waiting", "prefilling", "ready", "verifying"]
     generated_tokens: int
     age: Seconds
@@ -149,6 +151,8 @@ class RequestSnapshot(MessagePart, frozen=True, kw_only=True):
     hits: int
     hit_chances: int
     """Rounds that could have hit."""
+    overlapped_rounds: int
+    """As in `Statistics`, so far."""
     accepted: DepthCounts
     """Rounds in which the node at that depth was accepted."""
     tried: DepthCounts

@@ -6,7 +6,6 @@ it has the answer. Knows no messages and no clock.
 """
 
 import fcntl
-import os
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from zmq.utils import z85
 
 from protocol.errors import InputError, PipelineError
 from protocol.security.keys import is_key, new_secret, one_time_keys
-from protocol.security.private_files import private_folder, read_private, write_private
+from protocol.security.private_files import lock_file, private_folder, read_private, write_private
 
 ZAP_DOMAIN = b"launch-pipeline"
 INVITATION_SECONDS = 600.0
@@ -202,8 +201,7 @@ class Pins:
     @contextmanager
     def _changing(self) -> Generator[dict[str, bytes]]:
         """The pins under a file lock; changes to them are written at the end."""
-        lock = os.open(self._file.with_name(f".{_FILE}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with lock_file(self._file.with_name(f".{_FILE}.lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.refresh()
             pins = dict(self._by_name)
@@ -212,8 +210,6 @@ class Pins:
                 text = {name: public.decode() for name, public in pins.items()}
                 write_private(self._file, msgspec.json.format(msgspec.json.encode(text)))
                 self.refresh()
-        finally:
-            os.close(lock)
 
 
 def _parsed(file: Path, content: bytes) -> dict[str, bytes]:

@@ -58,6 +58,13 @@ def open_private(file: Path) -> BinaryIO:
     return opened
 
 
+def lock_file(file: Path) -> BinaryIO:
+    """`file`, to be locked; made if it is missing. Follows no link and empties no file, in case another user could
+    write the folder. Raises OSError."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "r+b", buffering=0)
+
+
 def write_private(file: Path, *pieces: bytes | memoryview, replace: bool = True) -> None:
     """Write `pieces` atomically, mode 0600; without `replace`, an existing file stays."""
     temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")

@@ -126,6 +126,16 @@ def test_without_the_file_the_head_is_whole(tmp_path: Path):
     assert read_head_tokens(tmp_path, VOCABULARY) is None
 
 
+def test_a_file_that_lies_about_its_length_or_is_no_array_is_refused(tmp_path: Path):
+    """Before memory is taken for what it announces."""
+    lies = [f"{{'descr':'<i4','fortran_order':False,'shape':({1 << bits},)}}" for bits in (31, 40, 70)]
+    for lie in (*lies, "[" * 3000, "-" * 9000 + "1", "{'descr':'O','fortran_order':False,'shape':(1,)}"):
+        content = b"\x93NUMPY\x01\x00" + (len(lie) + 1).to_bytes(2, "little") + lie.encode() + b"\n" + bytes(64)
+        (tmp_path / HEAD_TOKENS).write_bytes(content)
+        with pytest.raises(InputError, match="can't be read"):
+            read_head_tokens(tmp_path, VOCABULARY)
+
+
 @pytest.mark.parametrize(
     "tokens",
     [

@@ -35,31 +35,39 @@ FATAL = """
 import os, sys
 
 if "target_worker" in sys.orig_argv:
-    from protocol.messages.worker import Start
+    from protocol.messages.worker import Fault, Start
     from target_worker.worker import TargetWorker
 
     real = TargetWorker.handle
 
     def handle(self, message):
         if isinstance(message, Start) and message.sampling.seed == 666:
-            os._exit(9)
+            {act}
         return real(self, message)
 
     TargetWorker.handle = handle
 """
 
 
-@pytest.mark.thorough
-def test_a_request_over_which_targets_end_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("act", "times"),
+    [
+        # One request more than the deaths in a minute that end a pipeline.
+        pytest.param("os._exit(9)", 2, marks=pytest.mark.thorough),
+        ("return iter([Fault('lost', 'no reason', message.sequence)])", 1),
+        pytest.param("return iter([])", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_request_over_which_targets_end_or_do_nothing_fails_alone(
+    act: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
 ):
-    (tmp_path / "sitecustomize.py").write_text(FATAL)
+    (tmp_path / "sitecustomize.py").write_text(FATAL.format(act=act))
     paths = [str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
     with Pipeline() as pipeline:
-        # Twice: one request more than the deaths in a minute that end a pipeline.
-        for _ in range(2):
+        for _ in range(times):
             with pipeline.stream(PROMPT, PARAMS) as stream:
                 next(iter(stream))
                 with pytest.raises(InputError, match="Two targets ended while they computed this request"):

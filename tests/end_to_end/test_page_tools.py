@@ -21,7 +21,7 @@ _CALLS = """(() => {
     [0, "one", "look", '{"at": "<img src=x>'], [1, "two", "<b>", ""], [0, "", "", '"}'], [2, "three", "cut", '{"a'],
   ];
   for (const [index, id, name, text] of parts) calls.add({ index, id, function: { name, arguments: text } }, turn);
-  conversation.finish(turn, "chat", "", "", "tool_calls", calls);
+  conversation.finish(turn, "chat", "", [], "", "tool_calls", calls, 0);
 })()"""
 """An answer of three calls, the last of which was cut off."""
 

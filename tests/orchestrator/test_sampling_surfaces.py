@@ -29,7 +29,7 @@ def options(decorate) -> dict[str, click.Option]:
 
 
 SURFACES: dict[str, tuple[Iterable[str], Mapping[str, str]]] = {
-    "command line": (options(sampling_options(max_tokens=9)), NOT_OPTIONS),
+    "command line": (options(sampling_options), NOT_OPTIONS),
     "server's options": (options(server_options), NOT_PRESET),
     "chat completions": (ChatRequest.__struct_fields__, NOT_IN_BODIES),
     "completions": (CompletionRequest.__struct_fields__, NOT_IN_BODIES),
@@ -76,7 +76,7 @@ def test_every_field_reaches_the_message_with_its_value(field: msgspec.structs.F
     assert getattr(sent, field.name) == value != field.default
 
 
-@pytest.mark.parametrize("decorate", [sampling_options(max_tokens=9), server_options])
+@pytest.mark.parametrize("decorate", [sampling_options, server_options])
 def test_options_start_from_the_defaults_of_the_fields_and_leave_the_model_its_own(decorate):
     known = options(decorate)
 

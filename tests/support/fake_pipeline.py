@@ -42,6 +42,7 @@ def statistics(prompt: int, generated: int) -> Statistics:
         wasted_draft_share=0.5,
         overhead_per_round=0.001,
         adopted_tokens=1,
+        overlapped_rounds=2,
     )
 
 
@@ -50,6 +51,7 @@ class FakeStream:
 
     def __init__(self, pipeline: "FakePipeline", prompt: Sequence[int], params: SamplingParams) -> None:
         self._pipeline = pipeline
+        self.request = f"request {len(pipeline.asked)}"
         self._prompt = prompt
         self._params = params
         self.result: Result | None = None

@@ -1,21 +1,26 @@
 """Where a chat is shown: on a terminal, rendered, or as plain lines in and plain text out."""
 
 import sys
+import termios
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.shortcuts import confirm
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
+from rich.spinner import Spinner
 from rich.text import Text
 
+from orchestrator.cli.report import READING
 from protocol.security.private_files import private_folder, read_private, write_private
 
 _REDRAWS = 8
@@ -29,7 +34,7 @@ class AnswerScreen(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def show(self, text: str, status: str) -> None:
-        """The answer so far."""
+        """The answer so far; before its first word, `status` alone."""
         ...
 
     def finish(self, text: str, status: str) -> None:
@@ -51,12 +56,30 @@ class Screen(Protocol):
         """Something that is no answer."""
         ...
 
+    def confirm(self, question: str) -> bool:
+        """Whether the user says yes; without a terminal nobody does."""
+        ...
+
     def answering(self) -> AnswerScreen: ...
 
 
-def screen(history: Path | None) -> Screen:
+@contextmanager
+def screen(history: Path | None) -> Iterator[Screen]:
     """`history`: a file for the lines that are typed on a terminal, or None."""
-    return Terminal(history) if sys.stdin.isatty() and sys.stdout.isatty() else Plain()
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield Plain()
+        return
+    before = termios.tcgetattr(sys.stdin)
+    input_flags, output_flags, control_flags, local_flags, *rest = before
+    # What is typed while models load or an answer comes waits for the next line. Its echo would be overwritten by what
+    # is drawn then, and the terminal's own line editor drops what is longer than 4,095 bytes.
+    input_flags &= ~termios.ICRNL
+    local_flags &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, [input_flags, output_flags, control_flags, local_flags, *rest])
+    try:
+        yield Terminal(history)
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 class Plain:
@@ -75,6 +98,9 @@ class Plain:
 
     def note(self, words: str, wrong: bool = False) -> None:
         print(words, file=sys.stderr)
+
+    def confirm(self, question: str) -> bool:
+        return False
 
     def answering(self) -> "PlainAnswer":
         return PlainAnswer()
@@ -118,6 +144,9 @@ class Terminal:
     def note(self, words: str, wrong: bool = False) -> None:
         self._console.print(words, style="red" if wrong else "dim", markup=False, highlight=False)
 
+    def confirm(self, question: str) -> bool:
+        return confirm(question)
+
     def answering(self) -> "LiveAnswer":
         return LiveAnswer(self._console)
 
@@ -127,7 +156,8 @@ class LiveAnswer:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(Text("…", style="dim"), console=console, refresh_per_second=_REDRAWS, transient=True)
+        self._waiting = Spinner("dots", READING)
+        self._live = Live(self._waiting, console=console, refresh_per_second=_REDRAWS, transient=True)
 
     def __enter__(self) -> "LiveAnswer":
         self._live.__enter__()
@@ -137,7 +167,8 @@ class LiveAnswer:
         self._live.stop()
 
     def show(self, text: str, status: str) -> None:
-        self._live.update(Group(_End(text), Text(status, style="dim")))
+        self._waiting.update(text=status)
+        self._live.update(Group(_End(text), Text(status, style="dim")) if text else self._waiting)
 
     @property
     def shown(self) -> RenderableType:

@@ -17,12 +17,14 @@ from orchestrator.cli.brief_help import brief_help
 from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
+from orchestrator.cli.report import cut_off, reading
 from orchestrator.cli.running_pipelines import RUNNING, held, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.machine.downloads.default_target import demo_note
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import Ineffective
+from protocol.messages.client import Statistics
 from protocol.paths import cache_folder
 from protocol.security.private_files import write_private
 from protocol.shown_names import model_name
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 _ENDING = "Ctrl-C again, or Ctrl-D, ends the chat."
 Show = Callable[[str, str], None]
 """The answer so far, and the status line."""
-_FULL = "The conversation fills the context, so there is no room for an answer: /clear forgets what was said."
+_FULL = "The conversation fills the context: /clear forgets what was said, so that there is room for answers again."
 _SILENT = "The model ended its answer without a word: say it in other words, or /clear what was said."
 
 
@@ -49,7 +51,7 @@ _SILENT = "The model ended its answer without a word: say it in other words, or 
     help="Do not keep the typed lines in a file.",
 )
 @address_option
-@sampling_options(max_tokens=1024)
+@sampling_options
 @pipeline_options
 @facts(requests="in turn", temperature=None)
 def chat(system: str, no_history: bool, running: str | None, settings: PipelineSettings, **options: Any) -> None:
@@ -66,13 +68,14 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
     from orchestrator.cli.chat.screen import screen
 
     notes = without_effect(settings, terminal=sys.stdin.isatty() and sys.stdout.isatty())
-    conversation = ChatConversation(sampling(options), _Files().save, system)
+    params = sampling(options)
     if running is None:
-        settings, note = fitting_strategy(settings, conversation.params)
+        settings, note = fitting_strategy(settings, params)
         notes = [*notes, note]
     lasting = running_pipeline(settings) if running is None else Client(running)
-    shown = screen(None if no_history else cache_folder() / "chat" / "history")
     with ExitStack() as stack:
+        shown = stack.enter_context(screen(None if no_history else cache_folder() / "chat" / "history"))
+        conversation = ChatConversation(params, _Files(shown.confirm).save, system)
         if lasting is None:
             client: Client = stack.enter_context(started(settings, notes, quiet=not shown.lasting, conversing=True))
         else:
@@ -94,19 +97,21 @@ def _welcome(template: ChatTemplate) -> str:
 
 
 class _Files:
-    """The files that this chat was saved to; no other file is overwritten."""
+    """The files that this chat was saved to; others are overwritten only if the user confirms it."""
 
-    def __init__(self) -> None:
+    def __init__(self, confirm: Callable[[str], bool]) -> None:
+        self._confirm = confirm
         self._ours: set[Path] = set()
 
     def save(self, file: str, text: str) -> None:
         path = Path(file).expanduser().absolute()
-        if path.exists() and path not in self._ours:
-            raise InputError(f"{path} is there already: choose another file.")
+        known = path in self._ours or not path.is_file()
+        if not known and not self._confirm(f"{file} is there already. Overwrite it?"):
+            raise InputError(f"{file} is there already: choose another file.")
         try:
             write_private(path, text.encode())
         except OSError as error:
-            raise InputError(f"{path} can't be written ({error.strerror}): choose another file.") from error
+            raise InputError(f"{file} can't be written ({error.strerror}): choose another file.") from error
         self._ours.add(path)
 
 
@@ -116,8 +121,8 @@ class StreamedAnswer:
     status: str
     stopped: bool = False
     """The user stopped it with Ctrl-C, and the request was cancelled."""
-    nothing: str = ""
-    """Why there is no text."""
+    note: str = ""
+    """Why there is no text, or no more of it."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,8 @@ class Answerer:
 
 
 def converse(screen: "Screen", conversation: ChatConversation, answerer: Answerer) -> None:
-    """Until /quit, the end of the input, or two Ctrl-C in a row. Without a terminal a PipelineError ends it too."""
+    """Until /quit, the end of the input, or two Ctrl-C in a row on an empty line. Without a terminal any Ctrl-C or
+    PipelineError ends it."""
     interrupted = False
     while not conversation.over:
         try:
@@ -154,37 +160,37 @@ def converse(screen: "Screen", conversation: ChatConversation, answerer: Answere
         interrupted = False
         if line.strip():
             try:
-                interrupted = _turn(screen, conversation, answerer, line.strip())
-            except PipelineError as error:
+                _turn(screen, conversation, answerer, line.strip())
+            except (PipelineError, KeyboardInterrupt) as error:
                 if not screen.lasting:
                     raise
-                screen.note(str(error), wrong=True)
+                screen.note(str(error) or "Stopped.", wrong=True)
 
 
-def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, line: str) -> bool:
-    """One message or command; whether Ctrl-C stopped its answer."""
+def _turn(screen: "Screen", conversation: ChatConversation, answerer: Answerer, line: str) -> None:
+    """One message or command."""
     if is_command(line):
         words = conversation.command(line)
         if words:
             screen.note(words)
-        return False
+        return
     question = without_escape(line)
     with screen.answering() as shown:
         answer = answerer.answer(conversation, question, shown.show)
+        # First of all: another Ctrl-C may end what follows.
+        conversation.answered(question, answer.text)
         shown.finish(answer.text, answer.status)
-    conversation.answered(question, answer.text)
-    if answer.nothing:
-        screen.note(answer.nothing, wrong=True)
+    if answer.note:
+        screen.note(answer.note, wrong=True)
     if answer.stopped and not screen.lasting:
         raise KeyboardInterrupt
-    return answer.stopped
 
 
 def _read(stream: Stream, show: Show, most: int | None) -> StreamedAnswer:
     """`most`: tokens of the answer, if the context has room for them."""
     pieces: list[str] = []
     first = None
-    stream.watch_reading(lambda tokens, total: show("", f"reading: {tokens:,} of {total:,} tokens"))
+    stream.watch_reading(lambda tokens, total: show("", reading(tokens, total)))
     try:
         for piece in stream:
             now = time.monotonic()
@@ -192,26 +198,23 @@ def _read(stream: Stream, show: Show, most: int | None) -> StreamedAnswer:
             began, before = first = first or (now, stream.tokens)
             rate = (stream.tokens - before) / (now - began) if now > began else None
             pieces.append(piece)
-            show("".join(pieces).lstrip(), status(stream.tokens, rate, stream.hit_rate))
+            show("".join(pieces).lstrip(), status(stream.tokens, rate))
     except KeyboardInterrupt:
         text = "".join(pieces).strip()
-        return StreamedAnswer(text, f"{status(stream.tokens, None, stream.hit_rate)} · stopped", stopped=True)
+        return StreamedAnswer(text, f"{status(stream.tokens, None)} · stopped", stopped=True)
     assert stream.result is not None
     figures = stream.result.statistics
-    line = status(figures.generated_tokens, figures.tokens_per_second, figures.hit_rate)
-    text, cut = "".join(pieces).strip(), ""
-    if stream.result.finish_reason == "length":
-        cut = (
-            " · cut off at --max-tokens"
-            if figures.generated_tokens >= (most or 0)
-            else " · cut off: the context is full"
-        )
-    nothing = "" if text else _FULL if "full" in cut else _SILENT
-    return StreamedAnswer(text, line + cut, nothing=nothing)
+    line = status(figures.generated_tokens, figures.tokens_per_second, figures)
+    text = "".join(pieces).strip()
+    return StreamedAnswer(text, line, note=cut_off(stream.result, most, _FULL) or ("" if text else _SILENT))
 
 
-def status(tokens: int, rate: float | None, hit_rate: float | None) -> str:
+def status(tokens: int, rate: float | None, ended: Statistics | None = None) -> str:
+    """`ended`: the figures of a whole answer, for what speculation gained."""
     parts = [f"{tokens} tokens"]
     parts += [] if rate is None else [f"{rate:.1f} tokens/s"]
-    parts += [] if hit_rate is None else [f"hit rate {hit_rate:.0%}"]
+    if ended is not None and ended.speedup is not None:
+        parts += [f"{ended.speedup:.1f}× plain decoding", f"{ended.tokens_per_round:.1f} tokens a round"]
+        hits = ended.overlapped_hit_rate
+        parts += [] if hits is None else [f"hit rate {hits:.0%}"]
     return " · ".join(parts)

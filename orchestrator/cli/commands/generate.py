@@ -33,6 +33,10 @@ _KEPT = "The models stay loaded for {:g} minutes for the next command (--keep): 
 _NOTHING = "The model ended the text at once: to it, nothing follows this prompt."
 _PROMPT_MIB = 16
 """Sixteen characters for each token of the longest context."""
+_FULL = (
+    "The answer ended because the context of {:,} tokens is full. Ctrl-C or --max-tokens ends one sooner that repeats "
+    "itself."
+)
 _WITHOUT_RAW = "Without --raw it would be a message that is answered."
 
 
@@ -52,7 +56,7 @@ _WITHOUT_RAW = "Without --raw it would be a message that is answered."
     is_flag=True,
     help="Only the text.",
 )
-@click.option("--stats", is_flag=True, help="Show every figure: rounds, hit rate, acceptance, who was busy.")
+@click.option("--stats", is_flag=True, help="Show every figure: acceptance, who was busy and more.")
 @option(
     "--keep",
     Ineffective("the pipeline that is asked runs already", running=SET),
@@ -62,7 +66,7 @@ _WITHOUT_RAW = "Without --raw it would be a message that is answered."
     f"them. Default: {KEPT_MINUTES:.0f} on a terminal if they take at most a quarter of the memory, else 0.",
 )
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, even if the target has a chat template.")
-@sampling_options(max_tokens=256)
+@sampling_options
 @pipeline_options
 @facts(requests="one", tokenizes=False)
 def generate(
@@ -154,9 +158,9 @@ def _run(
         print_notes([demo_note(state.target), how])
     with (
         client.stream(client.chat_prompt(text) if chat else text, params) as stream,
-        Console(stderr=True, quiet=quiet or as_json).status("Reading the prompt ...") as status,
+        Console(stderr=True, quiet=quiet or as_json).status(report.READING) as status,
     ):
-        stream.watch_reading(lambda tokens, total: status.update(f"Reading the prompt: {tokens:,} of {total:,} tokens"))
+        stream.watch_reading(lambda tokens, total: status.update(report.reading(tokens, total)))
         for piece in stream:
             status.stop()
             if not as_json:
@@ -173,6 +177,7 @@ def _run(
         Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats, loading=loading))
         if not result.text.strip() and result.finish_reason == "stop":
             print_notes([_NOTHING if chat or template is None else f"{_NOTHING} {_WITHOUT_RAW}"])
-    if params.json_schema is not None and result.finish_reason == "length":
-        tokens = result.statistics.generated_tokens
-        raise PipelineError(f"The JSON is incomplete, cut off after {tokens} tokens: give a larger --max-tokens.")
+    limit = report.cut_off(result, params.max_tokens, _FULL.format(state.context))
+    if limit and params.json_schema is not None:
+        raise PipelineError(f"The JSON is incomplete. {limit}")
+    print_notes([limit if not quiet and not as_json else ""])

@@ -3,7 +3,6 @@
 The training runs in a process of its own, of which only the reports are known here.
 """
 
-import os
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +18,7 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.sentences import say
-from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.hardware import usable_cores, worker_environment
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.reporting_process import reports
 from orchestrator.text.training_prompts import write_prompts
@@ -137,7 +136,7 @@ def train_draft(
         choices=TrainingChoices(**options),
     )
     try:
-        finished = _watched(order, threads or os.cpu_count() or 1, quiet=as_json)
+        finished = _watched(order, threads or len(usable_cores()), quiet=as_json)
     except KeyboardInterrupt:
         say(f"Stopped. The same command goes on from the state in {out}.", err=True)
         raise

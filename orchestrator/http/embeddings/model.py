@@ -16,6 +16,8 @@ from orchestrator.http.embeddings.request import MOST_INPUTS, Input
 from orchestrator.http.errors import ApiError
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.embeddings.process import EmbeddingCommand, EmbeddingProcess
+from orchestrator.text.tokenizer import MOST_CHARACTERS
+from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import PipelineError
 
 _RETRY_SECONDS = 5
@@ -50,7 +52,7 @@ class EmbeddingModel:
         self._settings = settings
         self._limit = limit
         self._start = start
-        self._tokenizer = Tokenizer.from_file(str(settings.folder / "tokenizer.json"))
+        self._tokenizer = Tokenizer.from_buffer(tokenizer_file(settings.folder))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         limits = _limits(settings.folder / "config.json")
@@ -152,23 +154,30 @@ class EmbeddingModel:
             self._idle = None
 
     def _rows(self, inputs: Sequence[Input], truncate: bool) -> list[Sequence[int]]:
-        texts = [each for each in inputs if isinstance(each, str)]
+        most = MOST_CHARACTERS * self.context
+        texts = [each[: most + 1] if truncate else each for each in inputs if isinstance(each, str)]
+        for place, each in enumerate(inputs):
+            if isinstance(each, str) and len(each) > most and not truncate:
+                raise self._too_long(place, f"{len(each):,} characters")
         encoded = iter(self._tokenizer.encode_batch_fast(texts))
         rows = [self._row(next(encoded) if isinstance(each, str) else each, truncate) for each in inputs]
         for place, row in enumerate(rows):
             if not row:
                 raise _wrong(f"Input {place} is empty: give at least one token.")
             if len(row) > self.context:
-                raise ApiError(
-                    400,
-                    f"This model's maximum context length is {self.context} tokens, and input {place} has {len(row)}: "
-                    "shorten it.",
-                    code="context_length_exceeded",
-                    param="input",
-                )
+                raise self._too_long(place, str(len(row)))
             if max(row) >= self._vocabulary:
                 raise _wrong(f"Input {place} holds token {max(row)}, which the model does not know.")
         return rows
+
+    def _too_long(self, place: int, length: str) -> ApiError:
+        return ApiError(
+            400,
+            f"This model's maximum context length is {self.context} tokens, and input {place} has {length}: "
+            "shorten it.",
+            code="context_length_exceeded",
+            param="input",
+        )
 
     def _row(self, found: Encoding | Sequence[int], truncate: bool) -> Sequence[int]:
         if not isinstance(found, Encoding):

@@ -133,6 +133,10 @@ class RequestMeasurement:
         self._metrics = metrics
 
     @property
+    def request(self) -> str:
+        return self._pieces.request
+
+    @property
     def result(self) -> Result | None:
         return self._pieces.result
 

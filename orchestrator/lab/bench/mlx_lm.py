@@ -9,9 +9,9 @@ import msgspec
 from orchestrator.core.request_stats import pace_of
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.names import PLAIN, contender_name
-from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
+from protocol.child_process import ChildProcess
 from protocol.errors import PipelineError
 from protocol.messages.worker import Paced
 from protocol.own_modules import module_command

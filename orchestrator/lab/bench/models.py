@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.bench.names import LOOKUP
@@ -21,7 +19,7 @@ from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.target_shape import target_shape
 from protocol.contracts.engines import DraftEngineName, draft_model
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.head_tokens import stored_head_tokens
 from protocol.errors import InputError
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
@@ -96,8 +94,8 @@ def _share_of_rows(tensor: _Tensor, tied: bool, folder: Path) -> float:
 
 
 def _head_rows(folder: Path, vocabulary: int) -> int:
-    file = folder / HEAD_TOKENS
-    return len(np.load(file, allow_pickle=False)) if file.exists() else vocabulary
+    tokens = stored_head_tokens(folder)
+    return vocabulary if tokens is None else len(tokens)
 
 
 class BenchModels(NamedTuple):

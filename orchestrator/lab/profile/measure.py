@@ -1,10 +1,11 @@
-"""A profile from start to end: a traced pipeline, one request a temperature, then a replay of each worker alone."""
+"""A profile from start to end: a traced pipeline, requests at each temperature, then a replay of each worker alone."""
 
 import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,8 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.result import Result
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.lab.profile.analysis.figures import ProfileFigures, request_profiles
+from orchestrator.lab.bench.figures import FEWEST_PROMPTS
+from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile, repeated, request_profiles
 from orchestrator.lab.profile.run import TracedRun, WorkerLife, load, load_life
 from orchestrator.machine.hardware import chip, worker_environment
 from protocol.errors import PipelineError
@@ -73,6 +75,10 @@ def _work(command: Sequence[str], role: Role, setup: WorkerSetup, name: str) -> 
 
 WARM_UP_TOKENS = 16
 """Generated at each temperature before anything is measured."""
+REPEATS = FEWEST_PROMPTS
+"""Of each temperature in one pipeline."""
+MOST_REPEATS = 2 * REPEATS
+"""In all pipelines together, while the overlap efficiency is not known."""
 
 OnProfileProgress = Callable[[str], None]
 """Called with the name of each step."""
@@ -100,35 +106,49 @@ class MeasuredRun:
     run: TracedRun
 
 
-def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None) -> MeasuredRun:
-    """Raises InputError for what can't be profiled, PipelineError if a process fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        pipeline = Pipeline(settings=task.settings, trace=folder)
-        results = _generate(pipeline, task, notice)
-        run = load(Path(folder))
-        alone: dict[str, WorkerLife] = {}
-        for name, life in replays(run, Path(folder), task.settings.draft_command):
-            notice(f"replayed {name} alone")
-            if life is not None:
-                alone[name] = life
-    return MeasuredRun(_profile(pipeline, run, alone, results), run)
+def measure(task: ProfileTask, notice: OnProfileProgress = lambda _: None, most: int = MOST_REPEATS) -> MeasuredRun:
+    """Raises InputError for what can't be profiled, PipelineError if a process fails. `most`: repeats after which the
+    efficiency stays unknown."""
+    repeats: list[list[RequestProfile]] = [[] for _ in task.temperatures]
+    notes: dict[str, None] = {}
+    while True:
+        with tempfile.TemporaryDirectory() as folder:
+            pipeline = Pipeline(settings=task.settings, trace=folder)
+            results = _generate(pipeline, task, notice)
+            run = load(Path(folder))
+            alone: dict[str, WorkerLife] = {}
+            for name, life in replays(run, Path(folder), task.settings.draft_command):
+                notice(f"replayed {name} alone")
+                if life is not None:
+                    alone[name] = life
+        notes |= dict.fromkeys(_notes(pipeline.note, run, alone, results))
+        profiles = request_profiles(run, alone, [result.statistics for result in results])
+        for place, profile in enumerate(profiles):
+            repeats[place % len(repeats)].append(profile)
+        requests = tuple(map(repeated, repeats))
+        if len(repeats[0]) >= most or not any(request.undecided for request in requests):
+            return MeasuredRun(_profile(pipeline, run, requests, results, tuple(notes)), run)
 
 
 def _generate(pipeline: Pipeline, task: ProfileTask, notice: OnProfileProgress) -> list[Result]:
-    """Warm up at every temperature, then measure every temperature. A closed pipeline has written its trace."""
+    """Warm up at every temperature, then measure every temperature in turn. A closed pipeline has written its trace."""
     notice("loading models")
     with pipeline:
         for temperature in task.temperatures:
             pipeline.generate(task.prompt, task.sampling(temperature, min(WARM_UP_TOKENS, task.max_tokens)))
         results = []
-        for temperature in task.temperatures:
-            notice(f"generating at temperature {temperature:g}")
+        for repeat, temperature in product(range(1, REPEATS + 1), task.temperatures):
+            notice(f"generating at temperature {temperature:g}, {repeat} of {REPEATS}")
             results.append(pipeline.generate(task.prompt, task.sampling(temperature, task.max_tokens)))
     return results
 
 
 def _profile(
-    pipeline: Pipeline, run: TracedRun, alone: dict[str, WorkerLife], results: Sequence[Result]
+    pipeline: Pipeline,
+    run: TracedRun,
+    requests: tuple[RequestProfile, ...],
+    results: Sequence[Result],
+    notes: tuple[str, ...],
 ) -> ProfileFigures:
     error = run.clock_error
     return ProfileFigures(
@@ -137,8 +157,8 @@ def _profile(
         prompt_tokens=results[0].statistics.prompt_tokens,
         clock_error=None if error is None else error / 1e9,
         lost=run.lost,
-        notes=tuple(_notes(pipeline.note, run, alone, results)),
-        requests=tuple(request_profiles(run, alone, [result.statistics for result in results])),
+        notes=notes,
+        requests=requests,
     )
 
 

@@ -20,6 +20,7 @@ from orchestrator.lab.findings import Cell, Column, Field, Findings, Table, tabu
 from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile, RoundRecord, grown_by
 from orchestrator.lab.profile.analysis.overlap import (
     TARGET_WORK,
+    WIDEST,
     Interval,
     Intervals,
     TracedRequest,
@@ -51,8 +52,9 @@ _TARGET_WORDS = {
 """What the target's time is spent on."""
 _EFFICIENCY = (
     "(draft alone + target alone - both) / the shorter of the two, within 0 and 1: the share of the shorter one's work "
-    "that the other hides (Intel MPI Benchmarks' definition). Alone: the same forwards replayed in the same process, "
-    "without the other worker. T_both, T_draft, T_target: those times in ms"
+    "that the other hides (Intel MPI Benchmarks' definition), with its 95% interval over all repeats. Not known: the "
+    f"interval is wider than {WIDEST:.0%}, or the longer work took longer alone than both. Alone: the same forwards "
+    "replayed in the same process, without the other worker. T_both, T_draft, T_target: medians of those times in ms"
 )
 _EXPOSED = "exposed: the draft was at work and the target was not."
 _FIELDS: tuple[Field[RequestProfile], ...] = (
@@ -74,7 +76,7 @@ _FIELDS: tuple[Field[RequestProfile], ...] = (
         "share of the draft's busy time in which the target was busy too, in growth steps that published a token which "
         "the target then accepted, or one that led to it ahead of the target",
     ),
-    Field("efficiency", lambda each: each.overlap_efficiency, ".0%", _EFFICIENCY),
+    Field("efficiency", lambda each: _efficiency(each), ".0%", _EFFICIENCY),
     Field("T_both", lambda each: each.seconds, ".0f", scale=1e3),
     Field("T_draft", lambda each: each.draft_alone, ".0f", scale=1e3),
     Field("T_target", lambda each: each.target_alone, ".0f", scale=1e3),
@@ -109,8 +111,15 @@ def findings(profile: ProfileFigures) -> Findings:
     )
 
 
+def _efficiency(request: RequestProfile) -> Cell:
+    if request.overlap_efficiency is None or request.overlap_efficiency_interval is None:
+        return "not known" if request.undecided else None
+    return (request.overlap_efficiency, *request.overlap_efficiency_interval)
+
+
 def _conditions(profile: ProfileFigures) -> Iterator[str]:
-    yield f"{profile.strategy}, prompt of {profile.prompt_tokens} tokens. {'; '.join(profile.machine)}."
+    asked = f"prompt of {profile.prompt_tokens} tokens, {profile.requests[0].repeats} times"
+    yield f"{profile.strategy}, {asked}. {'; '.join(profile.machine)}."
     if profile.clock_error is not None:
         yield f"Clocks of the processes agree to ±{profile.clock_error * 1e6:.0f} µs."
 

@@ -38,6 +38,8 @@ _TOLERANCE = 1e-3
 _SIGMOID = 2
 """llama.cpp's number of that way to choose experts."""
 _PER_LAYER = "per_layer_token_embd.weight"
+_LARGEST = 1 << 31
+"""Number in a model's metadata."""
 
 
 _EXPERTS = {f"ffn_{each}_exps": f"{each}_proj" for each in ("gate", "up", "down")}
@@ -655,6 +657,8 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     """config.json without quantisation and tokens. Raises InputError for an architecture that is not known here."""
     architecture, name = architecture_of(file), _name(file)
     values = _Values(file, name)
+    if values.integer("block_count") > len(file.tensors):
+        raise values.wrong("block_count", values.integer("block_count"))
     if values.get("expert_count", 0) and not architecture.experts:
         raise InputError(f"{file.path} is a mixture of experts, which can't be read from GGUF: pass a folder.")
     fields = architecture.fields(values)
@@ -735,7 +739,7 @@ def _laid(architecture: Architecture, config: Mapping[str, Any], full: str, tens
     if kind == "ffn_gate_inp_shexp":
         return Laid((1, tensor.shape[-1]))
     if architecture.permuted and (heads := _ROTATED.get(kind)):
-        return Laid(tensor.shape, _halves_of_heads(config[heads], config["head_dim"]))
+        return Laid(tensor.shape, _halves_of_heads(tensor, config[heads], config["head_dim"]))
     if architecture.norm_offset and full.endswith("norm.weight"):
         return Laid(tensor.shape, value=lambda norm: norm - np.float32(architecture.norm_offset))
     return Laid(tensor.shape)
@@ -746,9 +750,9 @@ _VALUE_HEADS = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_dt")
 """Tensors with rows for each head of a linear attention's values, the last ones."""
 
 
-def _halves_of_heads(count: int, head: int) -> Any:
+def _halves_of_heads(tensor: GgufTensor, count: int, head: int) -> Any:
     """GGUF's converter interleaves the two halves of each head of q and k, for a rope that turns neighbours."""
-    return np.arange(count * head).reshape(count, head // 2, 2).swapaxes(1, 2).reshape(-1)
+    return _places(count * head, len(tensor.rows)).reshape(count, head // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _value_heads(architecture: Architecture, config: Mapping[str, Any], kind: str, rows: int) -> Any:
@@ -758,8 +762,15 @@ def _value_heads(architecture: Architecture, config: Mapping[str, Any], kind: st
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     head = 1 if kind in ("ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a") else config["linear_value_head_dim"]
     before = rows - values * head
-    order = np.arange(values * head).reshape(values // keys, keys, head).swapaxes(0, 1).reshape(-1)
+    order = _places(values * head, rows).reshape(values // keys, keys, head).swapaxes(0, 1).reshape(-1)
     return np.concatenate([np.arange(before), before + order])
+
+
+def _places(count: int, rows: int) -> Any:
+    """The first `count` of a tensor's rows. Raises ValueError if it has fewer, before memory is taken for them."""
+    if count > rows:
+        raise ValueError(f"a tensor of {rows} rows for {count}")
+    return np.arange(count)
 
 
 def _gate_and_up(found: str, _: Mapping[str, Any], tensor: GgufTensor) -> dict[str, Laid]:
@@ -775,7 +786,7 @@ def _gate_and_up(found: str, _: Mapping[str, Any], tensor: GgufTensor) -> dict[s
 def _beta_and_alpha(_: str, config: Mapping[str, Any], tensor: GgufTensor) -> dict[str, Laid]:
     """Of each key head, first the rows of the gates of input."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    rows = np.arange(2 * values).reshape(keys, 2, values // keys)
+    rows = _places(2 * values, len(tensor.rows)).reshape(keys, 2, values // keys)
     shape = (values, tensor.shape[-1])
     names = ("in_proj_b", "in_proj_a")
     return {f"linear_attn.{name}.weight": Laid(shape, rows[:, half].reshape(-1)) for half, name in enumerate(names)}
@@ -825,7 +836,7 @@ class _Values:
         value = self.get(key, default)
         if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
             value = value[0].item()
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or not 1 <= value <= _LARGEST:
             raise self.wrong(key, value)
         return value
 

@@ -62,7 +62,8 @@ class GgufFile(NamedTuple):
 def read_gguf(path: Path) -> GgufFile:
     """The model in a file, or in the parts beside it of which it is one.
 
-    Raises InputError for a file that is missing, can't be read, is cut off or broken, or has tensors of unknown types.
+    Raises InputError for a file that is missing, can't be read, is cut off or broken, or has tensors of unknown types,
+    and for parts of several models.
     """
     names = part_names(path.name)
     missing = [name for name in names if not path.with_name(name).is_file()]
@@ -71,17 +72,27 @@ def read_gguf(path: Path) -> GgufFile:
             f"{path} is one of {len(names)} parts, and {len(missing)} of them are missing, first {missing[0]}: "
             "download them into the same folder."
         )
-    first, *others = [_read(path.with_name(name)) for name in names]
+    files = [_read(path.with_name(name)) for name in names]
+    first = files[0]
     count = first.metadata.get("split.count", 1)
     if count not in (0, 1, len(names)):
         raise InputError(
             f"{path} is one of {count} parts, which its name does not say: give the parts back the names that end in "
             f"-00001-of-{count:05}.gguf and so on."
         )
-    tensors = {name: tensor for file in (first, *others) for name, tensor in file.tensors.items()}
-    whole = first.metadata.get("split.tensors.count", len(tensors))
-    if whole != len(tensors):
-        raise InputError(f"{path} has {len(tensors)} of {whole} tensors in its parts: download them again.")
+    for number, part in enumerate(files):
+        for key, value in part.metadata.items():
+            expected: Any = number if key == "split.no" else first.metadata.get(key)
+            if value is not expected and not np.array_equal(value, expected):
+                raise InputError(
+                    f"{part.path} is not part {number + 1} of the model of {first.path.name}, by {key}: download the "
+                    "parts again."
+                )
+    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    found = sum(len(file.tensors) for file in files)
+    whole = first.metadata.get("split.tensors.count", found)
+    if not whole == found == len(tensors):
+        raise InputError(f"{path} has {len(tensors)} of {max(whole, found)} tensors in its parts: download them again.")
     return first._replace(tensors=tensors)
 
 
@@ -162,13 +173,24 @@ def _parsed(path: Path, data: np.ndarray[Any, np.dtype[np.uint8]]) -> GgufFile:
     metadata: dict[str, Any] = {}
     for _ in range(values):
         key = cursor.text()
+        if key in metadata:
+            raise ValueError(f"{key} twice")
         metadata[key] = cursor.value(cursor.integer("<u4"))
     entries = [_entry(cursor) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"alignment {alignment!r}")
     begin = -(-cursor.at // alignment) * alignment
-    return GgufFile(path, metadata, {entry.name: _tensor(data[begin:], entry) for entry in entries})
+    found = {entry.name: _tensor(data[begin:], entry) for entry in entries}
+    if len(found) < len(entries):
+        raise ValueError("two tensors of one name")
+    end = 0
+    for entry in sorted(entries, key=lambda entry: entry.offset):
+        # Many tensors over the same bytes would become a folder that fills the disk.
+        if entry.offset < end:
+            raise ValueError(f"{entry.name} lies over another tensor")
+        end = entry.offset + found[entry.name].rows.nbytes
+    return GgufFile(path, metadata, found)
 
 
 class _Entry(NamedTuple):

@@ -103,22 +103,17 @@ _KINDS = {
 
 
 def write_tokenizer(file: GgufFile, folder: Path) -> None:
-    """Writes both files into `folder`. Raises InputError for a vocabulary that is not known here, or is broken."""
+    """Writes both files into `folder`. Raises InputError for a vocabulary that is not known here."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     kind = file.metadata.get("tokenizer.ggml.model")
-    if not isinstance(tokens, list) or kind not in ("gpt2", "llama", "gemma4"):
+    if not isinstance(tokens, list) or str(kind) not in ("gpt2", "llama", "gemma4"):
         raise InputError(
             f"{file.path} has a tokenizer of the kind {kind!r}, which can't be read: pass the model in mlx-lm's format."
         )
-    try:
-        tokenizer = (_byte_level if kind == "gpt2" else _sentence_piece)(file, tokens)
-        _add_tokens(tokenizer, file, tokens)
-        _add_ends(tokenizer, file, tokens)
-        tokenizer.save(str(folder / "tokenizer.json"))
-    except (InputError, OSError):
-        raise
-    except Exception as error:  # the border to `tokenizers`, which raises plain Exceptions
-        raise InputError(f"The tokenizer in {file.path} is broken ({error}): download the file again.") from error
+    tokenizer = (_byte_level if kind == "gpt2" else _sentence_piece)(file, tokens)
+    _add_tokens(tokenizer, file, tokens)
+    _add_ends(tokenizer, file, tokens)
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(_settings(file, tokens)), encoding="utf-8")
 
 
@@ -260,7 +255,8 @@ def write_safetensors(file: Path, parts: Sequence[Part], on_bytes: Callable[[int
                 out.write(chunk.data)
                 written += chunk.nbytes
                 on_bytes(written, total)
-    assert written == total, f"{written} bytes instead of {total}"
+    if written != total:
+        raise ValueError(f"{written} bytes of weights instead of {total}")
 
 
 _FORMAT = 5
@@ -275,7 +271,14 @@ def gguf_folder(file: Path, on_progress: OnProgress = silent) -> Path:
 
     A file that changes is converted again.
     """
-    return made_once(gguf_place(file), lambda folder: convert_gguf(file, folder, on_progress))
+    place = gguf_place(file)
+
+    def convert(folder: Path) -> None:
+        convert_gguf(file, folder, on_progress)
+        if gguf_place(file) != place:
+            raise InputError(f"{file} changed while it was read: start again when it is complete.")
+
+    return made_once(place, convert)
 
 
 def gguf_place(file: Path) -> Path:
@@ -306,13 +309,22 @@ def convert_gguf(path: Path, folder: Path, on_progress: OnProgress = silent) -> 
 
     Raises InputError for a file that can't be read, OSError if `folder` can't be written.
     """
-    file = read_gguf(path)
+    try:
+        _fill(read_gguf(path), folder, on_progress)
+    except (InputError, OSError):
+        raise
+    except Exception as error:
+        # What a file states may contradict itself anywhere, and `tokenizers` raises plain Exceptions.
+        raise InputError(f"{path} is broken ({str(error) or type(error).__name__}): download another file.") from error
+
+
+def _fill(file: GgufFile, folder: Path, on_progress: OnProgress) -> None:
     config = model_config(file)
     write_tokenizer(file, folder)
     _write(folder / "config.json", config | _tokens(file) | _quantization(_packed(file, config)))
     if sampling := _sampling(file):
         _write(folder / "generation_config.json", {"do_sample": True, **sampling})
-    stage = f"reading {path.name}"
+    stage = f"reading {file.path.name}"
     write_safetensors(
         folder / "model.safetensors",
         _all_parts(file, config),

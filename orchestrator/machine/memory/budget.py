@@ -20,6 +20,10 @@ TARGET, DRAFT, PREFILL = "target", "draft", "prefill worker"
 """Names of the workers, for users."""
 _PROCESS = 256 << 20
 """Of each process without its model: the interpreter, MLX and mlx-lm."""
+_TOKENIZER = 16
+"""Bytes of memory for each byte of a tokenizer.json; 9 to 18 were measured."""
+_TOKENIZERS = 2
+"""Processes that load it: the orchestrator, and the program that shows or serves its answers."""
 _RING = 64 << 20
 """Of one request's feature ring at most (`protocol.features.ring_header`)."""
 _FREED = 1 << 30, 256 << 20
@@ -121,6 +125,8 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
     rings: bool = False
     """The draft reads the target's hidden states."""
     processes: int = 3
+    tokenizer: int = 0
+    """Bytes of the target's tokenizer.json."""
 
     def budget(self, settings: MemorySettings) -> Budget:
         """What these settings need."""
@@ -136,6 +142,8 @@ class PipelineNeeds(msgspec.Struct, frozen=True, kw_only=True):
         parts["buffers of forwards"] = sum(self._buffers(settings))
         parts["feature rings"] = settings.requests * _RING if self.rings else 0
         parts["the processes"] = self.processes * _PROCESS
+        # A process without MLX has half of its own for a usual one.
+        parts["the tokenizer"] = _TOKENIZERS * max(0, _TOKENIZER * self.tokenizer - _PROCESS // 2)
         caching = sum(model.requests is None for model in self.models)
         caching += sum(package.name == DRAFT for package in self.packages)
         waiting = settings.disk and any(model.kept for model in self.models)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from orchestrator.machine.child_process import ChildProcess
+from protocol.child_process import ChildProcess
 from protocol.contracts.coreml.examination import (
     Broken,
     ExaminationOrder,

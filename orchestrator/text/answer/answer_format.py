@@ -23,7 +23,7 @@ from protocol.messages.client import ThoughtText
 from protocol.messages.grammar import Thought
 
 _CUT_AT = re.compile(
-    r"""split\(\s*(['"])</(?P<name>[\w:.-]*(?:think|thought|reason|reflect)[\w:.-]*)>\1""", re.IGNORECASE
+    r"""split\(\s*(['"])</(?P<name>[\w:.-]{0,40}(?:think|thought|reason|reflect)[\w:.-]{0,40})>\1""", re.IGNORECASE
 )
 
 

@@ -4,9 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
-from zipfile import BadZipFile
 
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.head_tokens import stored_head_tokens
 from protocol.contracts.safetensors_headers import Tensor, tensors_in
 from protocol.errors import InputError
 from protocol.json_values import is_list, is_object
@@ -93,16 +92,11 @@ class DrafterCheckpoint:
 
     def head_tokens(self) -> int | None:
         """How many tokens our own file beside the weights lets it draft; None without the file: all."""
-        file = self.folder / HEAD_TOKENS
-        if not file.exists():
-            return None
         try:
-            # Commands read checkpoints without this file.
-            import numpy as np
-
-            return len(np.load(file, allow_pickle=False, mmap_mode="r"))
-        except (OSError, EOFError, ValueError, TypeError, BadZipFile) as error:
-            raise self.wrong(f"its {HEAD_TOKENS} can't be read ({error})") from error
+            tokens = stored_head_tokens(self.folder)
+            return None if tokens is None else len(tokens)
+        except (ValueError, TypeError) as error:
+            raise self.wrong(str(error)) from error
 
     def parameters(self, but: Iterable[str] = (), *, by_token: Iterable[str] = (), tokens: int | None = None) -> int:
         """Of all tensors, less those whose names contain one of `but`. Of a tensor whose name contains one of

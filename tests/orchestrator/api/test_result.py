@@ -1,12 +1,15 @@
 """Laws of a result: its fields by name, its figures as text."""
 
+import re
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from orchestrator import Result
 from orchestrator.cli import report
+from orchestrator.cli.commands.chat import status
 from tests.support.fake_pipeline import statistics
 
 RESULT = Result("def f():", (1, 2), "length", statistics(7, 2), seed=3)
@@ -48,9 +51,40 @@ def test_a_summary_tells_speed_and_acceptance():
     ]
 
 
-def panel(result: Result) -> list[str]:
-    """The lines of the command line's panel."""
+@pytest.mark.parametrize(
+    ("reason", "most", "said"),
+    [
+        ("stop", 2, ""),
+        ("length", 2, "its limit of 2 tokens (--max-tokens)"),
+        ("length", 3, "Full."),
+        ("length", None, "Full."),
+    ],
+)
+def test_an_answer_that_a_limit_ended_says_which(reason: Any, most: int | None, said: str):
+    sentence = report.cut_off(Result("a b", (1, 2), reason, statistics(7, 2), seed=3), most, if_full="Full.")
+
+    assert said in sentence
+    assert bool(sentence) == bool(said)
+
+
+@pytest.mark.parametrize(("overlapped", "hits"), [(0, ""), (1, ""), (2, "hit rate 75%")])
+def test_what_speculation_gained_is_shown_and_hits_only_where_draft_and_target_compute_at_once(
+    overlapped: int, hits: str
+):
+    gained = replace(statistics(7, 2), plain_tokens_per_second=6.25, overlapped_rounds=overlapped)
+    result = Result("def f():", (1, 2), "length", gained, seed=3)
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(report.summary(result, sampled=True, every=False))
-    return [" ".join(line.strip("│╭╰─╮╯\n ").split()) for line in captured.get().splitlines()][:-1]
+        console.print(report.summary(result, sampled=True))
+    panel = [" ".join(line.strip("│╭╰─╮╯\n ").split()) for line in captured.get().splitlines()][:-1]
+
+    assert panel == [
+        "10.0 tokens/s",
+        "seed 3",
+        "tokens 2 after a prompt of 7 (length)",
+        "rounds 2, 2.00 tokens a round",
+        "speed-up about 1.6 times plain decoding (about 6.2 tokens/s, estimated)",
+    ]
+    line = "2 tokens · 10.0 tokens/s · 1.6× plain decoding · 2.0 tokens a round"
+    assert status(2, 10.0, gained) == " · ".join(filter(None, (line, hits)))
+    assert re.findall("hit rate .*", re.sub(" +", " ", result.summary())) == list(filter(None, (hits,)))

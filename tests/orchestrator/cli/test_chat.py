@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from orchestrator import Client, Pipeline, SamplingParams
 from orchestrator.cli.chat.conversation import ChatConversation
-from orchestrator.cli.chat.screen import LiveAnswer, PlainAnswer
+from orchestrator.cli.chat.screen import LiveAnswer, PlainAnswer, screen
 from orchestrator.cli.commands.chat import Answerer, StreamedAnswer, converse
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
@@ -46,6 +47,9 @@ class Script:
     def note(self, words: str, wrong: bool = False) -> None:
         self.told.append(f"Error: {words}" if wrong else words)
 
+    def confirm(self, question: str) -> bool:
+        return False
+
     def answering(self) -> PlainAnswer:
         return PlainAnswer()
 
@@ -57,6 +61,8 @@ class Echo(Answerer):
         messages = conversation.messages(question)
         if question == "fail":
             raise PipelineError("The pipeline is gone.")
+        if question == "interrupted":
+            raise KeyboardInterrupt
         return StreamedAnswer(f"{len(messages)} {messages[-1]['content']}", "", stopped=question == "stop")
 
 
@@ -116,17 +122,35 @@ def test_a_mistake_is_a_sentence_and_loses_nothing(line: str, words: str):
         chat("one", line, lasting=False)
 
 
-def test_ctrl_c_stops_an_answer_and_twice_ends_the_chat():
-    conversation, told, _ = chat("stop", "two", KeyboardInterrupt, "three")
-    assert len(conversation.messages("four")) == 7
-    assert len(told) == 1
+def test_ctrl_c_stops_an_answer_and_twice_on_an_empty_line_ends_the_chat():
+    conversation, told, _ = chat("stop", KeyboardInterrupt, "interrupted", KeyboardInterrupt, "three")
+    assert len(conversation.messages("four")) == 5
+    assert told == ["Ctrl-C again, or Ctrl-D, ends the chat.", "Error: Stopped.", told[0]]
 
-    with pytest.raises(KeyboardInterrupt):
-        chat(KeyboardInterrupt, KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        chat("stop", KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        chat("stop", lasting=False)
+    for lines, lasting in (
+        ((KeyboardInterrupt, KeyboardInterrupt), True),
+        (("stop",), False),
+        (("interrupted",), False),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            chat(*lines, lasting=lasting)
+
+
+def test_what_is_typed_before_the_chat_listens_is_kept_whole_and_not_echoed(monkeypatch: pytest.MonkeyPatch):
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    with os.fdopen(theirs) as stdin, os.fdopen(theirs, "w", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with screen(None) as shown:
+            os.write(ours, b"x" * 4200 + b"\\\rand\ry")
+            print("drawn", flush=True)
+            assert b"x" not in os.read(ours, 4096)
+
+            assert shown.ask() == "x" * 4200 + "\nand"
+            assert shown.confirm("Overwrite it?")
+        assert termios.tcgetattr(theirs) == before
+    os.close(ours)
 
 
 def test_plain_text_comes_as_it_is_sure_and_only_once(capsys: pytest.CaptureFixture):
@@ -153,7 +177,7 @@ def test_the_status_tells_how_far_a_long_message_was_read(pipeline: Pipeline):
     Answerer(Client(pipeline.address), template).answer(conversation, LONG, lambda *now: shown.append(now))
 
     text, status = shown[0]
-    read = re.fullmatch(r"reading: (\d+) of ([\d,]+) tokens", status)
+    read = re.fullmatch(r"Reading the prompt: (\d+) of ([\d,]+) tokens", status)
     assert text == ""
     assert read, status
     assert 0 < int(read[1]) < int(read[2].replace(",", "")) == tokens - 1
@@ -178,7 +202,8 @@ def test_without_a_terminal_lines_go_in_and_text_comes_out(pipeline: Pipeline):
     said = [{"role": "system", "content": "Python"}, *said, {"role": "assistant", "content": first}]
     second = pipeline.generate(template.tokens([*said, {"role": "user", "content": "more"}]), params).text.strip()
     assert (out.returncode, out.stdout) == (0, f"{first}\n{second}\n")
-    assert out.stderr == "It holds from the next message on.\n"
+    limit = "The answer ended at its limit of 12 tokens (--max-tokens): a larger one lets it go on.\n"
+    assert out.stderr == f"{limit}It holds from the next message on.\n{limit}"
 
 
 class Typist:
@@ -187,7 +212,9 @@ class Typist:
     def __init__(self, arguments: list[str], home: Path) -> None:
         self._ours, theirs = pty.openpty()
         environment = {**os.environ, "XDG_CACHE_HOME": str(home), "HOME": str(home), "TERM": "xterm", "COLUMNS": "100"}
-        self.process = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        self.process = subprocess.Popen(
+            arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=home
+        )
         os.close(theirs)
         self._seen = ""
 
@@ -218,6 +245,8 @@ def typist(pipeline: Pipeline, tmp_path: Path) -> Iterator[Typist]:
 
 
 def test_on_a_terminal_ctrl_c_stops_the_answer_and_then_the_chat(typist: Typist, tmp_path: Path):
+    theirs = tmp_path / "theirs.md"
+    theirs.write_text("theirs")
     typist.read("›")
     typist.type("first\x1b\rsecond\\\rthird\r")
     typist.read("tokens/s")
@@ -227,12 +256,25 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_then_the_chat(typist: Typist,
     # Until the line editor waits, nobody takes a signal.
     if "›" not in re.split("stopped|again", seen)[-1]:
         typist.read("›")
+    typist.type("/save theirs.md\r")
+    typist.read("Overwrite it?")
+    typist.type("n/save theirs.md\r")
+    typist.read("choose another file")
+    typist.read("Overwrite it?")
+    assert theirs.read_text() == "theirs"
+    typist.type("y")
+    typist.read("Written to")
+    typist.read("›")
+    typist.process.send_signal(signal.SIGINT)
+    if "›" not in typist.read("again").split("again")[-1]:
+        typist.read("›")
     typist.process.send_signal(signal.SIGINT)
     assert typist.process.wait(SECONDS) == 0
 
+    assert theirs.read_text().startswith("**User:**\n\nfirst\nsecond\nthird\n")
     history = next(tmp_path.rglob("chat")) / "history"
     assert history.stat().st_mode & 0o777 == 0o600
-    assert history.read_text().splitlines()[-3:] == ["+first", "+second", "+third"]
+    assert history.read_text().splitlines()[2:5] == ["+first", "+second", "+third"]
 
 
 @pytest.mark.thorough
@@ -269,7 +311,7 @@ def test_no_line_that_is_drawn_again_is_wider_than_any_terminal_counts(words: li
 def test_an_answer_without_a_word_is_explained():
     class Silent(Answerer):
         def answer(self, conversation: ChatConversation, question: str, show) -> StreamedAnswer:
-            return StreamedAnswer("", "", nothing="Nothing fits.")
+            return StreamedAnswer("", "", note="Nothing fits.")
 
     conversation, screen = ChatConversation(SamplingParams(), lambda *_: None), Script("long")
     converse(screen, conversation, Silent.__new__(Silent))

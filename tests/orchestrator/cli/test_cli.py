@@ -116,6 +116,7 @@ def test_generate_prints_the_text_and_then_figures(reference: Reference):
     assert code == 0
     assert output == reference(PROMPT, SamplingParams(max_tokens=12)).text + "\n"
     assert "12 after a prompt of 9 (length)" in errors
+    assert "ended at its limit of 12 tokens (--max-tokens)" in errors
     assert re.search(r"about [\d.]+ times plain decoding \(about [\d.]+ tokens/s, estimated\)", errors)
     assert "hit rate" not in errors
     assert errors.startswith("This is a tiny demo model, which writes text that looks like Python")
@@ -419,6 +420,14 @@ def test_a_target_without_a_template_has_no_chat_prompt():
 
 
 @pytest.mark.thorough
+def test_an_answer_without_a_limit_goes_on_until_the_context_is_full_and_says_so(reference: Reference):
+    code, said, told = run("generate", PROMPT, "--context", "300", "--temperature", "0")
+
+    assert (code, said) == (0, reference(PROMPT, SamplingParams(temperature=0.0, max_tokens=291)).text + "\n")
+    assert "the context of 300 tokens is full" in told
+
+
+@pytest.mark.thorough
 def test_json_that_the_limit_cuts_off_is_an_error_behind_its_text(tmp_path: Path):
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "array", "items": {"type": "integer"}, "minItems": 50}')
@@ -426,4 +435,4 @@ def test_json_that_the_limit_cuts_off_is_an_error_behind_its_text(tmp_path: Path
     code, said, told = run("generate", PROMPT, "--json-schema", str(schema), "--max-tokens", "8", "--temperature", "0")
 
     assert (code, said.startswith("[")) == (1, True)
-    assert "The JSON is incomplete, cut off after 8 tokens" in told
+    assert "The JSON is incomplete. The answer ended at its limit of 8 tokens" in told

@@ -22,7 +22,7 @@ def tool(context: click.Context, file: Path | None) -> None:
 
 
 @tool.command()
-@sampling_options(max_tokens=9)
+@sampling_options
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--engine", type=click.Choice(["mlx", "ngram"]), default="mlx")
 def say(as_json: bool, engine: str, **given) -> None:
@@ -58,7 +58,7 @@ def test_a_schema_is_read_from_its_file(tmp_path: Path):
     read = []
 
     @click.command()
-    @sampling_options(max_tokens=9)
+    @sampling_options
     def write(**given) -> None:
         read.append(sampling(given))
 
@@ -77,7 +77,7 @@ def test_a_table_holds_for_one_command_and_the_top_for_all_that_know_it(tmp_path
 
     assert run(tmp_path, content, "say") == [True, "ngram", 0.5, None, 3, ["a b", "c"]]
     assert run(tmp_path, content, "measure") == ["mlx", [0.5]]
-    assert run(tmp_path, 'stop = "x"\n[say]\nengine = "mlx"', "say") == [False, "mlx", None, None, 9, ["x"]]
+    assert run(tmp_path, 'stop = "x"\n[say]\nengine = "mlx"', "say") == [False, "mlx", None, None, None, ["x"]]
 
 
 def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path):
@@ -125,6 +125,7 @@ def test_a_preset_gives_way_to_what_is_asked_for_as_strongly(
         ('engine = "gpu"', "no command takes"),
         ("engine", "is no TOML"),
         ("a = " + "[" * 3000, "nested too deeply"),
+        ("seed = " + "9" * 5000, "is no TOML"),
         ("config = 'x'", "did you mean"),
     ],
 )
@@ -136,9 +137,13 @@ def test_what_makes_no_sense_is_a_sentence(tmp_path: Path, content: str, words: 
 def test_a_file_that_is_not_there_or_is_no_text_is_a_sentence(tmp_path: Path):
     (tmp_path / "noise.toml").write_bytes(b"\xff\xfe")
 
-    for file, words in ((tmp_path / "none.toml", "can't be read"), (tmp_path / "noise.toml", "no TOML")):
+    for file, words in (
+        ("none.toml", "can't be read"),
+        ("noise.toml", "no TOML"),
+        ("/dev/zero", "more than 1 MiB"),
+    ):
         with pytest.raises(InputError, match=words):
-            default_map(tool, file)
+            default_map(tool, tmp_path / file)
 
 
 def test_config_says_what_is_in_force_and_from_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -240,7 +240,9 @@ def test_an_unanswered_verification_is_sent_again():
     simulation = ready("ar")
     simulation.submit(1, max_tokens=30)
     simulation.holds = lambda message: isinstance(message, Verdict)
-    simulation.run_while(lambda: len(simulation.sent(Verify)) < 2)
+    simulation.run_while(lambda: not simulation.sent(Verify))
+    simulation.clock.at(2.0, lambda: simulation.step(Arrived("target", simulation.own["target"], Pong(0.0))))
+    simulation.run_until(6.0)
 
     first, again = simulation.sent(Verify)
     assert again == first

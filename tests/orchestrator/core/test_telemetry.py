@@ -123,6 +123,7 @@ def test_the_selected_requests_figures_equal_its_statistics():
     figures = simulation.statistics()
 
     assert selected.hits / selected.hit_chances == figures.hit_rate
+    assert selected.overlapped_rounds == figures.overlapped_rounds
     assert sum(selected.accepted) / sum(selected.tried) == figures.acceptance_rate
     assert selected.generated_tokens / selected.rounds == figures.tokens_per_round
     assert selected.generated_tokens / selected.decode_seconds == pytest.approx(figures.tokens_per_second)

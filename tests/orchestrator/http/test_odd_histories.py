@@ -16,7 +16,7 @@ from msgspec import structs
 
 from orchestrator.http.history import template_messages
 from orchestrator.text.chat_template import ChatTemplate
-from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post
+from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, TEMPLATE, post
 from tests.orchestrator.http.test_thinking import model
 from tests.support.fake_pipeline import READY, FakePipeline
 
@@ -411,3 +411,23 @@ def test_a_template_that_drops_the_last_turn_has_it_behind_its_beginning_of_an_a
 def test_a_last_turn_that_is_not_the_assistant_s_begins_an_answer(ask: Asks):
     assert ask("chatml", CHAT, messages=[user()], continue_final_message=True)[0] == "<user>Hi"
     assert ask("chatml", MESSAGES, messages=[user(), said([USED])])[0] == f"<user>Hi<assistant>{ADD}1]"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ messages[0].content|center(1000000000) }}", "takes over 512 MiB of memory: choose another model"),
+        ("{% if %}", "is broken (Expected an expression"),
+    ],
+)
+def test_a_template_that_is_broken_or_exceeds_its_bounds_refuses_chats_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, words: str
+):
+    hostile = model(tmp_path, source)
+
+    refused = post(CHAT, {"messages": [user()]}, template=hostile)
+
+    assert refused.status_code == 400
+    assert f"The model's chat template {words}" in refused.text
+    assert ("demo can't chat" in caplog.text) == ("broken" in words)
+    assert post(COMPLETIONS, {"prompt": "Hi"}, template=hostile).status_code == 200

@@ -30,7 +30,7 @@ from protocol.messages.telemetry import (
     WorkerSummary,
     WorkSpan,
 )
-from tests.orchestrator.http.test_rules import get
+from tests.orchestrator.http.test_rules import get, post
 from tests.support.fake_pipeline import READY, FakePipeline
 
 FRAME = TelemetryFrame(
@@ -45,6 +45,7 @@ READ_AS = {
     "request": RequestSummary,
     "selected": RequestSnapshot,
     "live": RequestSnapshot,
+    "snapshot": RequestSnapshot,
     "tree": TreeSnapshot,
     "statistics": Statistics,
 }
@@ -195,6 +196,12 @@ def test_a_request_can_be_selected_and_a_malformed_number_is_refused():
         with pytest.raises(ApiError) as refused:
             received(pipeline, 1, query)
         assert refused.value.status == 400
+
+
+def test_a_streamed_answer_has_the_name_by_which_telemetry_knows_its_request():
+    response = post("/v1/completions", {"prompt": "a", "stream": True})
+
+    assert response.headers["x-request"] == "request 1"
 
 
 def test_the_number_of_streams_is_limited_and_a_closed_one_frees_its_place():

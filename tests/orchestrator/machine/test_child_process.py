@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.lab.bench.forwards import ComparisonOrder, ComparisonReport, Sampled
 from orchestrator.machine import reporting_process
-from orchestrator.machine.child_process import ChildProcess
 from orchestrator.machine.reporting_process import reports
+from protocol.child_process import ChildProcess
 from protocol.errors import PipelineError
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"

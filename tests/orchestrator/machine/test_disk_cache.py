@@ -58,6 +58,14 @@ def test_the_least_recently_used_files_go_first_and_the_bound_holds(root: Path):
     assert sum(model.bytes for model in cached_models()) <= 4 * len(CONTENT)
 
 
+def test_files_of_a_clock_that_ran_ahead_go_before_new_ones(root: Path):
+    ahead = keep(root, *"1234")
+    for file in ahead:
+        os.utime(file, (2e9, 2e9))
+
+    assert all(file.exists() for file in keep(root, "5", "6", limit=4 * len(CONTENT) + 500))
+
+
 def test_the_bound_counts_and_removes_the_caches_own_files_alone(root: Path):
     picture = root / "pictures" / "one"
     picture.parent.mkdir(mode=0o700, parents=True)

@@ -1,5 +1,6 @@
 """Laws of what is said about the machine: cores are shared out whole, and what is missing has a next step."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,16 +103,44 @@ _TIGHT = 1 << 20
 def test_the_limit_of_a_container_or_a_service_is_its_memory(
     groups: str, limits: dict[str, str], bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(machine_facts, "_OWN_GROUPS", tmp_path / "none")
+    _in_groups("", {}, tmp_path, monkeypatch)
     physical = machine_facts.memory_bytes()
-    for name, limit in limits.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(limit)
-    (tmp_path / "groups").write_text(groups)
-    monkeypatch.setattr(machine_facts, "_OWN_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(machine_facts, "_GROUPS", tmp_path)
+    _in_groups(groups, limits, tmp_path, monkeypatch)
 
     assert machine_facts.memory_bytes() == (bytes or physical)
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "count"),
+    [
+        ("0::/", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/", {"cpu.max": "5000 100000\n"}, 1),
+        ("0::/", {"cpu.max": "max 100000\n"}, 8),
+        ("0::/", {"cpu.max": "6400000 100000\n"}, 8),
+        ("0::/", {"cpu.max": "100000 0\n"}, 8),
+        ("0::/a/b", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"}, 3),
+        ("3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "100000\n", "cpu/a/cpu.cfs_period_us": "50000\n"}, 2),
+        ("3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 8),
+    ],
+)
+def test_the_quota_of_a_container_or_a_service_is_its_number_of_cores(
+    groups: str, limits: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _in_groups(groups, limits, tmp_path, monkeypatch)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    cores = machine_facts.usable_cores()
+
+    assert len(cores) == len({*cores} & {*range(8)}) == count
+
+
+def _in_groups(groups: str, limits: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, limit in limits.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(limit)
+    (folder / "groups").write_text(groups)
+    monkeypatch.setattr(machine_facts, "_OWN_GROUPS", folder / "groups")
+    monkeypatch.setattr(machine_facts, "_GROUPS", folder)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Laws of what a pipeline's processes need: memory of each kind of draft, and shares of the GPU by weights."""
 
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,14 @@ def _parts(**fields: Any) -> dict[str, int]:
 )
 def test_the_processes_on_this_machine_count(fields: dict[str, Any], processes: int):
     assert _parts(**fields)["the processes"] == processes * (256 << 20)
+
+
+def test_a_tokenizer_counts_beyond_the_usual_size(tmp_path: Path):
+    shutil.copytree(DEMO_TARGET, tmp_path, dirs_exist_ok=True)
+    os.truncate(tmp_path / "tokenizer.json", 100 << 20)
+
+    assert "the tokenizer" not in _parts()
+    assert _parts(target=str(tmp_path))["the tokenizer"] == 2 * (16 * 100 - 128) << 20
 
 
 def _waits(**fields: Any) -> int:

@@ -45,7 +45,7 @@ def test_a_link_to_a_private_folder_of_the_user_is_refused_and_nothing_is_swept_
     (elsewhere / "lp-letters").mkdir()
     home.symlink_to(elsewhere)
 
-    with pytest.raises(InputError, match="is a link"):
+    with pytest.raises(InputError, match="is a link: remove it, or let LAUNCH_PIPELINE_SESSIONS name another"):
         Session.create()
     assert (elsewhere / "lp-letters").is_dir()
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -521,3 +522,11 @@ def test_thoughts_are_known_by_the_markers_at_which_a_template_cuts(tmp_path: Pa
     thought = infer_answer_format(template(tmp_path, shown)).thought
 
     assert (thought and thought.start) == start
+
+
+def test_a_long_name_of_a_marker_takes_no_long_search(tmp_path: Path):
+    read = template(tmp_path, "split('</" + "think" * 20_000)
+    began = time.process_time()
+
+    assert infer_answer_format(read).thought is None
+    assert time.process_time() - began < 1

@@ -1,23 +1,22 @@
 """Laws of chat templates: a model's own as transformers renders it, the plain one, and every instruction is read."""
 
 import json
+import resource
 import shutil
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
-from orchestrator.text import template_sources
 from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.template_sources import abandon_renderings
+from orchestrator.text.template_sources import Question, ask
 from orchestrator.text.tokenizer import TextCodec
-from protocol.errors import InputError, PipelineError
+from protocol.errors import InputError
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET
+CODEC = TextCodec(DEMO)
 ASKED: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "1 < 2 & ü?"},
@@ -44,11 +43,6 @@ CHATML = """
     {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{%- endif %}
 {%- endif %}
 """
-
-
-ENDLESS = "{% for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}{% endfor %}" + (
-    "{% endfor %}{% endfor %}"
-)
 
 
 def model(folder: Path, template: object = None, **files: str) -> Path:
@@ -192,38 +186,41 @@ def test_a_conversation_begins_with_exactly_one_bos(tmp_path: Path, written: boo
     assert template.codec.encode("<s>Once") == template.codec.encode("Once") != template.codec.encode("Once", False)
 
 
-def test_a_template_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(template_sources, "_MOST_SECONDS", 0.3)
-    template, began = ChatTemplate(model(tmp_path, ENDLESS)), time.monotonic()
+TOO_LONG, TOO_LARGE = "takes over 5 s of processor time", "takes over 512 MiB of memory"
+LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+DOUBLING = "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x|length }}"
+HOSTILE = {
+    "center": ("{{ 'a'|center(1000000000) }}", TOO_LARGE),
+    "times": ("{{ 'a' * 9999999999 }}", TOO_LARGE),
+    "list times": ("{{ [messages] * 999999999 }}", TOO_LARGE),
+    "percent": ("{{ '%9999999999d' % messages|length }}", TOO_LARGE),
+    "format": ("{{ '{:>9999999999}'.format('a') }}", TOO_LARGE),
+    "doubling": (DOUBLING, TOO_LARGE),
+    "a text that grows": ("{% for i in range(99999) %}" + "a" * 9999 + "{% endfor %}", TOO_LARGE),
+    "indent": ("{{ ('a\n' * 9999)|indent(999999) }}", TOO_LARGE),
+    "join": ("{{ range(99999)|join('a' * 99999) }}", TOO_LARGE),
+    "replace": ("{{ ('a' * 99999)|replace('a', 'a' * 99999) }}", TOO_LARGE),
+    "tojson": ("{{ messages|tojson(indent=999999999) }}", TOO_LARGE),
+    "ljust": ("{{ 'a'.ljust(9999999999) }}", TOO_LARGE),
+    "zfill": ("{{ 'a'.zfill(9999999999) }}", TOO_LARGE),
+    "expandtabs": ("{{ ('\t' * 99999).expandtabs(99999) }}", TOO_LARGE),
+    "a long text": ("{{ 'a' * 9999999 }}", "makes a far longer text than the messages"),
+    "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+    "nesting": ("{{ " + "(" * 9999 + ")" * 9999 + " }}", "is broken"),
+    "digits": ("{{ 10 ** 99999 }}", "limit .* for integer string conversion"),
+    "loops": (LOOPS, TOO_LONG),
+    "powers": ("{{ messages|length + 9 ** (9 ** 9) }}", TOO_LONG),
+}
 
-    with pytest.raises(PipelineError, match="did not end within"):
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_refuses_within_its_bounds(tmp_path: Path, name: str):
+    source, words = HOSTILE[name]
+    template = ChatTemplate(model(tmp_path, source), CODEC)
+
+    with pytest.raises(InputError, match=f"^The model's chat template .*{words}"):
         template.render(ASKED)
-    assert time.monotonic() - began < 10
-
-
-def test_the_end_of_the_server_waits_for_no_template(tmp_path: Path):
-    # It begins to loop with the conversation; the tokenizer, which looks for the end of a turn, does not meet it.
-    template, ended = (
-        ChatTemplate(model(tmp_path, "{% if add_generation_prompt %}" + ENDLESS + "{% endif %}")),
-        threading.Event(),
-    )
-
-    def render() -> None:
-        with pytest.raises(PipelineError):
-            template.render(ASKED)
-        ended.set()
-
-    thread = threading.Thread(target=render, daemon=True)
-    thread.start()
-    for _ in range(40):
-        time.sleep(0.1)
-        abandon_renderings()
-        if ended.is_set():
-            break
-
-    assert ended.is_set()
-
-
-def test_a_template_computes_no_powers(tmp_path: Path):
-    with pytest.raises(InputError, match="powers"):
-        ChatTemplate(model(tmp_path, "{{ messages[0].content * 0 ~ 9 ** 9 ** 9 }}")).render(ASKED)
+    # The largest process of this one, in KiB: the tests' own programs are far smaller.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 700 << 10
+    assert ask(Question("{{ messages[0].content }}", ASKED)).text == "Be brief."

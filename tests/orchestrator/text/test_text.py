@@ -7,14 +7,14 @@ import shutil
 import sys
 import threading
 import time
-import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from orchestrator.text.answer.answer_stops import AnswerStops
 from orchestrator.text.stop_scanner import StopScanner
@@ -278,16 +278,24 @@ def test_a_source_file_survives_random_batches(demo: TextCodec):
     assert stream(demo, split(tokens, [rng.randrange(len(tokens)) for _ in range(500)])) == text
 
 
-def test_other_threads_run_while_a_long_text_is_encoded():
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda codec: codec.encode("def quicksort(items): " * 50_000),
+        lambda codec: codec.decode([300] * 1_000_000),
+    ],
+    ids=["encoded", "decoded"],
+)
+def test_other_threads_run_while_a_long_text_is(work: Callable[[TextCodec], object]):
     codec = TextCodec(DEMO)
     began, ended = threading.Event(), threading.Event()
 
-    def encode() -> None:
+    def run() -> None:
         began.set()
-        codec.encode("def quicksort(items): " * 50_000)
+        work(codec)
         ended.set()
 
-    thread = threading.Thread(target=encode)
+    thread = threading.Thread(target=run)
     interval = sys.getswitchinterval()
     # The thread now keeps the interpreter's lock until it releases it by itself.
     sys.setswitchinterval(100)
@@ -302,107 +310,7 @@ def test_other_threads_run_while_a_long_text_is_encoded():
     assert interrupted
 
 
-# The least number of tokens of a text, which refuses long prompts --------------------------------
-
-
 CODEC = TextCodec(DEMO_TARGET)
-VOCABULARY = {letter: id for id, letter in enumerate(LETTERS)}
-ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-def codec(folder: Path, tokenizer: Tokenizer) -> TextCodec:
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return TextCodec(folder)
-
-
-def byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]] | None = None) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges or []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def with_byte_tokens(fallback: bool = True) -> Tokenizer:
-    """In SentencePiece's form: characters, and bytes for those that are unknown."""
-    vocabulary = {name: id for id, name in enumerate([*BYTES, "▁", "a", "▁a", "aa"])}
-    model = models.BPE(vocab=vocabulary, merges=[("▁", "a"), ("a", "a")], byte_fallback=fallback)
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return tokenizer
-
-
-@given(ANY_TEXT, st.sampled_from(["", " ", "a", "0", "中"]), st.integers(0, 300))
-def test_no_text_has_fewer_tokens_than_the_bound(text: str, repeated: str, times: int):
-    text += repeated * times
-
-    assert CODEC.least_tokens(text) <= len(CODEC.encode(text))
-
-
-def test_a_text_of_the_longest_token_reaches_the_bound(tmp_path: Path):
-    found = codec(tmp_path, byte_level({**VOCABULARY, "aa": 256, "aaaa": 257}, [("a", "a"), ("aa", "aa")]))
-
-    assert found.least_tokens("a" * 400) == len(found.encode("a" * 400)) == 100
-
-
-def test_characters_that_are_composed_first_count_as_one(tmp_path: Path):
-    tokenizer = byte_level(VOCABULARY)
-    tokenizer.add_tokens(["ᾂ"])
-    tokenizer.normalizer = normalizers.NFC()
-    found = codec(tmp_path, tokenizer)
-    apart = unicodedata.normalize("NFD", "ᾂ" * 50)
-
-    assert (len(apart), len(found.encode(apart))) == (200, 50)
-    assert 0 < found.least_tokens(apart) <= 50
-
-
-@pytest.fixture(scope="module")
-def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
-    return codec(tmp_path_factory.mktemp("tokenizer"), with_byte_tokens())
-
-
-@given(ANY_TEXT)
-def test_unknown_characters_count_where_their_bytes_have_tokens(sentence_piece: TextCodec, text: str):
-    assert 0 < sentence_piece.least_tokens(text + "x") <= len(sentence_piece.encode(text + "x"))
-
-
-def test_characters_without_a_token_do_not_count(tmp_path: Path):
-    lacking = {letter: id for letter, id in VOCABULARY.items() if letter not in (LETTERS[4], LETTERS[0xF1])}
-    found = codec(tmp_path, byte_level(lacking))
-
-    assert found.least_tokens("a\x04" * 50) == len(found.encode("a\x04" * 50)) == 50
-    assert found.least_tokens("\x04" * 50) == len(found.encode("\x04" * 50)) == 0
-    assert 0 < found.least_tokens("\U00040000" * 50) <= len(found.encode("\U00040000" * 50))
-
-
-def changed(**parts: Any) -> Tokenizer:
-    """With another `normalizer` or `pre_tokenizer`."""
-    tokenizer = byte_level(VOCABULARY)
-    for name, part in parts.items():
-        setattr(tokenizer, name, part)
-    tokenizer.add_special_tokens([AddedToken("<end>", rstrip=True)])
-    return tokenizer
-
-
-REMOVING = pre_tokenizers.Sequence(
-    [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-)
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "text"),
-    [
-        (changed(), "<end>" + " " * 500),
-        (changed(pre_tokenizer=REMOVING), "a" + " " * 500),
-        (changed(normalizer=normalizers.Replace("  ", " ")), " " * 500),
-        (changed(normalizer=normalizers.StripAccents()), "a" + "\u0301" * 500),
-        (byte_level({"a": 0, "b": 1}), "a" + "x" * 500),
-        (with_byte_tokens(fallback=False), "x" * 500),
-        (Tokenizer(models.WordLevel({"x": 0, "?": 1}, unk_token="?")), "y" * 500),
-    ],
-)
-def test_a_tokenizer_that_loses_text_has_no_bound(tmp_path: Path, tokenizer: Tokenizer, text: str):
-    assert codec(tmp_path, tokenizer).least_tokens(text) == 0
 
 
 @pytest.mark.parametrize("text", ["", "def f():\n    return 1\n", "naïve 中文 \U0001f600 " * 40, "<|endoftext|>x"])

@@ -1,6 +1,7 @@
 """Laws of the fingerprints: equal exactly when token ids mean the same text, and when two models can share KV."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,14 @@ def test_unigram_vocabularies_are_lists(tmp_path: Path):
 
 def test_a_missing_tokenizer_is_named_with_the_next_step(tmp_path: Path):
     with pytest.raises(InputError, match=r"no readable tokenizer\.json.*pass the folder"):
+        tokenizer_fingerprint(tmp_path)
+
+
+def test_a_tokenizer_that_is_larger_than_any_known_one_is_refused_unread(tmp_path: Path):
+    (tmp_path / "tokenizer.json").touch()
+    os.truncate(tmp_path / "tokenizer.json", (128 << 20) + 1)
+
+    with pytest.raises(InputError, match=r"tokenizer\.json has over 128 MiB.*choose another model"):
         tokenizer_fingerprint(tmp_path)
 
 

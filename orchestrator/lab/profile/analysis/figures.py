@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 import msgspec
 
@@ -12,6 +13,7 @@ from orchestrator.lab.profile.analysis.overlap import (
     DraftTime,
     Interval,
     Intervals,
+    Repeat,
     TracedRequest,
     TracedStep,
     VerificationRound,
@@ -126,7 +128,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. Times in seconds; None where the strategy has no such thing."""
+    """One request, the last of its temperature. Times in seconds; None where the strategy has no such thing."""
 
     temperature: float
     tokens_per_second: float
@@ -136,17 +138,27 @@ class RequestProfile(msgspec.Struct, frozen=True, kw_only=True):
     acceptance_rate: float | None
     acceptance_by_depth: tuple[float, ...]
     seconds: float
-    """Of decoding: from the end of the target's prefill to its last verdict; T_both."""
+    """Of decoding: from the end of the target's prefill to its last verdict; T_both. A median of all repeats, as are
+    T_draft and T_target."""
     draft_alone: float | None
     """T_draft: the same growth steps replayed alone."""
     target_alone: float | None
     """T_target: the same verifications replayed alone."""
-    overlap_efficiency: float | None
+    repeats: int = 1
+    overlap_efficiency: float | None = None
+    """None also where the repeats do not tell it."""
+    overlap_efficiency_interval: tuple[float, float] | None = None
+    """95%."""
     overlapped_share: float | None
     useful_overlap: float | None
     target: dict[str, float]
     draft: dict[str, float]
     rounds: tuple[RoundRecord, ...]
+
+    @property
+    def undecided(self) -> bool:
+        """Draft and target worked, and the repeats do not tell how much of that was hidden."""
+        return bool(self.draft_alone and self.target_alone) and self.overlap_efficiency is None
 
 
 class ProfileFigures(msgspec.Struct, frozen=True, kw_only=True, rename={"requests": "accounts"}):
@@ -172,6 +184,24 @@ def request_profiles(
     return [
         _request_profile(run, request, replays, figures) for request, figures in zip(measured, statistics, strict=True)
     ]
+
+
+def repeated(profiles: Sequence[RequestProfile]) -> RequestProfile:
+    """The last one of equal requests, with the times of all."""
+    drafts = [each.draft_alone for each in profiles if each.draft_alone is not None]
+    targets = [each.target_alone for each in profiles if each.target_alone is not None]
+    both = [each.seconds for each in profiles]
+    whole = len(drafts) == len(targets) == len(both)
+    found = efficiency(list(map(Repeat, drafts, targets, both))) if whole else None
+    return msgspec.structs.replace(
+        profiles[-1],
+        seconds=median(both),
+        draft_alone=median(drafts) if drafts else None,
+        target_alone=median(targets) if targets else None,
+        repeats=len(profiles),
+        overlap_efficiency=found and found[0],
+        overlap_efficiency_interval=found and found[1:],
+    )
 
 
 def grown_by(run: TracedRun) -> dict[Interval, TracedStep]:
@@ -203,7 +233,6 @@ def _request_profile(
         seconds=total(request.decode) / 1e9,
         draft_alone=_seconds(alone["draft"]),
         target_alone=_seconds(alone["target"]),
-        overlap_efficiency=_efficiency(alone["draft"], alone["target"], total(request.decode)),
         overlapped_share=overlapped_share(draft_busy, target_busy),
         useful_overlap=draft.used / draft.busy if draft.busy else None,
         target=_target(target_time(request, request.all)),
@@ -221,10 +250,6 @@ def _alone(run: TracedRun, request: TracedRequest, replays: Mapping[str, WorkerL
     ]
     known = [time for time in times if time is not None]
     return sum(known) if times and len(known) == len(times) else None
-
-
-def _efficiency(draft: int | None, target: int | None, both: int) -> float | None:
-    return None if draft is None or target is None else efficiency(draft, target, both)
 
 
 def _records(request: TracedRequest, done: Sequence[VerificationRound]) -> list[RoundRecord]:

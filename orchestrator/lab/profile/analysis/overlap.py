@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple, TypeAlias
 
+from orchestrator.lab.bench.figures import FEWEST_PROMPTS, bootstrap_interval
 from orchestrator.lab.profile.run import TracedRun, TracedSpan, WorkerLife
 from orchestrator.runtime.recording import Seen
 from protocol.messages.base import NodeId
@@ -300,15 +302,35 @@ class DraftTime:
         return self.used + self.discarded + self.exposed + self.prefill
 
 
-def efficiency(draft: int, target: int, both: int) -> float | None:
-    """Share of the shorter one's work that was hidden behind the other's, in [0, 1]; None without work.
+WIDEST = 0.5
+"""An efficiency with a wider interval is not known."""
 
-    `draft` and `target`: what the work takes each alone; `both`: what it took together. The definition is
-    that of the Intel MPI Benchmarks for computation and communication:
+
+class Repeat(NamedTuple):
+    """Seconds of the same work."""
+
+    draft: float
+    """Alone."""
+    target: float
+    """Alone."""
+    both: float
+    """What it took together."""
+
+
+def efficiency(repeats: Sequence[Repeat]) -> tuple[float, float, float] | None:
+    """Share of the shorter one's work that was hidden behind the other's, in [0, 1]: the median of the repeats, and its
+    95% interval. None if the repeats do not tell it: too few, without work, with an interval wider than WIDEST, or one
+    above 1, where the longer work took longer alone than both together.
+
+    The definition is that of the Intel MPI Benchmarks for computation and communication:
     clamp((T_draft + T_target - T_both) / min(T_draft, T_target), 0, 1).
     """
-    shorter = min(draft, target)
-    return min(1.0, max(0.0, (draft + target - both) / shorter)) if shorter > 0 else None
+    if len(repeats) < FEWEST_PROMPTS or not all(min(draft, target) > 0 for draft, target, _ in repeats):
+        return None
+    shares = [(draft + target - both) / min(draft, target) for draft, target, both in repeats]
+    low, high = bootstrap_interval(shares)
+    bounds = [min(1.0, max(0.0, share)) for share in (median(shares), low, high)]
+    return None if low > 1.0 or bounds[2] - bounds[1] > WIDEST else (bounds[0], bounds[1], bounds[2])
 
 
 def overlapped_share(draft: Intervals, target: Intervals) -> float | None:

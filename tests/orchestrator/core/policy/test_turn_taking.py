@@ -91,6 +91,16 @@ def test_on_one_gpu_turns_are_faster_than_growth_beside_the_target(accept: float
     assert adaptive < 0.93 * beside
 
 
+def test_only_rounds_beside_a_draft_that_grows_count_as_overlapped():
+    def share(**options: Any) -> float:
+        (client,) = decoded(ONE_GPU, 0.6, 60, **options).clients.values()
+        assert client.statistics is not None
+        return client.statistics.overlapped_rounds / client.statistics.rounds
+
+    assert share(placement="shared") == share(strategy="ar") == 0.0
+    assert share(placement="apart") > 0.9
+
+
 Kind = TypeVar("Kind", Start, Reroot, Extend)
 
 

@@ -1,6 +1,7 @@
 """Laws of connections: a client that sends or reads slowly holds nothing for long, and strangers hold only a share."""
 
 import json
+import resource
 import select
 import socket
 import threading
@@ -159,6 +160,15 @@ def test_strangers_hold_a_share_of_the_connections_and_the_oldest_goes_first(idl
             assert status(late) == 200
         known.sendall(MODELS)
         until(lambda: b"200 OK" in known.recv(1 << 16), SECONDS)
+
+
+def test_strangers_leave_descriptors_for_clients_with_the_key(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+
+    with listening(limits=ConnectionLimits(head_seconds=60.0)) as server, ExitStack() as stack:
+        strangers = [stack.enter_context(server.client()) for _ in range(40)]
+        assert all(closed(stranger) for stranger in strangers[:24])
+        assert status(stack.enter_context(server.client(MODELS))) == 200
 
 
 def test_a_stranger_whose_request_was_answered_stays_one():

@@ -176,6 +176,9 @@ def test_an_input_beyond_the_models_positions_is_refused_by_openais_route_and_cu
     assert (refused.status_code, told.status_code) == (400, 400)
     assert f"8 tokens, and input 0 has {len(tokens(text))}" in message(refused)
     assert cut.json()["embeddings"][0] == pytest.approx(vector(tokens(text)[:8]), abs=1e-6)
+    # So far beyond that it is not tokenized as a whole.
+    assert "8 tokens, and input 0 has 990 characters" in message(embed(OPENAI, {"input": text * 11}, short))
+    assert embed(EMBED, {"input": text * 11}, short).json() == cut.json()
 
 
 def test_a_token_beyond_the_models_embeddings_is_refused_though_the_tokenizer_has_it(short: EmbeddingSettings):

@@ -11,7 +11,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.app import cli
 from orchestrator.lab.profile.analysis.figures import RequestProfile
-from orchestrator.lab.profile.measure import MeasuredRun, ProfileTask, measure
+from orchestrator.lab.profile.measure import REPEATS, MeasuredRun, ProfileTask, measure
 from orchestrator.lab.profile.report import NAMES, write_files
 from orchestrator.lab.profile.run import load
 from protocol.errors import PipelineError
@@ -22,7 +22,7 @@ PROMPT = "def quicksort(items):\n"
 @pytest.fixture(scope="module")
 def measured() -> MeasuredRun:
     # This strategy drafts, also where it does not pay.
-    return measure(ProfileTask(PROMPT, (0.0, 1.0), 24, 1, PipelineSettings(placement="apart", strategy="ssd")))
+    return measure(ProfileTask(PROMPT, (0.0, 1.0), 12, 1, PipelineSettings(placement="apart", strategy="ssd")), most=1)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,7 @@ def test_replays_did_the_work_of_the_run(account: RequestProfile):
     assert account.target_alone
     assert account.draft_alone > 0.0
     assert account.target_alone > 0.0
+    assert account.repeats == REPEATS
 
 
 def test_a_healthy_run_needs_no_notes(measured: MeasuredRun):

@@ -9,6 +9,7 @@ from orchestrator.lab.profile.analysis.overlap import (
     DRAFT_WORK,
     TARGET_WORK,
     DraftTime,
+    Repeat,
     TracedRequest,
     TracedStep,
     acceptance_by_depth,
@@ -133,14 +134,26 @@ def test_clocks_are_as_uncertain_as_the_worst_worker():
         (60, 100, 160, 0.0),
         (60, 100, 130, 0.5),
         (100, 60, 130, 0.5),
-        (60, 100, 90, 1.0),
+        (60, 100, 90, None),
         (60, 100, 400, 0.0),
         (0, 100, 100, None),
     ],
-    ids=["hidden", "in turns", "half", "either is the shorter", "too fast", "too slow", "no draft"],
+    ids=["hidden", "in turns", "half", "either is the shorter", "less than one alone", "too slow", "no draft"],
 )
-def test_overlap_efficiency(draft: int, target: int, both: int, expected: float | None):
-    assert efficiency(draft, target, both) == expected
+def test_overlap_efficiency(draft: float, target: float, both: float, expected: float | None):
+    found = efficiency([Repeat(draft, target, both)] * 6)
+
+    assert found == (None if expected is None else (expected, expected, expected))
+    assert efficiency([Repeat(draft, target, both)] * 5) is None
+
+
+@pytest.mark.parametrize(("noise", "known"), [(5, True), (40, False)])
+def test_an_efficiency_within_the_noise_is_not_known(noise: float, known: bool):
+    repeats = [Repeat(60, 100 + noise * side, 130) for side in (-1, 1)] * 6
+
+    found = efficiency(repeats)
+    assert (found is not None) == known
+    assert found is None or found[1] < found[0] == 0.5 < found[2]
 
 
 def test_overlapped_share_is_of_the_draft():

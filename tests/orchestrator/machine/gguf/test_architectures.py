@@ -664,6 +664,23 @@ def test_a_missing_part_is_named(tmp_path: Path):
         convert_gguf(first, tmp_path)
 
 
+def test_a_part_in_the_place_of_another_is_refused(tmp_path: Path):
+    written(tmp_path / "model.gguf", "granite", parts=10)
+    _, second, third, *_ = sorted(tmp_path.glob("*.gguf"))
+    second.write_bytes(third.read_bytes())
+
+    with pytest.raises(InputError, match=rf"{second.name} is not part 2 .* by split.no"):
+        convert_gguf(third, tmp_path)
+
+
+def test_values_that_contradict_the_tensors_are_refused(tmp_path: Path):
+    """Before memory is taken for what they announce."""
+    written(tmp_path / "model.gguf", "qwen35", metadata={"qwen35.ssm.time_step_rank": 1 << 31})
+
+    with pytest.raises(InputError, match=r"is broken \(a tensor of \d+ rows for \d+\)"):
+        converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+
 def test_the_way_of_splitting_text_follows_the_architecture_where_a_file_does_not_state_it(tmp_path: Path):
     folders = {}
     for name in ("qwen3moe", "gpt-oss"):

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.machine.cache_entries import exclusive
 from orchestrator.machine.gguf import folder as folder_module
-from orchestrator.machine.gguf.folder import gguf_folder
+from orchestrator.machine.gguf.folder import gguf_folder, gguf_place
 from orchestrator.machine.models.checkpoints import resolve
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
@@ -119,7 +120,17 @@ def test_random_damage_of_the_header_never_raises_anything_else(original: Path, 
         ({"llama.rope.dimension_count": 8}, "rotates 8 of a head's 64 dimensions"),
         ({"llama.rope.scaling.type": "spiral"}, "scales positions by 'spiral'"),
         ({"split.count": 3}, "one of 3 parts"),
+        ({"split.no": 1}, "is not part 1 of the model of m.gguf, by split.no"),
+        ({"llama.block_count": (1 << 32) - 1}, "llama.block_count has a value that can't be used"),
+        ({"llama.attention.key_length": (1 << 32) - 1}, "llama.attention.key_length has a value that can't be used"),
+        ({"llama.nextn_predict_layers": "one"}, "is broken"),
         ({"tokenizer.ggml.pre": "tarot"}, "'tarot'"),
+        ({"tokenizer.ggml.model": [1, 2]}, "tokenizer of the kind"),
+        ({"tokenizer.ggml.model": "llama"}, "is broken"),
+        ({"tokenizer.ggml.merges": ["he zz"]}, "is broken"),
+        ({"tokenizer.ggml.merges": ["he"]}, "is broken"),
+        ({"tokenizer.ggml.token_type": [1]}, "is broken"),
+        ({"tokenizer.ggml.bos_token_id": 9999, "tokenizer.ggml.add_bos_token": True}, "is broken"),
     ],
 )
 def test_what_cannot_be_converted_is_told_by_its_reason(tmp_path: Path, metadata: Mapping[str, Any], words: str):
@@ -144,6 +155,42 @@ def test_unknown_tensors_and_rope_factors_are_refused(tmp_path: Path, name: str,
     write_gguf(path, extra={name: numbers})
 
     assert words in refusal(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stated", "instead", "words"),
+    [
+        (b"blk.0.attn_k.weight", b"blk.0.attn_v.weight", "two tensors of one name"),
+        (b"tokenizer.ggml.bos_token_id", b"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eos_token_id twice"),
+    ],
+)
+def test_a_file_that_says_a_thing_twice_is_refused(
+    original: Path, tmp_path: Path, stated: bytes, instead: bytes, words: str
+):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(original.read_bytes().replace(stated, instead))
+
+    assert words in refusal(path, tmp_path)
+
+
+def test_tensors_over_the_same_bytes_are_refused(original: Path, tmp_path: Path):
+    """Otherwise a small file would become a folder that fills the disk."""
+    path, content = tmp_path / "m.gguf", bytearray(original.read_bytes())
+    _, _, entry = content.partition(b"output_norm.weight")
+    offset = len(content) - len(entry) + 4 + 8 + 4
+    content[offset : offset + 8] = bytes(8)
+    path.write_bytes(content)
+
+    assert "lies over another tensor" in refusal(path, tmp_path)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(original: Path, tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(original.read_bytes())
+
+    with pytest.raises(InputError, match="changed while it was read"):
+        gguf_folder(path, lambda _: os.utime(path, (1, 1)))
+    assert folders(tmp_path) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"GGUF\x01\x00\x00\x00", b"GGUF\x00\x00\x00\x03"])
@@ -178,9 +225,24 @@ def test_what_a_killed_process_left_is_removed(original: Path, cache: Path):
     half = place.with_name(f"{place.name}.unfinished")
     place.rename(half)
     (half / "model.safetensors").write_bytes(b"half")
+    of_another, at_work = place.with_name("other.unfinished"), place.with_name("third.unfinished")
+    of_another.mkdir()
+    at_work.mkdir()
 
-    assert (gguf_folder(original) / "model.safetensors").stat().st_size > 4
-    assert folders(cache) == [place]
+    with exclusive(place.with_name("third")):
+        assert (gguf_folder(original) / "model.safetensors").stat().st_size > 4
+    assert set(folders(cache)) == {place, at_work}
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(original: Path, cache: Path):
+    """Otherwise whoever can write the cache folder empties a file of this user."""
+    place, letter = gguf_place(original), cache / "letter"
+    place.parent.mkdir(parents=True)
+    letter.write_text("Dear")
+    place.with_name(f"{place.name}.lock").symlink_to(letter)
+
+    assert "can't be written" in refusal(original, cache)
+    assert letter.read_text() == "Dear"
 
 
 def _convert(path: str, results: Any) -> None:

@@ -140,11 +140,6 @@ def test_sentence_piece_without_a_leading_blank(tmp_path: Path):
         ({"pre": None}, r"not known here \('not told'\)"),
         ({"model": "bert"}, "tokenizer of the kind 'bert'"),
         ({"tokens": None}, "tokenizer of the kind 'gpt2'"),
-        ({"merges": ["he zz"]}, "is broken"),
-        ({"merges": ["he"]}, "is broken"),
-        ({"token_type": [1]}, "is broken"),
-        ({"model": "llama"}, "is broken"),
-        ({"bos_token_id": 9999, "add_bos_token": True}, "is broken"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, settings: dict[str, Any], words: str):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.core.commands import Emit, Finish, Reject, SendMessage
+from orchestrator.core.commands import Emit, Finish, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
@@ -54,14 +54,14 @@ class Deceived:
             concurrent=pick([1, 2, 8]),
             placement=pick(["auto", "shared", "apart"]),
         )
-        self.machine, self.target = Machine(options), ModelledTarget(LANGUAGE, TARGET)
-        self.now, self.stale = 0.0, 0
+        self.machine = Machine(options)
+        self.now, self.targets = 0.0, 0
         self.asked: deque[ToWorker] = deque()
         self.rounds, self.nodes, self.said = [0], [NodeId(0)], list[FromWorker]()
         self.tokens: dict[SequenceId, list[int]] = {}
         self.ends: dict[SequenceId, Finish | Reject] = {}
-        self.step(WorkerUp(1, modelled_hello("target"), remote=True))
-        for incarnation in (2, 3):
+        self.target_up()
+        for incarnation in (1, 2):
             costs = tuple((width, pick([1e-6, 0.01, 1e4])) for width in (1, 8) if liar == "draft")
             hello = replace(modelled_hello("draft"), costs=costs, context=pick([5, 512, MAX_CONTEXT]))
             self.step(WorkerUp(incarnation, hello, remote=True))
@@ -69,6 +69,11 @@ class Deceived:
             sampling = Sampling(verification=pick(["coupled", "rejection"]))
             self.tokens[SequenceId(number)] = []
             self.step(Submitted(SequenceId(number), Request(PROMPT, sampling, pick([1, 5, 30]))))
+
+    def target_up(self) -> None:
+        self.target, self.targets = ModelledTarget(LANGUAGE, TARGET), self.targets + 1
+        self.asked.clear()
+        self.step(WorkerUp(10 + self.targets, modelled_hello("target"), remote=True))
 
     def step(self, event: Event) -> None:
         self.now += self.random.choice([0.0, 1e-6, 1e-3, 0.05])
@@ -80,6 +85,8 @@ class Deceived:
                     self.tokens[sequence] += tokens
                 case Finish() | Reject():
                     self.ends[command.sequence] = command
+                case Replace():
+                    self.target_up()
         for sequence in self.machine.sequences.values():
             assert len(sequence.tree) <= 1 << 13
             assert sequence.tree.root.token == sequence.tokens[-1]
@@ -135,12 +142,15 @@ class Deceived:
             chance = self.random.random()
             if chance < 0.1:
                 self.wait()
+                # An honest target is not silent for minutes.
+                while self.liar == "draft" and self.answer():
+                    pass
             elif chance < 0.35:
                 self.answer()
             else:
                 message = self.random.choice(self.said) if self.said and chance < 0.5 else self.lie()
                 self.said = [*self.said, message][-50:]
-                incarnation = 1 if self.liar == "target" else self.random.choice([2, 3])
+                incarnation = 10 + self.targets if self.liar == "target" else self.random.choice([1, 2])
                 self.step(Arrived(self.liar, incarnation, message))
 
     def wait(self) -> None:
@@ -158,7 +168,7 @@ class Deceived:
             while (work := self.target.work()) is not None:
                 replies += work.replies
             for reply in replies:
-                self.step(Arrived("target", 1, reply))
+                self.step(Arrived("target", 10 + self.targets, reply))
         return True
 
     def all_end(self) -> bool:
@@ -187,10 +197,8 @@ def test_after_a_lying_target_an_honest_one_ends_all_requests(seeds: Iterable[in
     for seed in seeds:
         deceived = Deceived(seed, "target")
         deceived.deceive(deceived.random.choice(SOME_LIES))
-        deceived.step(WorkerDown("target", 1))
-        deceived.target = ModelledTarget(LANGUAGE, TARGET)
-        deceived.asked.clear()
-        deceived.step(WorkerUp(1, modelled_hello("target"), remote=True))
+        deceived.step(WorkerDown("target", 10 + deceived.targets))
+        deceived.target_up()
 
         assert deceived.all_end(), seed
 

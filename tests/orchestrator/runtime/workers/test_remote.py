@@ -45,7 +45,7 @@ from protocol.messages.kv import KvOffer
 from protocol.messages.plans import BestFirst
 from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToRemote, Welcome
 from protocol.messages.sampling import Sampling
-from protocol.messages.worker import CacheOff, Fault, Grow, Hello, Ping, Pong, Start, Stop, ToWorker, Verdict
+from protocol.messages.worker import CacheOff, Fault, Grow, Hello, Ping, Pong, Shutdown, Start, Stop, ToWorker, Verdict
 from protocol.security.addresses import endpoint
 from protocol.security.guard import Guard, Pins
 from protocol.security.keys import KeyPair, own_keys
@@ -227,6 +227,22 @@ def test_one_guest_can_not_take_back_anothers_worker(server: Server):
     server.turn_until(lambda: Fault in kinds(server.events))
 
     assert WorkerDown not in kinds(server.events)
+
+
+def test_a_target_that_is_replaced_is_detached_and_heard_no_more(server: Server):
+    stamp = server.welcome(GUEST, "target")
+    worker = server.worker(GUEST, stamp)
+    worker.send(TARGET_HELLO)
+    server.turn_until(lambda: WorkerUp in kinds(server.events))
+    (down,) = server.remote.give_up(stamp.incarnation, "The target did nothing for a request.")
+    worker.send(VERDICT)
+    server.turn_until(lambda: server.remote.stale)
+    got: list[Any] = []
+    server.turn_until(lambda: got.extend(worker.receive(0)) or got[-1:] == [Shutdown()])
+
+    assert down == WorkerDown("target", stamp.incarnation)
+    assert kinds(server.events) == [WorkerUp]
+    assert server.welcome(GUEST, "target") != stamp
 
 
 def test_a_machine_that_comes_and_goes_fills_no_log(server: Server, caplog: pytest.LogCaptureFixture):

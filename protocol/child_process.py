@@ -43,7 +43,7 @@ class ChildProcess:
         """
         self._words = words or tempfile.TemporaryFile()  # noqa: SIM115 - closed behind the context
         self._lines: deque[bytes] = deque()
-        self._pending = b""
+        self._pending = bytearray()
         self._session = session
         try:
             self._process = subprocess.Popen(
@@ -98,8 +98,12 @@ class ChildProcess:
         piece = os.read(self._output.fileno(), _PIECE)
         if not piece:
             return None
-        *lines, self._pending = (self._pending + piece).split(b"\n")
-        return lines
+        first, *others = piece.split(b"\n")
+        self._pending += first
+        if not others:
+            return []
+        whole, self._pending = bytes(self._pending), bytearray(others.pop())
+        return [whole, *others]
 
     def line(self, seconds: float | None = None) -> bytes | None:
         """The next line; None at the end of the output. Raises TimeoutError if it takes more than so many seconds."""
