@@ -16,7 +16,7 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli import report
-from orchestrator.cli.brief_help import brief_help
+from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.running_pipelines import KEPT_MINUTES, RUNNING, minutes_to_keep, plain, running_pipeline
@@ -33,12 +33,9 @@ _NOTHING = "The model ended the text at once: to it, nothing follows this prompt
 _WITHOUT_RAW = "Without --raw it would be a message that is answered."
 
 
-@brief_help(
-    *("pair", "target", "draft", "address", "prompt-file", "raw", "max-tokens", "temperature", "preset", "seed"),
-    "json",
-    "quiet",
+@click.command(
+    cls=BriefCommand, brief="pair target draft address prompt-file raw max-tokens temperature preset seed json quiet"
 )
-@click.command()
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", type=click.File("r", encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
 @address_option

@@ -110,7 +110,7 @@ _GIB = 1 << 30
 @click.command("pairs")
 @click.option(
     "--pair",
-    type=NamedChoice(list(published()), "see `launch-pipeline pairs`"),
+    type=NamedChoice(list(published()), "`launch-pipeline pairs`"),
     metavar="NAME",
     help="All drafts that are published for this pair's target, with what `plan` expects of each.",
 )

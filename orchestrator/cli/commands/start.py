@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
@@ -30,7 +31,7 @@ _address_option = click.option(
 _PID = click.option("--pid", type=int, help="Which pipeline, if several run: its process id.")
 
 
-@click.command()
+@click.command(cls=BriefCommand, brief="address listen pair target draft draft-engine strategy context")
 @_address_option
 @listening_options
 @pipeline_options
@@ -45,7 +46,11 @@ def start(address: str, announce: str | None, settings: PipelineSettings) -> Non
     _keep_running(address, announce, settings)
 
 
-@click.command("serve-workers")
+@click.command(
+    "serve-workers",
+    cls=BriefCommand,
+    brief="listen announce address pair target draft draft-engine context",
+)
 @_address_option
 @functools.partial(listening_options, required=True)
 @pipeline_options
@@ -78,7 +83,7 @@ def stop() -> None:
     print_notes(["One answers somebody, and ends after that." if busy else ""])
 
 
-@click.group()
+@click.group(cls=Group)
 def workers() -> None:
     """Workers of a running pipeline, those of other machines among them."""
 
