@@ -21,9 +21,13 @@ from orchestrator.cli.report import print_whole
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
+from orchestrator.machine.known_servers import host_port
 from orchestrator.runtime.session import end_kept
+from protocol.errors import InputError
 from protocol.messages.remote import WorkerEntry
+from protocol.security.addresses import endpoint
 from protocol.shown_names import device_name, model_name
+from protocol.transport.ports import require_unused
 
 _address_option = click.option(
     "--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect, on this machine."
@@ -135,6 +139,7 @@ def revoke(name: str, pid: int | None) -> None:
 
 def _keep_running(address: str, announce: str | None, settings: PipelineSettings) -> None:
     require_listening(announce, settings)
+    _require_unused(address, settings.listen)
     notes = without_effect(settings)
     with started(settings, notes, quiet=False, address=address, at_once=True) as pipeline, ExitStack() as stack:
         # The address ends its line, so that it can be copied as it is.
@@ -146,8 +151,24 @@ def _keep_running(address: str, announce: str | None, settings: PipelineSettings
         pipeline.wait()
 
 
+def _require_unused(address: str, listen: str | None) -> None:
+    """Say which ports are taken, before models are loaded for them. Raises InputError for one that is in use."""
+    own = endpoint(address, listening=True)
+    if own is not None:
+        require_unused(*own, "--address")
+    if listen is None:
+        return
+    others = host_port(listen, listening=True)
+    require_unused(*others, "--listen")
+    if own is not None and own.port == others.port != 0:
+        raise InputError(f"--address and --listen name the same port {own.port}: choose two.")
+    print_notes(
+        [f"Workers of other machines come to {listen} (--listen), clients of this one to {address} (--address)."]
+    )
+
+
 def _row(process: int, entry: WorkerEntry) -> dict[str, Any]:
-    return {"pipeline": process, **msgspec.to_builtins(entry)}
+    return {"pipeline": process, **msgspec.to_builtins(entry), "device": device_name(entry.device)}
 
 
 def workers_table(entries: Iterable[WorkerEntry]) -> Table:
