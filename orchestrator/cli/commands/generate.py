@@ -19,14 +19,14 @@ from orchestrator.cli import report
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
-from orchestrator.cli.running_pipelines import KEPT_MINUTES, RUNNING, minutes_to_keep, plain, running_pipeline
+from orchestrator.cli.running_pipelines import KEPT_MINUTES, minutes_to_keep, plain, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
+from orchestrator.cli.sentences import Prose, columns_of
 from orchestrator.machine.downloads.default_target import demo_note
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import SET, Ineffective
 
 _ANSWERED = "The prompt is a chat message, since the target has a chat template; --raw continues it as text."
-_CONTINUED = "The prompt is continued as text (--raw), although the target has a chat template."
 
 _KEPT = "The models stay loaded for {:g} minutes for the next command (--keep): `launch-pipeline stop` ends them."
 _NOTHING = "The model ended the text at once: to it, nothing follows this prompt."
@@ -90,7 +90,7 @@ def generate(
         return
     settings, note = fitting_strategy(settings, params)
     if (lasting := running_pipeline(settings)) is not None:
-        print_notes([*notes, "" if quiet or as_json else RUNNING])
+        print_notes(notes)
         _run(lasting, text, params, as_json, quiet, stats, raw)
         return
     if keep and not plain(settings):
@@ -142,8 +142,10 @@ def _run(
     template = own_template(state.target)
     chat = template is not None and not raw
     if not quiet and not as_json:
-        how = "" if template is None else _ANSWERED if chat else _CONTINUED
-        print_notes([demo_note(state.target), how])
+        # Once for each time that models are loaded.
+        print_notes([demo_note(state.target), _ANSWERED if chat and loading is not None else ""])
+    # What continues a text may be code.
+    prose = Prose(columns_of(sys.stdout) if chat else None)
     with (
         client.stream(client.chat_prompt(text) if chat else text, params) as stream,
         Console(stderr=True, quiet=quiet or as_json).status("Reading the prompt ...") as status,
@@ -152,14 +154,14 @@ def _run(
         for piece in stream:
             status.stop()
             if not as_json:
-                click.echo(piece, nl=False)
+                click.echo(prose.add(piece), nl=False)
                 sys.stdout.flush()
     result = stream.result
     assert isinstance(result, Result)
     if as_json:
         click.echo(json.dumps({**result.to_json(), "chat": chat, "level": state.level}))
     else:
-        click.echo()
+        click.echo(prose.end())
     if not quiet and not as_json:
         temperature = state.sampling.temperature if params.temperature is None else params.temperature
         Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats, loading=loading))
