@@ -111,6 +111,8 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
             findings = plan_findings(profile, [(one, predict(one), pays_from(one)) for one in scenarios])
         else:
             findings = sweep_findings(profile, swept, [(one, list(sweep(one, swept, numbers))) for one in scenarios])
+    if not as_json:
+        say(f"{findings.title}\n")
     show(findings, as_json, plot)
 
 

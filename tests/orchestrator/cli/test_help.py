@@ -179,6 +179,23 @@ def test_pairs_has_rows_for_those_that_fit_and_a_sentence_for_the_others(monkeyp
     assert sorted(pairs()[name].target.id for name in listed) == sorted({pair.target.id for pair in pairs().values()})
 
 
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        (("plan", "--temperature", "0", "--requests", "1", "--tokens", "8"), "m4-16gb-qwen2.5-3b"),
+        (("pairs", "--pair", "qwen2.5-3b"), "m4-qwen2.5-3b, not for this machine"),
+        (("pairs",), "For this machine."),
+    ],
+)
+def test_the_first_line_says_whose_figures_follow(words: tuple[str, ...], whose: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("orchestrator.cli.commands.pairs._calibrated", lambda: None)
+    monkeypatch.setattr("orchestrator.cli.commands.pairs.chip", lambda: "a chip without a profile")
+
+    first, *_ = output(*words).splitlines()
+
+    assert whose in first
+
+
 def test_config_shows_the_defaults_that_help_states():
     row = next(line for line in output("config", "chat", width=200).splitlines() if "--draft-tokens" in line)
 
