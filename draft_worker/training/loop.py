@@ -162,8 +162,8 @@ class TrainingLoop:
         for number in range(min(rows, self._held_out.count(self._held_out.refresh()))):
             if self._shell.stopping():
                 raise Stopped
-            timed = self._choices.minutes and began is not None and number >= _FEWEST_ROWS
-            if timed and self._shell.clock() - began > self._choices.minutes * 60:
+            time = 0.0 if began is None else self._shell.clock() - began
+            if number >= _FEWEST_ROWS and time > self._choices.minutes * 60 > 0:
                 return
             yield self._held_out.row(number)
 
