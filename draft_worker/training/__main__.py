@@ -43,6 +43,8 @@ from protocol.report_output import claim_output
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
 REPORT = Path("training") / "report.json"
+_LEAST_MINUTES = 1e-3
+"""For one step."""
 
 
 class Process:
@@ -58,17 +60,21 @@ class Process:
         self._stopping = True
 
     def run(self) -> TrainingFinished:
-        """Raises Stopped."""
-        order, choices = self._order, self._order.choices
+        """Raises Stopped. The time of the training is what the preparation leaves of it."""
+        order, choices, began = self._order, self._order.choices, time.monotonic()
         target = Target(Path(order.target))
         kind = KINDS[choices.kind]
         wanted = (*kind.outputs(target, choices.layers), FINAL)
-        self._require_possible(target, kind, wanted)
+        trained_for = self._require_possible(target, kind, wanted)
+
+        def over(share: float) -> bool:
+            return 0 < share * self._order.choices.minutes * 60 < time.monotonic() - began + trained_for
+
         if order.text:
             unpack_text(Path(order.text), target.vocabulary, self._work, choices)
         prompts = Path(order.prompts) if order.prompts else None
-        write_answers(target, prompts, order.ends, self._work, choices, self._prepared)
-        outputs = record_states(target, self._work, wanted, self._prepared)
+        write_answers(target, prompts, order.ends, self._work, choices, self._prepared, over)
+        outputs = record_states(target, self._work, wanted, self._prepared, over)
         shards, held_out = Shards(self._work), Shards(self._work / HELD_OUT)
         counts = shards.written(target.vocabulary)
         tokens, mask = head_tokens(self.out, choices.head, counts), mask_token(self.out, counts)
@@ -76,6 +82,9 @@ class Process:
         training = kind.training(TrainingSetting(target, tokens, outputs, mask, choices.layers))
         shell = Shell(time.monotonic, lambda: self._stopping, self.report, self._measured)
         examined = Examiner(target, tokens), held_out
+        if choices.minutes:
+            left = choices.minutes - (time.monotonic() - began) / 60
+            choices = msgspec.structs.replace(choices, minutes=max(left, _LEAST_MINUTES))
         loop = TrainingLoop(training, shards, examined, choices, self.out, target.fingerprint, shell)
         report = loop.run()
         return TrainingFinished(
@@ -100,18 +109,19 @@ class Process:
             raise Stopped
         self.report(progress)
 
-    def _require_possible(self, target: Target, kind: Kind, outputs: tuple[int, ...]) -> None:
-        """Raises InputError for what would fail behind stages that take hours."""
+    def _require_possible(self, target: Target, kind: Kind, outputs: tuple[int, ...]) -> float:
+        """Seconds of training so far. Raises InputError for what would fail behind stages that take hours."""
         choices = self._order.choices
         require_plain(target)
         tap_of(target.model, self._order.target)
-        require_same(self.out, settings(choices), target.fingerprint)
+        seconds = require_same(self.out, settings(choices), target.fingerprint)
         kept_head_tokens(self.out, choices.head, target.vocabulary)
         # Its network is made in vain, but not computed.
         kind.training(
             TrainingSetting(target, np.arange(min(choices.head, target.vocabulary)), outputs, 0, choices.layers)
         )
         claim(self._work, target)
+        return seconds
 
     def _measured(self, held_out: HeldOut, progressed: Progressed) -> None:
         """The last report stays beside the state, for someone who looks at an unfinished training."""

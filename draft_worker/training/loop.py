@@ -22,6 +22,10 @@ from protocol.contracts.training import HeldOut, TrainingChoices, TrainingProgre
 from protocol.errors import PipelineError
 
 _WARM_UP = 10
+_MEASURED_SHARE = 0.1
+"""Of the time, for the last measurement."""
+_FEWEST_ROWS = 3
+"""That it has in any case: one of each temperature."""
 _SMOOTHING = 0.95
 """Weight of the losses so far in the loss that is reported."""
 
@@ -80,7 +84,7 @@ class TrainingLoop:
             if self.progressed.seconds - reported > self._choices.report_minutes * 60:
                 self._keep(self._choices.report_rows)
                 reported = self.progressed.seconds = self._shell.clock() - began
-        return self._keep(self._held_out.count(self._held_out.refresh()))
+        return self._keep(self._held_out.count(self._held_out.refresh()), began)
 
     def _step(self, rows: list[Row]) -> bool:
         """False if it was stopped; nothing has changed then."""
@@ -110,7 +114,8 @@ class TrainingLoop:
 
     def _share(self) -> float:
         """How much of the training is done."""
-        shares = [self.progressed.seconds / (self._choices.minutes * 60)] if self._choices.minutes else []
+        time = self._choices.minutes * 60 * (1 - _MEASURED_SHARE)
+        shares = [self.progressed.seconds / time] if time else []
         if self._choices.steps is not None:
             shares.append(self.progressed.step / self._choices.steps)
         return max(shares, default=1.0)
@@ -142,20 +147,24 @@ class TrainingLoop:
     def _begin_epoch(self) -> None:
         self.progressed.epoch, self.progressed.position, self.progressed.shards = self.progressed.epoch + 1, 0, 0
 
-    def _keep(self, rows: int) -> HeldOut:
-        """Save the state, write the drafter as it is, and measure it."""
+    def _keep(self, rows: int, began: float | None = None) -> HeldOut:
+        """Save the state, write the drafter as it is, and measure it. `began`: when, so that the measurement ends with
+        the training's time."""
         save(self._folder, self.progressed, self._training.network, self._optimisers)
         self._training.write(self._folder)
-        report = self._examiner.report(self._training, self._examined(rows))
+        report = self._examiner.report(self._training, self._examined(rows, began))
         self._acceptance = first_guess(report)
         self._shell.measured(report, self.progressed)
         self._report()
         return report
 
-    def _examined(self, rows: int) -> Iterator[Row]:
+    def _examined(self, rows: int, began: float | None) -> Iterator[Row]:
         for number in range(min(rows, self._held_out.count(self._held_out.refresh()))):
             if self._shell.stopping():
                 raise Stopped
+            time = 0.0 if began is None else self._shell.clock() - began
+            if number >= _FEWEST_ROWS and time > self._choices.minutes * 60 > 0:
+                return
             yield self._held_out.row(number)
 
     def _report(self) -> None:
@@ -163,12 +172,12 @@ class TrainingLoop:
         self._shell.report(
             TrainingProgress(
                 stage="training",
-                done=share,
+                done=min(share, 1.0),
                 total=1,
                 tokens=self.progressed.tokens,
                 loss=self._loss,
                 acceptance=self._acceptance,
-                seconds_left=seconds * (1 - share) / share if share else None,
+                seconds_left=max(0.0, seconds * (1 - share) / share) if share else None,
             )
         )
 

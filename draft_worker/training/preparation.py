@@ -12,6 +12,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ _LEAST_ROOM = 32
 """Slots at the end of a row that no new text begins in."""
 _AT_ONCE = 32
 _LOOP, _REPEATS = 5, 3
+_SHORTEST = 4
+"""Tokens of the longest answer that the end of the time does not prevent."""
 
 Prompt = Sequence[Sequence[int]]
 """Tokens of a user's turns; each but the first also has what follows the answer before it."""
@@ -90,8 +93,11 @@ def without_loop(answer: Sequence[int]) -> list[int]:
     return list(answer)
 
 
-def texts(model: Any, prompts: Iterator[Prompt], ends: Sequence[int]) -> Iterator[AnswerText | None]:
-    """Endless finished texts, at the temperatures in turn; None after each step. `ends`: tokens that end an answer."""
+def texts(
+    model: Any, prompts: Iterator[Prompt], ends: Sequence[int], over: Callable[[], bool] = lambda: False
+) -> Iterator[AnswerText | None]:
+    """Finished texts until the time is `over`, then the unfinished ones; at the temperatures in turn, None after each
+    step. `ends`: tokens that end an answer."""
     generator = BatchGenerator(model, stop_tokens=[[token] for token in ends], completion_batch_size=_AT_ONCE)
     open_texts: dict[int, tuple[AnswerText, list[int]]] = {}
 
@@ -103,13 +109,15 @@ def texts(model: Any, prompts: Iterator[Prompt], ends: Sequence[int]) -> Iterato
     samplers = {temperature: _sampler(temperature) for temperature in TEMPERATURES}
     started = 0
     try:
-        while True:
+        longest = 0
+        while not over() or longest < _SHORTEST:
             while len(open_texts) < _AT_ONCE:
                 ask(AnswerText(next(prompts), TEMPERATURES[started % len(TEMPERATURES)]))
                 started += 1
             for response in generator.next_generated():
                 text, answer = open_texts[response.uid]
                 answer.append(response.token)
+                longest = max(longest, len(answer))
                 if response.finish_reason is None:
                     continue
                 del open_texts[response.uid]
@@ -118,6 +126,9 @@ def texts(model: Any, prompts: Iterator[Prompt], ends: Sequence[int]) -> Iterato
                 else:
                     yield text
             yield None
+        for text, answer in open_texts.values():
+            text.answered(answer, ended=False)
+            yield text
     finally:
         generator.close()
 
@@ -131,7 +142,8 @@ def _sampler(temperature: float) -> Callable[[mx.array], mx.array]:
 def packed(found: Iterator[AnswerText | None], rows: int, slots: int) -> Iterator[Answers | int]:
     """Fill one shard: how many tokens the target has written, after each step, and the shard last.
 
-    A text goes into the open row of its temperature, and is cut at the row's end.
+    A text goes into the open row of its temperature, and is cut at the row's end. If the texts end, the shard has the
+    rows that were begun.
     """
     temperatures = np.array([TEMPERATURES[row % len(TEMPERATURES)] for row in range(rows)], np.float32)
     answers = Answers(
@@ -143,7 +155,10 @@ def packed(found: Iterator[AnswerText | None], rows: int, slots: int) -> Iterato
     waiting = {each: [row for row in range(rows) if temperatures[row] == np.float32(each)] for each in TEMPERATURES}
     filled = np.zeros(rows, np.int64)
     while any(waiting.values()):
-        text = next(found)
+        try:
+            text = next(found)
+        except StopIteration:
+            break
         if text is None:
             yield int(answers.own.sum())
             continue
@@ -158,7 +173,8 @@ def packed(found: Iterator[AnswerText | None], rows: int, slots: int) -> Iterato
         filled[row] = end
         if slots - end < _LEAST_ROOM:
             waiting[text.temperature].pop(0)
-    yield answers
+    begun = answers.own.any(1)
+    yield Answers(*(each[begun] for each in answers))
 
 
 HELD_OUT = "held-out"
@@ -167,6 +183,10 @@ _CHOSEN = Path(HELD_OUT) / "prompts.json"
 _ELEMENT = 2
 """Bytes of a number of the states."""
 
+_HELD_OUT_SHARE, _ANSWERS_SHARE, _STATES_SHARE = 0.1, 0.4, 0.6
+"""Of the time: when each stage of the preparation ends with what it has, which is a little at least."""
+Over = Callable[[float], bool]
+"""Whether this share of the time has passed."""
 Report = Callable[[TrainingProgress], None]
 """May raise to end the process: what is unfinished then is written again."""
 
@@ -204,10 +224,16 @@ def _owner(path: Path) -> _Owner | None:
 
 
 def write_answers(
-    target: Target, prompts: Path | None, ends: tuple[int, ...], work: Path, choices: TrainingChoices, report: Report
+    target: Target,
+    prompts: Path | None,
+    ends: tuple[int, ...],
+    work: Path,
+    choices: TrainingChoices,
+    report: Report,
+    over: Over = lambda _: False,
 ) -> None:
-    """Shards in `work` with at least as many tokens of the target's own, and one of held-out prompts. An answer is over
-    at one of `ends`.
+    """Shards in `work` with at least as many tokens of the target's own, or as there is time for, and one of held-out
+    prompts. An answer is over at one of `ends`.
 
     Raises InputError if there are none and no prompts to write them for.
     """
@@ -215,10 +241,10 @@ def write_answers(
     # Held-out answers that exist need no more prompts.
     fewest = 0 if _shards(work / HELD_OUT) else FEWEST
     trained, held_out = divided(given, fewest, work / _CHOSEN)
-    stages = (work / HELD_OUT, 1, held_out), (work, choices.tokens, trained)
-    for folder, wanted, chosen in stages:
+    stages = (work / HELD_OUT, 1, held_out, _HELD_OUT_SHARE), (work, choices.tokens, trained, _ANSWERS_SHARE)
+    for folder, wanted, chosen, share in stages:
         written = _written(folder)
-        if written >= wanted or (written and prompts is None):
+        if written >= wanted or (written and (prompts is None or over(share))):
             continue
         if min(len(trained), len(chosen)) < FEWEST:
             raise InputError(
@@ -229,13 +255,13 @@ def write_answers(
         first = len(_shards(folder))
         mx.random.seed(first)
         # One source for all shards: of texts that are dropped at the end of one, most would be long.
-        found = texts(target.model, _shuffled(chosen, first), ends)
+        found = texts(target.model, _shuffled(chosen, first), ends, partial(over, share))
         for number in count(first):
             begun = TrainingProgress(stage=stage, done=written, total=max(wanted, written), tokens=written)
             shard = _packed(found, choices, begun, report)
             save_answers(folder, number, shard)
             written += int(shard.own.sum())
-            if written >= wanted:
+            if written >= wanted or over(share):
                 break
 
 
@@ -268,8 +294,11 @@ def unpack_text(file: Path, vocabulary: int, work: Path, choices: TrainingChoice
                 save_answers(folder, number, shard)
 
 
-def record_states(target: Target, work: Path, outputs: tuple[int, ...], report: Report) -> tuple[int, ...]:
-    """States of all shards, with these outputs at least and FINAL last. Returns which they hold.
+def record_states(
+    target: Target, work: Path, outputs: tuple[int, ...], report: Report, over: Over = lambda _: False
+) -> tuple[int, ...]:
+    """States of all shards, or of the rows that there is time for, with these outputs at least and FINAL last. Returns
+    which they hold.
 
     Raises InputError for states of another target, as far as their width tells, and for a target without taps.
     """
@@ -281,8 +310,9 @@ def record_states(target: Target, work: Path, outputs: tuple[int, ...], report: 
     folders = work / HELD_OUT, work
     missing = [
         (folder, number)
-        for folder in folders
-        for number in range(len(_shards(folder)))
+        for number, folder in sorted(
+            ((number, folder) for folder in folders for number in range(len(_shards(folder)))), key=lambda each: each[0]
+        )
         if known != stated_outputs(folder) or _lacks(folder, number)
     ]
     if missing:
@@ -293,12 +323,17 @@ def record_states(target: Target, work: Path, outputs: tuple[int, ...], report: 
         return known
     tap = tap_of(target.model, str(target.folder))
     for done, (folder, number) in enumerate(missing):
+        if number and over(_STATES_SHARE):
+            break
         answers = read_answers(answers_path(folder, number))
         states = np.empty((*answers.tokens.shape, len(known), target.width), np.float16)
         for row, each in enumerate(recorded(target.model, tap, known, answers)):
             states[row] = stored(each)
             share = done + (row + 1) / len(answers.tokens)
             report(TrainingProgress(stage="the target's states", done=share, total=len(missing)))
+            if row + 1 >= len(TEMPERATURES) and over(_STATES_SHARE):
+                states = states[: row + 1]
+                break
         save_states(folder, number, states)
     return known
 

@@ -44,11 +44,15 @@ def save(folder: Path, progressed: Progressed, network: nn.Module, optimisers: O
         mx.save_safetensors(str(unfinished), arrays, {_STATE: msgspec.json.encode(progressed).decode()})
 
 
-def require_same(folder: Path, settings: str, target: str) -> None:
-    """Raises InputError if `folder` holds the state of another training; `target`: the target's fingerprint."""
+def require_same(folder: Path, settings: str, target: str) -> float:
+    """Seconds that the training in `folder` has taken so far. Raises InputError if it is another one; `target`: the
+    target's fingerprint."""
     path = folder / _FILE
-    if path.is_file():
-        _require_same(folder, _read(path)[1], settings, target)
+    if not path.is_file():
+        return 0.0
+    progressed = _read(path)[1]
+    _require_same(folder, progressed, settings, target)
+    return progressed.seconds
 
 
 def restore(folder: Path, settings: str, target: str, network: nn.Module, optimisers: Optimisers) -> Progressed:

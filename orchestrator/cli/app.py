@@ -1,53 +1,64 @@
 """The command line: its commands, its settings, and what becomes of errors. Only the command line prints."""
 
 import importlib
-import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.types import FloatParamType, IntParamType
 
 from orchestrator.api.client import NoPipeline
 from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.api.validation import InvalidValue
 from orchestrator.cli.configuration import default_map, origin, read_environment
-from orchestrator.cli.pipeline_options import nearest
+from orchestrator.cli.help import Group
+from orchestrator.cli.pipeline_options import TokensOrAuto, nearest
 from orchestrator.cli.sentences import say
 from protocol.errors import InputError, PipelineError
 from protocol.paths import config_file
 
 _INTERRUPTED = 130
 _FAILED = 1
-_COMMANDS = {
-    "attach": "attach:attach",
-    "bench": "measurements.bench:bench",
-    "cache": "cache:cache",
-    "calibrate": "measurements.calibrate:calibrate",
-    "chat": "chat:chat",
-    "completion": "completion:completion",
-    "config": "config:config",
-    "convert": "convert:convert",
-    "doctor": "doctor:doctor",
-    "first-light": "measurements.first_light:first_light",
-    "generate": "generate:generate",
-    "launch": "launch.command:launch",
-    "pairs": "pairs:pairs_command",
-    "plan": "plan:plan",
-    "profile": "measurements.profile:profile",
-    "serve": "serve:serve",
-    "serve-workers": "start:serve_workers",
-    "service": "service.command:service",
-    "start": "start:start",
-    "stop": "start:stop",
-    "target-rank": "attach:target_rank",
-    "train-draft": "train_draft:train_draft",
-    "workers": "start:workers",
+_SECTIONS = {
+    "Talk": {
+        "chat": "chat:chat",
+        "generate": "generate:generate",
+        "launch": "launch.command:launch",
+    },
+    "Serve": {
+        "serve": "serve:serve",
+        "service": "service.command:service",
+        "start": "start:start",
+        "stop": "start:stop",
+        "cache": "cache:cache",
+    },
+    "Models and settings": {
+        "pairs": "pairs:pairs_command",
+        "doctor": "doctor:doctor",
+        "convert": "convert:convert",
+        "train-draft": "train_draft:train_draft",
+        "config": "config:config",
+        "completion": "completion:completion",
+    },
+    "Several machines": {
+        "serve-workers": "start:serve_workers",
+        "attach": "attach:attach",
+        "workers": "start:workers",
+        "target-rank": "attach:target_rank",
+    },
+    "Laboratory": {
+        "bench": "measurements.bench:bench",
+        "profile": "measurements.profile:profile",
+        "plan": "plan:plan",
+        "calibrate": "measurements.calibrate:calibrate",
+        "first-light": "measurements.first_light:first_light",
+    },
 }
-"""Where each command is, below `orchestrator.cli.commands`."""
+"""The commands by their use, and where each one is, below `orchestrator.cli.commands`."""
 _OTHER_NAMES = {"benchmark": "bench", "list-models": "pairs", "run": "generate"}
 """Names that other programs give to commands; `--help` does not list them."""
 
@@ -56,6 +67,7 @@ _OTHER_OPTIONS = {
     "--ctx-size": "--context",
     "--device": "--pace",
     "--draft-model": "--draft",
+    "--host": "--address",
     "--max-new-tokens": "--max-tokens",
     "--model": "--target",
     "--model-draft": "--draft",
@@ -63,13 +75,10 @@ _OTHER_OPTIONS = {
     "--num-ctx": "--context",
     "--num-predict": "--max-tokens",
     "--output": "--out",
+    "--port": "--address",
     "--temp": "--temperature",
 }
 """What other programs call options; the sentence about an unknown option names ours."""
-_WHOLE = 1000
-"""Characters; no first sentence is longer."""
-_NARROW = 60
-"""Columns of a terminal below which two columns of help have no room."""
 
 
 class CommandTable(MutableMapping[str, click.Command]):
@@ -100,22 +109,7 @@ class CommandTable(MutableMapping[str, click.Command]):
         return len({**self._places, **self._read})
 
 
-class Help(click.HelpFormatter):
-    """As wide as the terminal, however narrow. In a narrow one the words about an option stand below it."""
-
-    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
-        if width is None and (columns := shutil.get_terminal_size().columns) < _NARROW:
-            width = columns
-        super().__init__(indent_increment, width, max_width)
-
-    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        super().write_dl(rows, col_max if self.width >= _NARROW - 2 else 2, col_spacing)
-
-
-click.Context.formatter_class = Help
-
-
-class Commands(click.Group):
+class Commands(Group):
     """Knows commands by other names too. Errors of the Python API get a hint at the command line's own help here, and
     nowhere else."""
 
@@ -134,15 +128,14 @@ class Commands(click.Group):
                 return chat.name, chat, rest
         return name and _OTHER_NAMES.get(name, name), command, rest
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Whole sentences, over as many lines as they need."""
-        rows = [(name, self.commands[name].get_short_help_str(_WHOLE)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            # click's parser does not say whose option lacks a value.
+            if error.ctx is None and (name := ctx.invoked_subcommand):
+                error.ctx = click.Context(self.commands[name], ctx, name)
+            raise
         except InvalidValue as error:
             raise InputError(f"{error} See `launch-pipeline {ctx.invoked_subcommand} --help`.") from error
         except NoPipeline as error:
@@ -152,7 +145,8 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
-    commands=CommandTable(_COMMANDS),
+    commands=CommandTable({name: place for section in _SECTIONS.values() for name, place in section.items()}),
+    sections=_SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(None, "-V", "--version", package_name="launch-pipeline")
@@ -219,22 +213,48 @@ def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if isinstance(context, click.Context) else "launch-pipeline"
     # click puts the choices of a missing argument on lines of their own.
-    message = " ".join(_suggestion(error).split())
+    message = " ".join(_mistake(error).split())
     parameter = getattr(error, "param", None)
     source = origin(context, parameter) if isinstance(context, click.Context) and parameter is not None else ""
     if source:
         return f"{message.rstrip('.')} (from {source}). See `launch-pipeline config`."
-    return f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{command} --help`."
+    # A sentence that names a command has the next step already.
+    following = "" if "`launch-pipeline" in message else f" See `{command} --help`."
+    return f"{message}{'' if message.endswith(('.', '?')) else '.'}{following}"
 
 
-def _suggestion(error: click.ClickException) -> str:
-    """click's sentence; for an unknown option, with the one that is most likely meant instead of all that are near."""
-    if not isinstance(error, click.NoSuchOption):
+def _mistake(error: click.ClickException) -> str:
+    """click's sentence, with what is allowed, and with the name that is most likely meant instead of all that are
+    near."""
+    if isinstance(error, click.NoSuchOption):
+        ours = _OTHER_OPTIONS.get(error.option_name)
+        known = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
+        near = [ours] if ours in known else nearest(error.option_name, error.possibilities or ())
+        return f"No such option {error.option_name!r}.{_meant(near)}"
+    value, wrong, _ = error.message.partition(" is not ")
+    if not wrong or not isinstance(error, click.BadParameter) or error.param is None:
         return error.format_message()
-    ours = _OTHER_OPTIONS.get(error.option_name)
-    known = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
-    near = [ours] if ours in known else nearest(error.option_name, error.possibilities or ())
-    return f"No such option {error.option_name!r}.{f' Did you mean {near[0]!r}?' if near else ''}"
+    kind = error.param.type
+    if isinstance(kind, IntParamType | FloatParamType):
+        return f"{max(error.param.opts, key=len)} must be {_allowed(kind)}, not {value}."
+    near = nearest(value.strip("'"), kind.choices) if isinstance(kind, click.Choice) else []
+    return f"{error.format_message()}{_meant(near)}"
+
+
+def _allowed(kind: IntParamType | FloatParamType) -> str:
+    """For instance "a whole number >= 1 and <= 64"."""
+    words = "a whole number" if isinstance(kind, IntParamType) else "a number"
+    if isinstance(kind, TokensOrAuto):
+        words = f"auto or {words}"
+    if not isinstance(kind, click.IntRange | click.FloatRange):
+        return words
+    least = "" if kind.min is None else f"{'>' if kind.min_open else '>='} {kind.min}"
+    most = "" if kind.max is None else f"{'<' if kind.max_open else '<='} {kind.max}"
+    return f"{words} {' and '.join(filter(None, (least, most)))}".rstrip()
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def pair_option(command: Command) -> Command:
         return command(*arguments, **filled_in(options, "pair", values))
 
     words = "A recommended target and draft, see `launch-pipeline pairs`; demo: the tiny demo pair."
-    choice = NamedChoice([*published(), _DEMO], "see `launch-pipeline pairs`")
+    choice = NamedChoice([*published(), _DEMO], "`launch-pipeline pairs`")
     return option("--pair", *_OF_PAIR, type=choice, metavar="NAME", help=words)(with_models)
 
 
@@ -268,13 +268,16 @@ def speculation_option(name: str, *ineffective: Ineffective) -> Decorator:
         assert isinstance(bounds.le, int)
         kind: Any = TokensOrAuto(bounds.le)
         return make(type=kind, metavar="N|auto", help=f"{meta.description}  [default: {field.default}]")
-    if get_origin(plain) is Literal:
-        kind = click.Choice(get_args(plain))
-        limits = ""
-    else:
-        kind = plain
-        limits = f"; {meta.ge} to {meta.le}"
-    return make(type=kind, help=f"{meta.description}  [default: {field.default}{limits}]")
+    kind = click.Choice(get_args(plain)) if get_origin(plain) is Literal else number_range(plain, meta)
+    return make(type=kind, help=f"{meta.description}  [default: {field.default}]")
+
+
+def number_range(kind: type, limits: msgspec.Meta) -> click.ParamType:
+    """Numbers of `kind`, float or int, within `limits`."""
+    least = limits.ge if limits.gt is None else limits.gt
+    if kind is float:
+        return click.FloatRange(least, limits.le, min_open=limits.gt is not None)
+    return click.IntRange(None if least is None else int(least), None if limits.le is None else int(limits.le))
 
 
 class Destination(click.Path):
@@ -311,28 +314,24 @@ class NamedChoice(click.Choice[str]):
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         near = nearest(str(value), self.choices)
-        if not near:
-            return f"there is no {str(value)!r}: {self._where}."
-        return f"there is no {str(value)!r}: did you mean {near[0]!r}? For all of them, {self._where}."
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        return f"there is no {str(value)!r}.{meant} {self._where} lists all."
 
 
 def nearest(word: str, names: Sequence[str]) -> list[str]:
-    """The name that is most like `word`, unless none is."""
-    return difflib.get_close_matches(word, names, 1, 0.65)
+    """The name that is most like `word`, unless none is. Dashes in front are no part of a likeness."""
+    plain = {name.lstrip("-"): name for name in names}
+    return [plain[name] for name in difflib.get_close_matches(word.lstrip("-"), plain, 1, 0.65)]
 
 
-class TokensOrAuto(click.ParamType[int | str]):
+class TokensOrAuto(click.IntRange):
     """A number of tokens or of MiB, or auto."""
 
-    name = "number"
-
     def __init__(self, most: int = MAX_CONTEXT) -> None:
-        self._most = most
+        super().__init__(0, most)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "auto":
-            return value
-        return click.IntRange(0, self._most).convert(value, param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "auto" else super().convert(value, param, ctx)
 
 
 def _parts(annotation: Any) -> tuple[Any, msgspec.Meta]:

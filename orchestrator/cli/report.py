@@ -44,7 +44,9 @@ def summary(result: Result, sampled: bool, every: bool = False, loading: float |
         rows += [("tokens", counts(statistics, reason)), ("rounds", rounds(statistics)), *conclusion(statistics)]
     if loading is not None:
         first = statistics.time_to_first_token
-        rows.append(("waited", f"{loading:.1f} s for the models, then {first:.2f} s for the first token"))
+        rows.append(
+            ("waited", f"{loading:.1f} s for the models, then {first:.2f} s for the prompt and the first token")
+        )
     grid = Table.grid(padding=(0, 2))
     for name, value in rows:
         words = Text(value)

@@ -7,9 +7,9 @@ from typing import IO, Any
 import click
 from click.core import ParameterSource
 
-from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, NumberField, SamplingParams, number_fields
+from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, SamplingParams, number_fields
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.pipeline_options import given_only, named_as_typed, option
+from orchestrator.cli.pipeline_options import given_only, named_as_typed, number_range, option
 from orchestrator.cli.precedence import filled_in
 from orchestrator.runtime.request_state import require_compatible
 from protocol.bounded_files import bounded
@@ -52,7 +52,7 @@ _OPTIONS = [
     *(
         _of_request(
             field.option,
-            type=field.kind,
+            type=number_range(field.kind, field.limits),
             default=field.default,
             show_default=_OWN if field.of_model else True,
             help=field.limits.description,
@@ -132,7 +132,7 @@ def server_options(command: CommandFunction) -> CommandFunction:
     for field in reversed(PRESET_FIELDS):
         command = click.option(
             field.option,
-            type=_range(field),
+            type=number_range(field.kind, field.limits),
             default=field.default,
             show_default=_OWN if field.of_model else True,
             help="For requests that name none.",
@@ -146,11 +146,3 @@ def server_defaults(options: dict[str, Any]) -> dict[str, Any]:
     preset = options.pop("preset")
     values = {field.name: options.pop(field.name) for field in PRESET_FIELDS}
     return given_only(values if preset is None else filled_in(values, "preset", PRESETS[preset]))
-
-
-def _range(field: NumberField) -> click.ParamType:
-    limits = field.limits
-    least = limits.ge if limits.gt is None else limits.gt
-    if field.kind is int:
-        return click.IntRange(None if least is None else int(least))
-    return click.FloatRange(least, limits.le, min_open=limits.gt is not None)

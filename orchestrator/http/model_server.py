@@ -5,12 +5,14 @@ Works with any pipeline that has `AsyncClient`'s interface.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,6 +22,7 @@ from orchestrator.http.access.disconnects import OpenWork
 from orchestrator.http.chat_request import ChatRequest, GenerationRequest
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
+from orchestrator.http.history import Note
 from orchestrator.http.monitoring.health import Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
@@ -32,7 +35,7 @@ from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import PipelineState
 
 log = logging.getLogger(__name__)
-
+Q = TypeVar("Q", bound=GenerationRequest)
 RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
 """Makes the renderer of a response from the prompt and the number of its tokens."""
 
@@ -172,11 +175,34 @@ class ModelServer:
     def model_name(self, name: str | None) -> str:
         """The name that a request gives the model, or the default. Raises ApiError 404: a name is never a path or a
         download."""
-        if name is None:
+        if name is None or background(name, self._names):
             return self._settings.names[0]
-        if name not in (*self._settings.names, *self._settings.old_names):
+        if name not in self._names:
             raise unknown_model(self._settings.names)
         return name
+
+    def named(self, question: Q) -> tuple[str, Q]:
+        """The name of the model that answers, and the question, with a note if it names another one. Raises as
+        `model_name`."""
+        name = self.model_name(question.model)
+        if question.model in (None, name):
+            return name, question
+        note = Note("model", f"This server has no {question.model}, so {name} answers.")
+        return name, replace(question, notes=(*question.notes, note))
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return (*self._settings.names, *self._settings.old_names)
+
+
+_BACKGROUND = re.compile(r"claude-[\w.-]{0,40}haiku[\w.-]{0,40}|gpt-[\w.-]{1,40}-(mini|nano)[\w.-]{0,40}", re.ASCII)
+"""Small models that agents ask beside the one that they are set to, for titles and summaries; there is no setting for
+it in some of them."""
+
+
+def background(name: str, names: Container[str]) -> bool:
+    """Whether a request for `name` is answered by a model that is none of these `names`."""
+    return name not in names and _BACKGROUND.fullmatch(name) is not None
 
 
 def unknown_model(names: Sequence[str]) -> ApiError:

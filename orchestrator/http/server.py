@@ -18,7 +18,7 @@ from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.embeddings.model import embedding_model
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, of_pipeline
-from orchestrator.http.model_server import ModelServer, unknown_model
+from orchestrator.http.model_server import ModelServer, background, unknown_model
 from orchestrator.http.monitoring.health import LOADING, Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
@@ -208,9 +208,14 @@ class Server:
         return JSONResponse(await (self._anthropic_card(name) if anthropic else self._card(name)))
 
     def name_of(self, name: str | None) -> ModelName:
-        """The model that a request names, or the default. Raises ApiError 404: a name is never a path or a download."""
+        """The model that a request names, or the default. Raises ApiError 404: a name is never a path or a download.
+
+        A background request does not load a model if another one is there."""
         if name is None:
             return self.models.offered[0].name
+        if background(name, {*self._owners, *self._old}):
+            names = [model.name for model in self.models.offered]
+            return next((each for each in names if self.models.server(each) is not None), names[0])
         owner = self._owners.get(name) or self._old.get(name)
         if owner is None:
             raise unknown_model(list(self._owners))

@@ -32,7 +32,11 @@ def machine_lines() -> tuple[str, ...]:
     """The hardware and libraries that figures depend on."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("mlx", "mlx-lm"))
     shares = usual_cores()
-    cores = f"cores of the target {len(shares['target'])}, of the draft {len(shares['draft'])}" if shares else ""
+    cores = ""
+    if shares and shares["target"] == shares["draft"]:
+        cores = f"{len(shares['target'])} cores, which target and draft share"
+    elif shares:
+        cores = f"cores of the target {len(shares['target'])}, of the draft {len(shares['draft'])}"
     blas = f"BLAS {fast_blas() or 'as MLX ships it'}" if shares else ""
     return tuple(line for line in (machine_facts.chip(), versions, cores, blas) if line)
 
@@ -80,8 +84,13 @@ def _values_table(values: Sequence[Value]) -> Table:
 
 
 def _meanings(tables: Iterable[Table]) -> list[str]:
-    """A sentence for each column that has one."""
-    found = (column for table in tables for column in table.described if column.meaning)
+    """A sentence for each column that has one, and a cell."""
+    found = (
+        column
+        for table in tables
+        for column, *cells in zip(table.described, *table.rows, strict=True)
+        if column.meaning and any(cell not in (None, "") for cell in cells)
+    )
     return [f"{title}: {meaning}." for title, meaning in {each.title: each.meaning for each in found}.items()]
 
 

@@ -58,6 +58,7 @@ class Machine:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        self.said = self.words
         self._words.close()
 
 
@@ -138,6 +139,15 @@ def test_a_draft_that_comes_in_the_middle_of_a_request_is_used(
     lent.process.send_signal(signal.SIGINT)
     assert lent.ended() == 130
     until(lambda: named(server)["mac"].status == "gone")
+
+
+@pytest.mark.thorough
+def test_a_join_line_that_this_machine_has_used_is_said_to_be_needed_no_longer(server: Pipeline, homes: Path):
+    line = server.owner.invite().line
+    for said in (False, True):
+        with machine(homes / "twice", "draft", line, "--draft-engine", "ngram", "--name", "twice") as lent:
+            lent.worker()
+        assert ("has joined" in lent.said) is said
 
 
 SLOW = pytest.mark.slow

@@ -61,7 +61,7 @@ class Shards:
 
     def count(self, shards: int) -> int:
         """Rows of the first `shards` shards."""
-        return sum(len(each.tokens) for each in self._answers[:shards])
+        return sum(map(len, self._states[:shards]))
 
     @property
     def own(self) -> int:
@@ -69,11 +69,12 @@ class Shards:
         return sum(int(each.own.sum()) for each in self._answers)
 
     def row(self, number: int) -> Row:
-        """The row of this number, counted over all shards."""
+        """The row of this number, counted over all shards. The last rows of a shard may have no states: they do not
+        count."""
         for answers, states in zip(self._answers, self._states, strict=True):
-            if number < len(answers.tokens):
+            if number < len(states):
                 return _row(answers, states, number)
-            number -= len(answers.tokens)
+            number -= len(states)
         raise IndexError(number)
 
     def written(self, vocabulary: int) -> np.ndarray:

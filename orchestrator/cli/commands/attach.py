@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,7 +132,8 @@ def attach(
     )
     console = Console(stderr=True)
     with console.status("Connecting ...") as status:
-        attachment = Attachment(lending, show=_shown(console, status.update))
+        note = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        attachment = Attachment(lending, _shown(console, status.update), note)
         attachment.run()
 
 

@@ -14,6 +14,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli.help import Group
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.sentences import say
 from protocol.errors import PipelineError
@@ -82,7 +83,7 @@ def _removed(entry: Path) -> str:
     return ""
 
 
-@click.group()
+@click.group(cls=Group)
 def cache() -> None:
     """Keys and values of finished turns that `--disk-cache` keeps on disk."""
 

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from orchestrator.api.client import Client, Stream
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.brief_help import brief_help
 from orchestrator.cli.chat.conversation import ChatConversation, is_command, without_escape
+from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
 from orchestrator.cli.report import cut_off, reading
@@ -39,10 +39,7 @@ _FULL = "The conversation fills the context: /clear forgets what was said, so th
 _SILENT = "The model ended its answer without a word: say it in other words, or /clear what was said."
 
 
-@brief_help(
-    *("pair", "target", "draft", "address", "system", "no-history"), *("max-tokens", "temperature", "preset", "seed")
-)
-@click.command()
+@click.command(cls=BriefCommand, brief="pair target draft address system no-history max-tokens temperature preset seed")
 @click.option("--system", default="", metavar="TEXT", help="System text, before everything else.")
 @option(
     "--no-history",

@@ -16,18 +16,18 @@ from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli import report
-from orchestrator.cli.brief_help import brief_help
+from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
-from orchestrator.cli.running_pipelines import KEPT_MINUTES, RUNNING, minutes_to_keep, plain, running_pipeline
+from orchestrator.cli.running_pipelines import KEPT_MINUTES, minutes_to_keep, plain, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
+from orchestrator.cli.sentences import Prose, columns_of
 from orchestrator.machine.downloads.default_target import demo_note
 from protocol.bounded_files import bounded
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import SET, Ineffective
 
 _ANSWERED = "The prompt is a chat message, since the target has a chat template; --raw continues it as text."
-_CONTINUED = "The prompt is continued as text (--raw), although the target has a chat template."
 
 _KEPT = "The models stay loaded for {:g} minutes for the next command (--keep): `launch-pipeline stop` ends them."
 _NOTHING = "The model ended the text at once: to it, nothing follows this prompt."
@@ -40,12 +40,9 @@ _FULL = (
 _WITHOUT_RAW = "Without --raw it would be a message that is answered."
 
 
-@brief_help(
-    *("pair", "target", "draft", "address", "prompt-file", "raw", "max-tokens", "temperature", "preset", "seed"),
-    "json",
-    "quiet",
+@click.command(
+    cls=BriefCommand, brief="pair target draft address prompt-file raw max-tokens temperature preset seed json quiet"
 )
-@click.command()
 @click.argument("prompt", required=False)
 @click.option("--prompt-file", type=click.File("r", encoding="utf-8"), help="Read the prompt from a file; - is stdin.")
 @address_option
@@ -100,7 +97,7 @@ def generate(
         return
     settings, note = fitting_strategy(settings, params)
     if (lasting := running_pipeline(settings)) is not None:
-        print_notes([*notes, "" if quiet or as_json else RUNNING])
+        print_notes(notes)
         _run(lasting, text, params, as_json, quiet, stats, raw)
         return
     if keep and not plain(settings):
@@ -154,8 +151,10 @@ def _run(
     template = own_template(state.target)
     chat = template is not None and not raw
     if not quiet and not as_json:
-        how = "" if template is None else _ANSWERED if chat else _CONTINUED
-        print_notes([demo_note(state.target), how])
+        # Once for each time that models are loaded.
+        print_notes([demo_note(state.target), _ANSWERED if chat and loading is not None else ""])
+    # What continues a text may be code.
+    prose = Prose(columns_of(sys.stdout) if chat else None)
     with (
         client.stream(client.chat_prompt(text) if chat else text, params) as stream,
         Console(stderr=True, quiet=quiet or as_json).status(report.READING) as status,
@@ -164,14 +163,14 @@ def _run(
         for piece in stream:
             status.stop()
             if not as_json:
-                click.echo(piece, nl=False)
+                click.echo(prose.add(piece), nl=False)
                 sys.stdout.flush()
     result = stream.result
     assert isinstance(result, Result)
     if as_json:
         click.echo(json.dumps({**result.to_json(), "chat": chat, "level": state.level}))
     else:
-        click.echo()
+        click.echo(prose.end())
     if not quiet and not as_json:
         temperature = state.sampling.temperature if params.temperature is None else params.temperature
         Console(stderr=True).print(report.summary(result, sampled=temperature > 0, every=stats, loading=loading))

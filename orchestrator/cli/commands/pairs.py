@@ -110,7 +110,7 @@ _GIB = 1 << 30
 @click.command("pairs")
 @click.option(
     "--pair",
-    type=NamedChoice(list(published()), "see `launch-pipeline pairs`"),
+    type=NamedChoice(list(published()), "`launch-pipeline pairs`"),
     metavar="NAME",
     help="All drafts that are published for this pair's target, with what `plan` expects of each.",
 )
@@ -148,11 +148,12 @@ def pairs_command(pair: str | None, as_json: bool) -> None:
     rows = _one_a_target(rows)
     fitting = {name: facts for name, facts in rows.items() if facts["fits"]}
     table, same = _table(fitting or rows, physical)
-    print_whole(table)
     kind = ", as float32 on a processor" if on_processor else ""
-    sizes, default = f"Sizes are estimated{kind}. {advice}", f"Without --pair: {default_pair_state()}."
+    default = f"Without --pair: {default_pair_state()}."
+    say(f"For this machine. Sizes are estimated{kind}. {advice}")
+    print_whole(table)
     others = "All drafts of a target, with what to expect of each: `launch-pipeline pairs --pair NAME`."
-    for words in (same, _too_big(rows) if fitting else "", sizes, others, default):
+    for words in (same, _too_big(rows) if fitting else "", others, default):
         say(words) if words else None
     if local := local_models():
         click.echo("\nAlready on this disk; a GGUF file is converted when it is first used:")
@@ -207,8 +208,8 @@ def _show_drafts(target: Model, calibrated: DeviceProfile | None, as_json: bool)
 def _conditions(target: Model, choice: ProfileChoice) -> list[str]:
     """What the figures hold for, as sentences."""
     told = [
-        f"{choice.sentence} Times are in proportion to the bytes read, temperature 0, draft and target in turns on one "
-        "device.",
+        choice.sentence,
+        "Times are in proportion to the bytes read, temperature 0, draft and target in turns on one device.",
         "Published acceptances are others', with fresh states, and comparable on the same text alone; assumed are what "
         "the kind reaches on chat, and for language models what the demo pair's reaches on code. None of these trained "
         "drafters was tried with this program.",
@@ -224,7 +225,7 @@ def _conditions(target: Model, choice: ProfileChoice) -> list[str]:
 def _print_drafts(target: Model, rows: list[dict[str, Any]], conditions: list[str]) -> None:
     plain = next((row["plain_tokens_per_second"] for row in rows if row["gain"] is not None), None)
     speed = "" if plain is None else f", {plain:g} tokens/s without one"
-    say(f"Drafts for {target.id}{speed}:")
+    say(f"{conditions[0]}\n\nDrafts for {target.id}{speed}:")
     table = Table("name", "kind", "size", "licence", "right guesses", "tokens/s", "gain")
     for row in rows:
         reached = ("", "") if row["gain"] is None else (f"{row['tokens_per_second']:g}", f"{row['gain']:g}x")
@@ -233,7 +234,7 @@ def _print_drafts(target: Model, rows: list[dict[str, Any]], conditions: list[st
         cells = (row["name"], kind, row["size"], row["licence"] or "", right, *reached)
         table.add_row(*map(Text, cells))
     print_whole(table)
-    for sentence in conditions:
+    for sentence in conditions[1:]:
         say(sentence)
     refused = [f"{row['name']}: {row['refused']}" for row in rows if row["refused"]]
     if refused:

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipeline_options import Destination, given_only, speculation_options
 from orchestrator.cli.report import show
 from orchestrator.cli.sentences import say
@@ -39,7 +40,10 @@ _SHARE = click.FloatRange(0.0, 1.0)
 _MILLISECONDS = click.FloatRange(0.0, min_open=True)
 
 
-@click.command()
+@click.command(
+    cls=BriefCommand,
+    brief="pace this-mac trace temperature accept drafter draft-ms target-ms draft-tokens requests plot json",
+)
 @click.option("--pace", "profile", metavar="PROFILE", help=f"Device and pair of models.  [default: {_DEFAULT_PROFILE}]")
 @click.option("--this-mac", is_flag=True, help="The machine that `launch-pipeline calibrate` measured.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay what `generate --record FILE` wrote.")
@@ -107,6 +111,8 @@ def plan(swept: str | None, values: str | None, plot: Path | None, as_json: bool
             findings = plan_findings(profile, [(one, predict(one), pays_from(one)) for one in scenarios])
         else:
             findings = sweep_findings(profile, swept, [(one, list(sweep(one, swept, numbers))) for one in scenarios])
+    if not as_json:
+        say(f"{findings.title}\n")
     show(findings, as_json, plot)
 
 

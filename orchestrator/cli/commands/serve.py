@@ -19,6 +19,7 @@ from orchestrator.api.memory_check import PipelineMemory
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.pipeline_options import address_option, facts, option, pipeline_options, without_effect
@@ -162,7 +163,9 @@ _STAYS = "this server has one model, which stays loaded"
 _MOST = "Texts generated at once; a request beyond that is answered with status 429."
 
 
-@click.command()
+@click.command(
+    cls=BriefCommand, brief="pair target draft host port api-key no-api-key model-name preset context listen address"
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks one.")
 @click.option(

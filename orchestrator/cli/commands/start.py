@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator.api.owner import Owner, listening_pipelines, the_pipeline
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes, started
@@ -20,9 +21,13 @@ from orchestrator.cli.report import print_whole
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
+from orchestrator.machine.known_servers import host_port
 from orchestrator.runtime.session import end_kept
+from protocol.errors import InputError
 from protocol.messages.remote import WorkerEntry
+from protocol.security.addresses import endpoint
 from protocol.shown_names import device_name, model_name
+from protocol.transport.ports import require_unused
 
 _address_option = click.option(
     "--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect, on this machine."
@@ -30,7 +35,7 @@ _address_option = click.option(
 _PID = click.option("--pid", type=int, help="Which pipeline, if several run: its process id.")
 
 
-@click.command()
+@click.command(cls=BriefCommand, brief="address listen pair target draft draft-engine strategy context")
 @_address_option
 @listening_options
 @pipeline_options
@@ -45,7 +50,11 @@ def start(address: str, announce: str | None, settings: PipelineSettings) -> Non
     _keep_running(address, announce, settings)
 
 
-@click.command("serve-workers")
+@click.command(
+    "serve-workers",
+    cls=BriefCommand,
+    brief="listen announce address pair target draft draft-engine context",
+)
 @_address_option
 @functools.partial(listening_options, required=True)
 @pipeline_options
@@ -78,7 +87,7 @@ def stop() -> None:
     print_notes(["One answers somebody, and ends after that." if busy else ""])
 
 
-@click.group()
+@click.group(cls=Group)
 def workers() -> None:
     """Workers of a running pipeline, those of other machines among them."""
 
@@ -130,6 +139,7 @@ def revoke(name: str, pid: int | None) -> None:
 
 def _keep_running(address: str, announce: str | None, settings: PipelineSettings) -> None:
     require_listening(announce, settings)
+    _require_unused(address, settings.listen)
     notes = without_effect(settings)
     with started(settings, notes, quiet=False, address=address, at_once=True) as pipeline, ExitStack() as stack:
         # The address ends its line, so that it can be copied as it is.
@@ -141,8 +151,24 @@ def _keep_running(address: str, announce: str | None, settings: PipelineSettings
         pipeline.wait()
 
 
+def _require_unused(address: str, listen: str | None) -> None:
+    """Say which ports are taken, before models are loaded for them. Raises InputError for one that is in use."""
+    own = endpoint(address, listening=True)
+    if own is not None:
+        require_unused(*own, "--address")
+    if listen is None:
+        return
+    others = host_port(listen, listening=True)
+    require_unused(*others, "--listen")
+    if own is not None and own.port == others.port != 0:
+        raise InputError(f"--address and --listen name the same port {own.port}: choose two.")
+    print_notes(
+        [f"Workers of other machines come to {listen} (--listen), clients of this one to {address} (--address)."]
+    )
+
+
 def _row(process: int, entry: WorkerEntry) -> dict[str, Any]:
-    return {"pipeline": process, **msgspec.to_builtins(entry)}
+    return {"pipeline": process, **msgspec.to_builtins(entry), "device": device_name(entry.device)}
 
 
 def workers_table(entries: Iterable[WorkerEntry]) -> Table:

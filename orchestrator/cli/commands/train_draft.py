@@ -3,6 +3,7 @@
 The training runs in a process of its own, of which only the reports are known here.
 """
 
+import time
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -58,6 +59,7 @@ def training(order: TrainingOrder, threads: int) -> Generator[Any, None, None]:
 
 
 _PROMPTS = "prompts.jsonl"
+_LINE_SECONDS = 10.0
 
 
 @click.command("train-draft")
@@ -83,7 +85,13 @@ _PROMPTS = "prompts.jsonl"
     type=Destination(folder=True),
     help="Folder of the target's answers and states, which several kinds share.  [default: DIR/work]",
 )
-@click.option("--minutes", default=60.0, show_default=True, type=click.FloatRange(min=0.01), help="Of training.")
+@click.option(
+    "--minutes",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0.01),
+    help="For all stages of a run; a little more if needed.",
+)
 @click.option(
     "--tokens",
     default=500_000,
@@ -218,11 +226,14 @@ def _watched(order: TrainingOrder, threads: int, quiet: bool) -> TrainingFinishe
 
 
 class _Bar:
-    """On standard error."""
+    """On standard error; where that is no terminal, a line for each stage and every ten seconds."""
 
     def __init__(self, quiet: bool) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}")
-        self._bar = Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True)
+        self._console = Console(stderr=True, quiet=quiet)
+        self._bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        self._shown = "", 0.0
+        """The stage of the last line in a pipe, and its time."""
         self._task = self._bar.add_task("", facts="")
 
     def __enter__(self) -> "_Bar":
@@ -237,6 +248,14 @@ class _Bar:
         facts += [] if progress.loss is None else [f"loss {progress.loss:.3f}"]
         facts += [] if progress.acceptance is None else [f"{progress.acceptance:.1%} right"]
         facts += [] if progress.seconds_left is None else [f"{progress.seconds_left / 60:.0f} min left"]
+        if not self._console.is_terminal:
+            stage, time_shown = self._shown
+            if stage != progress.stage or time.monotonic() - time_shown > _LINE_SECONDS:
+                self._shown = progress.stage, time.monotonic()
+                share = f"{progress.done / progress.total:.0%}" if progress.total else ""
+                said = " · ".join(filter(None, (share, *facts)))
+                self._console.print(f"{progress.stage}: {said}", markup=False, highlight=False, soft_wrap=True)
+            return
         self._bar.update(
             self._task,
             description=progress.stage,

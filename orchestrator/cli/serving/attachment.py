@@ -84,11 +84,14 @@ class _Worker:
 class Attachment:
     """Runs until Ctrl-C. Raises PipelineError for a failure that a retry can't fix."""
 
-    def __init__(self, lending: Lending, show: Callable[[str], None]) -> None:
-        """`show` is called with the status line whenever it changes."""
+    def __init__(self, lending: Lending, show: Callable[[str], None], note: Callable[[str], None]) -> None:
+        """`show` is called with the status line whenever it changes, `note` with a sentence that stays."""
         self._lending = lending
         self._keys = own_keys(lending.folder)
         self._show = show
+        self._note = note
+        self._joined = False
+        """In this life of the program; what is said of a used join line is said once."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._session = Session.create()
         self._policy = RestartPolicy()
@@ -119,6 +122,11 @@ class Attachment:
             if welcome is None:
                 self._join()
                 return
+            if self._lending.line is not None and not self._joined:
+                self._note(
+                    f"This machine has joined {self._where} already: {self._where} is enough in place of the line."
+                )
+            self._joined = True
             remember(self._lending.folder, self._lending.server)
             worker = self._launch(welcome)
             self._watch(control, worker)
@@ -163,6 +171,7 @@ class Attachment:
             while True:
                 for message in joining.receive(_POLL_SECONDS):
                     if isinstance(message, Joined):
+                        self._joined = True
                         self._show(f"Joined {self._where} as {message.name}.")
                         return
                     raise_refusal(message)

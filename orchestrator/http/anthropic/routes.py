@@ -32,7 +32,7 @@ class MessagesRoutes:
 
     async def create(self, request: Request) -> Response:
         question, chat = await read_body(request, lambda content: _translated(content, MessagesRequest))
-        model, stops = self._server.model_name(chat.model), question.stop_sequences or []
+        (model, chat), stops = self._server.named(chat), question.stop_sequences or []
 
         def answer(prompt: RenderedChat, tokens: int) -> MessageAnswer:
             content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))

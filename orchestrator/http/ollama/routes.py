@@ -66,7 +66,7 @@ class OllamaRoutes:
         return await self._continue(request, asked)
 
     async def _converse(self, request: Request, question: OllamaRequest, asked: ChatRequest, *, chat: bool) -> Response:
-        name, codec = self._server.model_name(asked.model), self._server.codec
+        (name, asked), codec = self._server.named(asked), self._server.codec
 
         def answer(prompt: RenderedChat, _: int) -> OllamaAnswer:
             told = asked.alternatives is not None
@@ -82,7 +82,7 @@ class OllamaRoutes:
         return _lines(await self._server.converse(request, asked, answer))
 
     async def _continue(self, request: Request, asked: CompletionRequest) -> Response:
-        name = self._server.model_name(asked.model)
+        name, asked = self._server.named(asked)
 
         def renderer(_: Sequence[Sequence[int]]) -> OllamaAnswer:
             return OllamaAnswer(

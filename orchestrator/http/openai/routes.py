@@ -30,10 +30,10 @@ class CompletionRoutes:
         ]
 
     async def complete(self, request: Request) -> Response:
-        question = await read_body(request, lambda content: read(content, CompletionRequest))
+        name, question = self._server.named(await read_body(request, lambda content: read(content, CompletionRequest)))
         answer = ChoiceAnswer(
             "text",
-            self._server.model_name(question.model),
+            name,
             question.prompt_count,
             with_usage=question.with_usage,
             codec=None if question.told is None else self._server.codec,
@@ -52,8 +52,8 @@ class CompletionRoutes:
         return await self._server.answer(request, question, prepare)
 
     async def chat(self, request: Request) -> Response:
-        question = await read_body(request, lambda content: read(content, ChatRequest))
-        name, codec = self._server.model_name(question.model), self._server.codec
+        name, question = self._server.named(await read_body(request, lambda content: read(content, ChatRequest)))
+        codec = self._server.codec
 
         def renderer(prompt: RenderedChat, _: int) -> Chunks:
             answer = ChoiceAnswer(

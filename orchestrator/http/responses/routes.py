@@ -60,7 +60,8 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         # In a thread however short: what it continues may be long.
         question, before, chat, tools, summary = await read_body(request, self._read, aside=True)
-        head = self._head(question, chat)
+        name, chat = self._server.named(chat)
+        head = self._head(name, question, chat)
         # A stream that waited for its model has begun this response.
         head["id"] = getattr(request.state, "response_id", head["id"])
         sent: int = getattr(request.state, "events_sent", 0)
@@ -76,7 +77,8 @@ class ResponsesRoutes:
 
     async def compact(self, request: Request) -> Response:
         question, before, chat, tools, _ = await read_body(request, self._read_for_summary, aside=True)
-        answers = self._answers(SummaryAnswer, self._head(question, chat), chat, tools, lambda _: None)
+        name, chat = self._server.named(chat)
+        answers = self._answers(SummaryAnswer, self._head(name, question, chat), chat, tools, lambda _: None)
         response = await self._server.converse(request, chat, answers)
         return JSONResponse(compaction(msgspec.json.decode(response.body), [*before, *question.items[:-1]]))
 
@@ -122,14 +124,14 @@ class ResponsesRoutes:
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
         return _Asked(question, before, question.chat(before, notes), question.offered, summary)
 
-    def _head(self, question: Question, chat: ChatRequest) -> dict[str, Any]:
+    def _head(self, name: str, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""
         defaults = self._server.defaults
         return {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": self._server.model_name(chat.model),
+            "model": name,
             "instructions": question.instructions,
             "max_output_tokens": question.max_output_tokens,
             "metadata": question.metadata or {},

@@ -27,7 +27,7 @@ from orchestrator.lab.bench.names import PLAIN, line_and_draft_tokens
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.ties import TIE, gaps
-from orchestrator.lab.bench.trials import WARM_UP_TOKENS, count_answers, requests_of, run
+from orchestrator.lab.bench.trials import count_answers, requests_of, run
 from orchestrator.lab.findings import Bar, Cell, Column, Field, Findings, Line, Listener, Panel, Table, tabulated
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.cache_entries import made_once
@@ -155,22 +155,20 @@ FIELDS: tuple[Field[BenchRow], ...] = (
         "tok/s",
         lambda row: row.tokens_per_second,
         ".1f",
-        "generated tokens, the first included, divided by the seconds until the last token; the clock starts when the "
-        "target holds the KV of all prompt tokens but the last",
+        "generated tokens a second, once the prompt is read",
     ),
     Field("quartiles", _quartiles, meaning="of tok/s, over prompts"),
     Field(
         "/mlx-lm",
         lambda row: row.over_best and row.over_best.median,
         ".2f",
-        "ratio to mlx-lm at its best, which the title names: on all cores, plain or speculative with our draft and the "
-        "best K, whichever has the highest median here; taken between generations of the same prompt, turn and repeat",
+        "ratio to mlx-lm at its best, which the title names",
     ),
     Field(
         "95%",
         lambda row: (row.over_best and row.over_best.interval) if row.contender != row.best_baseline else "",
         ".2f",
-        f"bootstrap interval of /mlx-lm, which resamples the prompts and needs at least {FEWEST_PROMPTS} of them",
+        f"bootstrap interval of /mlx-lm, from {FEWEST_PROMPTS} prompts on",
     ),
     Field("tok/rd", lambda row: row.tokens_per_round, ".2f", "tokens a round"),
     Field("hits", lambda row: row.hit_rate, ".0%", "share of rounds whose new root had children in the token tree"),
@@ -179,14 +177,14 @@ FIELDS: tuple[Field[BenchRow], ...] = (
         "first",
         lambda row: row.time_to_first_token,
         ".0f",
-        "ms from the request to the first token at the client, prefill included",
+        "ms to the first token, prefill included",
         scale=1e3,
     ),
     Field(
         "p95",
         lambda row: row.inter_token_p95,
         ".0f",
-        "95% of the gaps between successive arrivals at the client are shorter, ms; tokens of a round arrive at once",
+        "95% of the gaps between arrivals are shorter, ms; tokens of a round arrive at once",
         scale=1e3,
     ),
     Field("busy", lambda row: row.target_busy, ".0%", "share of the time that the target works"),
@@ -194,9 +192,8 @@ FIELDS: tuple[Field[BenchRow], ...] = (
     Field(
         "exact",
         _compared,
-        meaning="at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy; on "
-        "a GPU a text may part from it where two tokens are nearly tied, which a warning tells; "
-        "rej is rejection sampling, whose tokens have the target's distribution and no reference",
+        meaning="every token equals the reference's: at temperature 0 mlx-lm's plain decoding, above it our first "
+        "strategy",
         always=True,
     ),
     Field(
@@ -259,14 +256,13 @@ def _ratio(ratio: Ratio) -> dict[str, Any]:
 
 # Notes -----------------------------------------------------------------------------------------------
 
-_DEFINITIONS = f"""\
-A figure is the median over prompts, turns and repeats; tok/s and the ratio take each prompt's own median first.
-The table has the fastest of the contenders that differ only in K; --json has all, each with its ratios to mlx-lm's \
-plain decoding, to its speculative decoding and to our ar, p50 and total times.
-One contender computes at a time. Before the measurement each generated {WARM_UP_TOKENS} tokens at each temperature. \
-mlx-lm runs on all cores, and as a control on the target's; our draft has cores of its own. Every prompt is \
-prefilled: pipelines keep no KV. A later turn stands behind the target's own answers at temperature 0.
-lookup: adaptive with the n-gram draft. random draft: adaptive with a draft that guesses blindly at the same cost."""
+_MEDIANS = "Figures are medians over prompts, turns and repeats; docs/lab/pacing.md defines the columns."
+_FASTEST = "Of contenders that differ only in K the table has the fastest; --json has all."
+_CONTENDERS = {
+    "lookup": "lookup: adaptive with the n-gram draft.",
+    "random draft": "random draft: adaptive with a draft that guesses blindly at the same cost.",
+}
+_REJECTION = "rej: rejection sampling, whose tokens have the target's distribution and no reference."
 _RIVAL = (
     "llama.cpp: its own server with the GGUF file of the same weights, on all cores. It computes with "
     "packed weights, so its texts differ and are not compared. Its seconds are by its own clock, from the same moment "
@@ -280,7 +276,12 @@ _REPLAYED = (
 
 def _notes(rows: Sequence[BenchRow], plan: BenchPlan, absent: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{name} is not in the table: {reason}." for name, reason in absent.items())
-    yield _DEFINITIONS
+    yield _MEDIANS
+    if len(best_of_each_line(rows)) < len(rows):
+        yield _FASTEST
+    yield from (text for name, text in _CONTENDERS.items() if any(row.contender == name for row in rows))
+    if any(row.rejection for row in rows):
+        yield _REJECTION
     if any(row.rival for row in rows):
         yield _RIVAL
     if plan.pace:

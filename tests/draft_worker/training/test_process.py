@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import mlx.nn as nn
@@ -20,7 +21,13 @@ from draft_worker.training.saved_state import Progressed, save
 from draft_worker.training.target import Target
 from orchestrator.cli.app import cli
 from orchestrator.cli.commands.train_draft import training
-from protocol.contracts.training import TrainingChoices, TrainingFinished, TrainingOrder, TrainingProgress
+from protocol.contracts.training import (
+    TrainingChoices,
+    TrainingFinished,
+    TrainingOrder,
+    TrainingProgress,
+    TrainingReport,
+)
 from protocol.errors import InputError
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.models.training_work import write_target, write_work
@@ -52,6 +59,24 @@ def test_a_drafter_from_prompts_after_a_stop_in_the_middle(order: TrainingOrder)
     assert finished.steps == 6
     assert [each.temperature for each in finished.held_out.acceptance] == [0.0, 0.7, 1.0]
     assert read_eagle3(Path(order.out)).form.head_size == 30
+
+
+def test_the_time_holds_in_all_stages(order: TrainingOrder, monkeypatch: pytest.MonkeyPatch):
+    """Every look at the clock takes half a second; without the time, a million tokens would be answered first."""
+    clock = count(0.0, 0.5)
+    monkeypatch.setattr("draft_worker.training.__main__.time.monotonic", lambda: next(clock))
+    choices = msgspec.structs.replace(order.choices, minutes=0.1, steps=None, tokens=10**6)
+    stages: list[str] = []
+
+    def report(told: TrainingReport) -> None:
+        stages.append(told.stage if isinstance(told, TrainingProgress) else "")
+
+    finished = Process(msgspec.structs.replace(order, choices=choices), report).run()
+
+    assert list(dict.fromkeys(stages)) == ["answers to held-out prompts", "answers", "the target's states", "training"]
+    assert finished.steps >= 1
+    assert len(finished.held_out.acceptance) == 3
+    assert next(clock) < 60
 
 
 def test_answers_end_at_the_order_s_ends(order: TrainingOrder):
@@ -213,6 +238,7 @@ def test_the_command_trains_on_shared_answers_and_prints_its_report(tmp_path: Pa
 
     again = CliRunner().invoke(cli, ["train-draft", *asked, "--minutes", "0.02", "--threads", "1"])
 
+    assert "training: " in again.stderr
     assert f"--target {target.folder} --draft {tmp_path / 'out'}" in again.stdout
     assert result.exception is None
     printed = json.loads(result.stdout)

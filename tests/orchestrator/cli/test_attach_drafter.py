@@ -21,7 +21,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[Lending]:
     lendings: list[Lending] = []
 
     class Recorded:
-        def __init__(self, lending: Lending, show: object) -> None:
+        def __init__(self, lending: Lending, *_: object) -> None:
             lendings.append(lending)
 
         def run(self) -> None: ...

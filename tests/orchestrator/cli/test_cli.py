@@ -178,22 +178,28 @@ def test_completion_scripts_name_the_command(shell: str):
 
 
 IMPOSSIBLE: dict[tuple[str, ...], str] = {
-    ("--temperature", "-1"): "--temperature must be a number >= 0.0, not -1.0.",
-    ("--top-p", "0"): "--top-p must be a number > 0.0, not 0.0.",
-    ("--min-p", "1.5"): "--min-p must be a number <= 1.0, not 1.5.",
+    ("--temperature", "-1"): "--temperature must be a number >= 0.0 and <= 100.0, not -1.0.",
+    ("--top-p", "0"): "--top-p must be a number > 0.0 and <= 1.0, not 0.0.",
+    ("--min-p", "1.5"): "--min-p must be a number >= 0.0 and <= 1.0, not 1.5.",
     ("--top-k", "-1"): "--top-k must be a whole number >= 0, not -1.",
     ("--seed", "-1"): "--seed must be a whole number >= 0, not -1.",
     ("--max-tokens", "0"): "--max-tokens must be a whole number >= 1, not 0.",
-    ("--max-tokens", "many"): "'many' is not a valid integer.",
-    ("--draft-tokens", "0"): "--draft-tokens must be a whole number >= 1, not 0.",
-    ("--saguaro", "2"): "--saguaro must be a number <= 1.0, not 2.0.",
+    ("--max-tokens", "many"): "--max-tokens must be a whole number, not 'many'.",
+    ("--draft-tokens", "0"): "--draft-tokens must be a whole number >= 1 and <= 64, not 0.",
+    ("--saguaro", "2"): "--saguaro must be a number >= 0.0 and <= 1.0, not 2.0.",
     ("--strategy", "warp"): "'warp' is not one of 'ar', 'sd', 'ssd', 'adaptive'.",
     ("--prompt-file", __file__): "Give either a prompt or --prompt-file",
     ("--prompt-file", "/nowhere"): "No such file or directory.",
     ("--bogus",): "No such option",
     ("--max-token", "3"): "No such option '--max-token'. Did you mean '--max-tokens'?",
     ("--device", "m4"): "Did you mean '--pace'?",
-    ("--pair", "qwen2.5-3"): "did you mean 'qwen2.5-3b'?",
+    ("--temperature", "abc"): "--temperature must be a number >= 0.0 and <= 100.0, not 'abc'.",
+    ("--context", "abc"): "--context must be auto or a whole number >= 0 and <= 1048576, not 'abc'.",
+    ("--preset", "balancd"): "'creative'. Did you mean 'balanced'?",
+    ("--port", "5"): "No such option '--port'. Did you mean '--address'?",
+    ("--temperature",): "Option '--temperature' requires an argument.",
+    ("--pair", "qwen2.5-3"): "there is no 'qwen2.5-3'. Did you mean 'qwen2.5-3b'? `launch-pipeline pairs` lists all.",
+    ("--pair", "nosuch"): "there is no 'nosuch'. `launch-pipeline pairs` lists all.",
 }
 
 
@@ -204,7 +210,7 @@ def test_an_impossible_value_is_named_with_where_to_look(options: tuple[str, ...
 
     assert (code, output) == (2, "")
     assert IMPOSSIBLE[options] in sentence(errors)
-    assert errors.strip().endswith("See `launch-pipeline generate --help`.")
+    assert errors.strip().endswith(("See `launch-pipeline generate --help`.", "`launch-pipeline pairs` lists all."))
 
 
 UNUSABLE: dict[tuple[str, ...], str] = {
@@ -401,7 +407,7 @@ def test_raw_continues_the_prompt(instruct: str, reference: Reference):
 
     assert answer["tokens"] == list(reference(SHORT, PARAMS).tokens)
     assert answer["chat"] is False
-    assert "continued as text (--raw)" in told
+    assert "chat message" not in told
 
 
 @pytest.mark.thorough

@@ -12,7 +12,6 @@ from orchestrator.cli.commands.launch.command import launch
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_settings
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.configuration import default_map, read_environment
-from orchestrator.cli.pipeline_options import TokensOrAuto
 from tests.orchestrator.cli.test_cli import run, sentence
 
 
@@ -21,7 +20,7 @@ def _offered() -> dict[str, click.Option]:
     return {
         option.name: option
         for option in serve.params
-        if isinstance(option, click.Option) and option.name and option.name in kept - {"api_key"}
+        if isinstance(option, click.Option) and option.name and option.name in kept - {"api_key", "help_all"}
     }
 
 
@@ -34,7 +33,7 @@ def _value(option: click.Option) -> str:
         return str(kind.max if kind.max is not None else (kind.min or 0) + 3)
     if isinstance(kind, click.FloatRange) or kind is click.FLOAT:
         return "0.5"
-    return "7" if kind is click.INT or isinstance(kind, TokensOrAuto) else "some-name"
+    return "7" if kind is click.INT else "some-name"
 
 
 @pytest.fixture(autouse=True, scope="module")

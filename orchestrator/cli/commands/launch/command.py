@@ -20,6 +20,7 @@ from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServe
 from orchestrator.cli.commands.launch.programs import PROGRAMS
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_options, serve_settings
 from orchestrator.cli.commands.launch.server import HttpServer, http_server
+from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.running_servers import running_servers
 from orchestrator.runtime.session import temporary_folder
@@ -97,7 +98,7 @@ _NO_KEY = "unused"
 
 
 @serve_options
-@click.command()
+@click.command(cls=BriefCommand, brief="pair target draft server api-key model preset context")
 @click.argument("program", metavar="PROGRAM", type=click.Choice(list(PROGRAMS)))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS OF PROGRAM]")
 @click.option("--server", metavar="URL", help="The server to ask, for instance http://127.0.0.1:8080.")

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.configuration import own_setting, setting_name
 
-_NOT_OFFERED = ("host", "port", "api_key", "api_key_file", "no_api_key", "for_starter")
+_NOT_OFFERED = ("host", "port", "api_key", "api_key_file", "no_api_key", "for_starter", "help_all")
 """Where the server listens, and for whom, is decided by the other command."""
 
 

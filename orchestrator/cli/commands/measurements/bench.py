@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.conversion_bar import ConversionBar
+from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import (
     Destination,
@@ -42,13 +43,17 @@ _DEFAULT = "strategies"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Measurements(click.Group):
+class Measurements(Group):
     """Options without a measurement's name are those of `strategies`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.commands[_DEFAULT].format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
 
 def _joined(*decorators: Decorator) -> Decorator:
@@ -159,6 +164,7 @@ _comparison_options = _joined(
         help="With --pace, for a slow target: record its texts once, then replay them.",
     ),
 )
+_COMPARISON_BRIEF = "pair target draft prompts limit max-tokens temperature strategies draft-tokens plot json"
 _plot_option = click.option("--plot", metavar="FILE", type=Destination(".png"), help="Also write a PNG.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 
@@ -167,7 +173,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 def bench() -> None:
     """Measure this machine's speed: our strategies beside mlx-lm's own decoding, or what COMMAND names.
 
-    Without a COMMAND: strategies, with its options.
+    Without a COMMAND: strategies, whose options these are.
 
     \b
     launch-pipeline bench
@@ -176,7 +182,7 @@ def bench() -> None:
     """
 
 
-@bench.command()
+@bench.command(cls=BriefCommand, brief=_COMPARISON_BRIEF)
 @_comparison_options
 @_plot_option
 @_json_option
@@ -201,7 +207,7 @@ def strategies(**options: Any) -> None:
     _compare(**options)
 
 
-@bench.command()
+@bench.command(cls=BriefCommand, brief=_COMPARISON_BRIEF)
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True)
 @_comparison_options
 @_plot_option

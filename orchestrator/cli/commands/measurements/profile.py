@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination, facts, option, pipeline_options, without_effect
 from orchestrator.cli.pipelines import print_notes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.lab.profile.measure import ProfileTask
 
 
-@click.command()
+@click.command(cls=BriefCommand, brief="pair target draft strategy temperature max-tokens seed out json")
 @click.argument("prompt", required=False)
 @click.option("--temperature", type=float, multiple=True, help="May be given several times.  [default: 0 and 1]")
 @click.option("--max-tokens", type=click.IntRange(min=8), default=128, show_default=True)

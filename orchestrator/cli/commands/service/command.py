@@ -20,6 +20,7 @@ from orchestrator.cli.commands.service.definition import ServiceDefinition, Serv
 from orchestrator.cli.commands.service.launchd import LaunchAgent
 from orchestrator.cli.commands.service.systemd import SystemdUnit
 from orchestrator.cli.configuration import origin
+from orchestrator.cli.help import Group
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.server_key import server_key
@@ -152,7 +153,7 @@ def protected_folder(folders: tuple[str, ...], home: Path) -> str:
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.group()
+@click.group(cls=Group)
 def service() -> None:
     """Run `serve` in the background, from each login on."""
 

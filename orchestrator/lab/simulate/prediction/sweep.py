@@ -29,7 +29,7 @@ from orchestrator.lab.simulate.prediction.plan import (
     simulated,
 )
 from orchestrator.lab.simulate.trace import coverage
-from orchestrator.machine.profiles.device_profiles import DeviceProfile
+from orchestrator.machine.profiles.device_profiles import DeviceProfile, profile_names
 from protocol.contracts.drafters.description import DrafterKind
 from protocol.errors import InputError
 
@@ -205,8 +205,7 @@ def plan_findings(
 ) -> Findings:
     """Scenarios with their predictions, and the acceptance from which a draft pays."""
     return Findings(
-        title=f"Predicted for {profile.name}",
-        conditions=(_heading(profile),),
+        title=_heading(profile),
         tables=tuple(_plan_table(*plan) for plan in plans),
         panels=(tuple(_bars(scenario, predictions) for scenario, predictions, _ in plans),),
         figures={
@@ -222,8 +221,7 @@ def plan_findings(
 def sweep_findings(profile: DeviceProfile, name: str, sweeps: Sequence[tuple[Scenario, Sequence[Point]]]) -> Findings:
     """Tokens a second by the values of `name`."""
     return Findings(
-        title=f"Predicted for {profile.name}",
-        conditions=(_heading(profile),),
+        title=_heading(profile),
         tables=tuple(_sweep_table(name, scenario, points) for scenario, points in sweeps),
         panels=(tuple(_lines(name, scenario, points) for scenario, points in sweeps),),
         figures={
@@ -332,7 +330,8 @@ def _circumstances(scenario: Scenario) -> dict[str, Any]:
 
 
 def _heading(profile: DeviceProfile) -> str:
-    return f"Predicted for {profile.name}: {profile.description}."
+    other = ", not for this machine" if profile.name in profile_names() else ""
+    return f"Predicted for {profile.name} ({profile.description}){other}."
 
 
 def _title(scenario: Scenario) -> str:

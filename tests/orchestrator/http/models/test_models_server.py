@@ -65,6 +65,36 @@ def test_every_api_reaches_its_model(path: str):
     assert '"other"' in answer.text
 
 
+OLLAMA = {"/api/chat": {**HI, "stream": False}, "/api/generate": {"prompt": "Hi", "stream": False}}
+
+
+@pytest.mark.parametrize(("path", "body"), {**ASKED, **OLLAMA}.items())
+@pytest.mark.parametrize("asked", ["claude-haiku-4-5", "claude-3-5-haiku-20241022", "gpt-5-nano", "gpt-4.1-mini"])
+def test_a_clients_background_request_is_answered_by_the_model_that_is_there(
+    path: str, body: dict[str, Any], asked: str
+):
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> httpx.Response:
+        await client.post(CHAT, json={**HI, "model": "other"})
+        return await client.post(path, json={**body, "model": asked})
+
+    models = FakeModels()
+    answer = models.talk(ask)
+
+    assert (answer.status_code, models.loads) == (200, ["other"])
+    assert answer.json()["model"] == "other"
+    assert answer.json()["warnings"] == [f"This server has no {asked}, so other answers."]
+
+
+@pytest.mark.parametrize(
+    "asked", ["gpt-5", "claude-sonnet-4-5", "mini", "x/gpt-5-mini", "claude-haiku/../x", "gpt-5-nano\n"]
+)
+def test_other_names_are_refused_with_the_names_that_there_are(asked: str):
+    answer = FakeModels().talk(lambda client, _: client.post(CHAT, json={**HI, "model": asked}))
+
+    assert answer.status_code == 404
+    assert "ask for big, other, small, gpt-4o-mini" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [(b"{", 400, ""), (json.dumps({**HI, "model": "/etc"}).encode(), 404, "big, other, small, gpt-4o-mini")],

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import BatchKVCache
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.api.chat_prompts import chat_prompt
 from orchestrator.cli.app import cli
+from orchestrator.lab import report
 from orchestrator.lab.bench import trials
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.figures import best_speculative, rows
@@ -269,6 +270,26 @@ def test_a_wrong_contender_is_shown_without_a_speed():
     assert "WRONG" in text
     assert complaints(told) == ["ar at temperature 0: 1 of 1 generations differ from the reference"]
     assert told.figures["exact"] is False
+
+
+def test_the_legend_explains_what_is_shown_alone():
+    names = ["mlx-lm", "lookup"]
+    text = shown(findings(rows([_measurement(name, 10.0, _at(0)) for name in names], names), _plan(), prompts=1))
+
+    assert "lookup: adaptive with the n-gram draft" in text
+    assert not any(words in text for words in ("random draft:", "rej:", "overran:", "busy:", "differ only in K"))
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [((0, 1), (0, 1), "2 cores, which target and draft share"), ((0,), (1,), "of the draft 1")],
+)
+def test_cores_that_both_use_are_said_to_be_shared(
+    target: tuple[int, ...], draft: tuple[int, ...], said: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(report, "usual_cores", lambda: {"target": target, "draft": draft})
+
+    assert said in " ".join(report.machine_lines())
 
 
 @pytest.mark.parametrize(

@@ -402,4 +402,4 @@ def test_a_name_that_no_pair_has_is_answered_with_the_nearest():
     run = CliRunner().invoke(cli, ["pairs", "--pair", "qwen3.8-27"])
 
     assert run.exit_code == 2
-    assert "did you mean 'qwen3.8-27b'?" in run.output
+    assert "Did you mean 'qwen3.8-27b'?" in run.output
