@@ -93,7 +93,7 @@ def test_the_readme_is_short_and_begins_with_a_sentence_two_commands_and_the_pic
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     title, sentence, block, picture, *_ = text.split("\n\n")
 
-    assert len(text.encode()) <= 8_000
+    assert len(text.encode()) <= 7_000
     assert title == "# launch-pipeline"
     assert "\n" not in sentence
     generate, test = block.splitlines()[1:3]
