@@ -69,7 +69,7 @@ class Checkout:
         """`group`: in a process group of its own."""
         return subprocess.Popen(
             [BASH, str(self.folder / "bin/launch-pipeline"), *arguments],
-            env={"PATH": str(self.path)},
+            env={**os.environ, "PATH": str(self.path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -295,7 +295,7 @@ def test_without_a_suitable_python_the_next_step_is_said(checkout: Checkout):
 def test_the_command_works_through_a_symbolic_link(checkout: Checkout, tmp_path: Path):
     (tmp_path / "link").symlink_to(checkout.folder / "bin/launch-pipeline")
     out = subprocess.run(
-        [BASH, str(tmp_path / "link")], env={"PATH": str(checkout.path)}, capture_output=True, text=True
+        [BASH, str(tmp_path / "link")], env={**os.environ, "PATH": str(checkout.path)}, capture_output=True, text=True
     )
 
     assert out.stdout == "ran \n"
