@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from orchestrator.machine import grammar_check
 from orchestrator.machine.grammar_check import GrammarCheck
 from protocol.errors import PipelineError
 from protocol.messages.grammar import Grammar
@@ -16,6 +17,7 @@ FAULTY = f"from protocol.sampling import schema_bounds; schema_bounds._too_low =
 """With the library's own fault, whose cause is refused before it reaches the library."""
 FATAL = Grammar('{"type": "integer", "minimum": -1e30, "maximum": -1e26}')
 REPLACED = "from protocol.sampling import grammar; grammar.flaw = lambda _: {}; " + MAIN
+_ONE_SECOND = "from orchestrator.machine import grammar_check; grammar_check._SECONDS = 1; "
 SOUND = Grammar('{"type": "object"}')
 
 
@@ -41,11 +43,12 @@ def test_a_fault_of_the_library_is_an_answer_and_the_next_grammar_gets_its_own(c
     assert check.flaw(Grammar('{"type": "nothing"}')) == "This JSON schema can't be enforced: Invalid type: nothing."
 
 
-def test_a_check_without_end_is_ended(checks: list[GrammarCheck]):
+def test_a_check_without_end_is_ended(checks: list[GrammarCheck], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar_check, "_SECONDS", 1)
     began = time.process_time()
-    reason = running(REPLACED.format("any(iter(int, 1))"), checks).flaw(SOUND)
+    reason = running(_ONE_SECOND + REPLACED.format("any(iter(int, 1))"), checks).flaw(SOUND)
 
-    assert reason == "This JSON schema can't be enforced: checking it takes over 3 s."
+    assert reason == "This JSON schema can't be enforced: checking it takes over 1 s."
     assert time.process_time() - began < 1
 
 

@@ -18,6 +18,8 @@ _MODEL = """
 import sys
 from pathlib import Path
 import mlx.core as mx
+from protocol.inference.light_import import import_models
+import_models()
 import protocol.inference.language_model as loading
 from protocol.inference.narrow_weights import keep_narrow
 
