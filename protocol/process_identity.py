@@ -3,6 +3,7 @@
 import calendar
 import ctypes
 import errno
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -74,7 +75,7 @@ def _from_ps(pid: int) -> str | None:
         ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)],
         capture_output=True,
         text=True,
-        env={"LC_ALL": "C", "TZ": "UTC"},
+        env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
     )
     state, _, started = out.stdout.strip().partition(" ")
     if out.returncode or not started or state.startswith("Z"):

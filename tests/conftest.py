@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,6 +34,45 @@ if sys.platform == "darwin":
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.load_profile("gate")
 Reference = Callable[[str | Sequence[int], SamplingParams], Result]
+
+_QUICK = (
+    "docs/",
+    "draft_worker/candidates/",
+    "orchestrator/core/",
+    "orchestrator/text/",
+    "protocol/contracts/",
+    "protocol/sampling/",
+    "protocol/security/",
+    "protocol/speculation/",
+    "protocol/transport/",
+    "test_environments.py",
+)
+"""Tests of pure parts and documents."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only tests of pure parts and documents")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return (config.getoption("quick") and collection_path.suffix == ".py" and not _is_quick(collection_path)) or None
+
+
+def _is_quick(file: Path) -> bool:
+    return file.relative_to(Path(__file__).parent).as_posix().startswith(_QUICK)
+
+
+@pytest.fixture(autouse=True)
+def no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick test that starts a process fails, also where all tests run: so it starts no pipeline."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a quick test starts no process: move it to a folder that tests/conftest.py does not name")
+
+    if _is_quick(request.path):
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+        # Otherwise the object that was not made reports that too.
+        monkeypatch.setattr(subprocess.Popen, "__del__", lambda _: None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -73,7 +73,7 @@ class Checkout:
         """`group`: in a process group of its own."""
         return subprocess.Popen(
             [BASH, str(self.folder / "bin/launch-pipeline"), *arguments],
-            env={"PATH": str(self.path), **self.settings},
+            env={**os.environ, "PATH": str(self.path), **self.settings},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -344,7 +344,7 @@ def test_a_python_that_the_locked_packages_have_no_wheels_for_is_passed_over(
 def test_the_command_works_through_a_symbolic_link(checkout: Checkout, tmp_path: Path):
     (tmp_path / "link").symlink_to(checkout.folder / "bin/launch-pipeline")
     out = subprocess.run(
-        [BASH, str(tmp_path / "link")], env={"PATH": str(checkout.path)}, capture_output=True, text=True
+        [BASH, str(tmp_path / "link")], env={**os.environ, "PATH": str(checkout.path)}, capture_output=True, text=True
     )
 
     assert out.stdout == "ran \n"

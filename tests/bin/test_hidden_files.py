@@ -21,7 +21,7 @@ def test_the_command_runs_where_site_skips_the_file_that_names_the_checkout(tmp_
     """
     checkout = tmp_path / "check out"
     _with_environment_without_pth(checkout)
-    settings = {"LAUNCH_PIPELINE_DEFAULT_TARGET": "demo", "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    settings = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": ""}
     out = subprocess.run(
         [BASH, str(checkout / "bin/launch-pipeline"), "generate", "import os", "--max-tokens", "2"],
         env=settings,

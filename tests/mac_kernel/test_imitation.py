@@ -1,5 +1,6 @@
 """The imitation answers as macOS does, each time with the error that macOS gives. Every answer is asked from Python."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -175,7 +176,7 @@ def test_reuse_of_an_address_lets_only_the_same_address_be_in_the_way(mac: Mac, 
         port = free.getsockname()[1]
     first = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + listening(one, port)],
-        env=dict(mac.environment),
+        env={**os.environ, **mac.environment},
         cwd=ROOT,
         text=True,
         stdin=subprocess.PIPE,

@@ -38,7 +38,7 @@ def python_with(packages: Sequence[str], folder: Path) -> Path:
     python = folder / "bin" / "python"
     if not _complete(folder).exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        _install(packages, [str(python), "-m", "pip", "install", "-q", *packages], dict(os.environ))
+        _install(packages, [str(python), "-m", "pip", "install", "-q", *packages])
         _complete(folder).touch()
     return python
 
@@ -57,7 +57,7 @@ def _from_npm(packages: Sequence[str], folder: Path, path: str) -> Path:
     """The folder of their executables. npm runs on the Node of `path`."""
     if not _complete(folder).exists():
         install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
-        _install(packages, install, {**os.environ, "PATH": path})
+        _install(packages, install, PATH=path)
         _complete(folder).touch()
     return folder / "node_modules" / ".bin"
 
@@ -67,7 +67,7 @@ def _complete(folder: Path) -> Path:
     return folder / "complete"
 
 
-def _install(packages: Sequence[str], words: Sequence[str], environment: dict[str, str]) -> None:
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+def _install(packages: Sequence[str], words: Sequence[str], **variables: str) -> None:
+    done = subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{' '.join(packages)} can't be fetched: {done.stderr.strip()[-300:]}")

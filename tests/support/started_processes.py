@@ -5,8 +5,8 @@ import subprocess
 
 
 def started_with(variable: str) -> list[str]:
-    """Lines of `ps` of all processes with this variable (`NAME=value`) in their environment, but for this one."""
-    command, environment = ["ps", "axewwo", "pid=,args="], {"PATH": os.environ["PATH"]}
-    listing = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    """Lines of `ps` of all other processes with this variable (`NAME=value`) in their environment."""
+    command, without = ["ps", "axewwo", "pid=,args="], {variable.partition("=")[0]: ""}
+    listing = subprocess.run(command, env={**os.environ, **without}, capture_output=True, text=True, check=True)
     lines = [line.strip() for line in listing.stdout.splitlines() if f" {variable} " in f"{line} "]
     return [line for line in lines if int(line.split(maxsplit=1)[0]) != os.getpid()]

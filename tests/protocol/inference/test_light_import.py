@@ -1,4 +1,4 @@
-"""mlx-lm's models in a worker process, without what only text and downloads need."""
+"""What a process imports: mlx-lm's models without what only text and downloads need, and no engine to list them."""
 
 import subprocess
 import sys
@@ -38,3 +38,9 @@ def test_a_package_that_needs_more_is_imported_as_usual():
 
 def test_an_imported_package_stays_as_it_is():
     assert output("import mlx_lm; " + LIGHT + "print(callable(mlx_lm.load))") == "True\n"
+
+
+def test_listing_the_engines_imports_none_of_them():
+    listed = "import sys; from protocol.contracts.engines import draft_engines; print(len(draft_engines()) > 0, "
+
+    assert output(listed + "any(name.startswith('draft_worker') for name in sys.modules))") == "True False\n"

@@ -1,5 +1,6 @@
 """A network whose weights are read from 16 bits computes the same numbers, and its copies go when it goes."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -17,6 +18,8 @@ _MODEL = """
 import sys
 from pathlib import Path
 import mlx.core as mx
+from protocol.inference.light_import import import_models
+import_models()
 import protocol.inference.language_model as loading
 from protocol.inference.narrow_weights import keep_narrow
 
@@ -64,7 +67,7 @@ assert float((x @ weight.T)[0, 0]) == 256
 
 def run(program: str, memory: int, environment: dict[str, str]) -> list[str]:
     command = [sys.executable, "-c", program, str(DEMO_TARGET)]
-    variables = {**environment, "OPENBLAS_NUM_THREADS": "2", NARROW_VARIABLE: str(memory)}
+    variables = {**os.environ, **environment, "OPENBLAS_NUM_THREADS": "2", NARROW_VARIABLE: str(memory)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -47,7 +47,7 @@ def build(folder: Path) -> Path:
 
 
 class Mac:
-    """A home, a temporary folder, and the environment of a program that takes this machine for a Mac."""
+    """A home, a temporary folder, and the variables of a program that takes this machine for a Mac."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: an empty folder with a short path."""
@@ -59,10 +59,11 @@ class Mac:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in {*_XDG, SEGMENTS_VARIABLE}}
+        """What a program has beside this one's variables."""
         preloaded = f"{self._library} {os.environ.get('LD_PRELOAD', '')}".strip()
         path = os.pathsep.join(filter(None, [str(_HERE / "python"), os.environ.get("PYTHONPATH", "")]))
-        return kept | {
+        return {
+            **dict.fromkeys((*_XDG, SEGMENTS_VARIABLE), ""),
             "LD_PRELOAD": preloaded,
             "PYTHONPATH": path,
             "HOME": str(self.home),
@@ -72,12 +73,16 @@ class Mac:
     def run(self, arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run this interpreter with these arguments, from the project's folder."""
         command = [sys.executable, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=dict(self.environment), **options)
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **self.environment}, **options
+        )
 
     def start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """As `run`, without waiting; its standard streams are pipes."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        return subprocess.Popen([sys.executable, *arguments], text=True, cwd=ROOT, env=dict(self.environment), **pipes)
+        return subprocess.Popen(
+            [sys.executable, *arguments], text=True, cwd=ROOT, env={**os.environ, **self.environment}, **pipes
+        )
 
     def let_days_pass(self, days: float) -> None:
         """As if nobody had used the files of the temporary folder for so long."""
@@ -115,4 +120,5 @@ def _last_use(file: Path) -> float:
 
 if __name__ == "__main__":
     with imitated_mac() as mac:
-        sys.exit(subprocess.run([sys.executable, *sys.argv[1:]], cwd=ROOT, env=dict(mac.environment)).returncode)
+        program = [sys.executable, *sys.argv[1:]]
+        sys.exit(subprocess.run(program, cwd=ROOT, env={**os.environ, **mac.environment}).returncode)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 from rich.console import Console
 
-from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServer
+from orchestrator.cli.commands.launch.invocation import AgentProgram, AskedServer, Invocation
 from orchestrator.cli.commands.launch.programs import PROGRAMS
 from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_options, serve_settings
 from orchestrator.cli.commands.launch.server import HttpServer, http_server
@@ -47,8 +47,7 @@ def run_program(executable: str, program: AgentProgram, server: AskedServer, arg
         invocation = program.settings(server, folder)
         for name, content in invocation.files.items():
             write_private(folder / name, content.encode())
-        environment = with_settings({**invocation.defaults, **os.environ}, invocation.environment, server.address)
-        return _run([executable, *invocation.options, *arguments], environment)
+        return _run([executable, *invocation.options, *arguments], invocation, server.address)
 
 
 def with_settings(environment: Mapping[str, str], settings: Mapping[str, str | None], address: str) -> dict[str, str]:
@@ -61,7 +60,8 @@ def with_settings(environment: Mapping[str, str], settings: Mapping[str, str | N
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def _run(words: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(words: Sequence[str], invocation: Invocation, address: str) -> int:
+    environment = with_settings({**invocation.defaults, **os.environ}, invocation.environment, address)
     process: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:

@@ -1,5 +1,6 @@
 """Laws of what may leave a machine: no name, no path, no address, no key, no prompt, in no file."""
 
+import os
 import re
 import subprocess
 import sys
@@ -181,7 +182,7 @@ def test_it_knows_this_machine():
             "from orchestrator.lab.first_light.redaction import Redactor\n"
             "print(Redactor.of_this_machine().text('/home/zquux/models/a, zquux, ~/b/c'))",
         ],
-        env={"HOME": "/home/zquux", "LOGNAME": "zquux", "USER": "zquux"},
+        env={**os.environ, "HOME": "/home/zquux", "LOGNAME": "zquux", "USER": "zquux"},
         capture_output=True,
         text=True,
         check=True,

@@ -1,5 +1,6 @@
 """The compiled bridges are what their source says: a compiler from the package index makes the same bytes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def test_both_bridges_are_compiled_from_the_source(tmp_path: Path):
     (tmp_path / "bridge.c").write_text(source)
     for processor in ("x86_64", "aarch64"):
         command = " ".join(arguments).replace("PROCESSOR", processor).split()
-        environment = {"PYTHONPATH": str(tmp_path / "zig"), "HOME": str(tmp_path)}
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "zig"), "HOME": str(tmp_path)}
         subprocess.run([sys.executable, "-m", "ziglang", *command], cwd=tmp_path, env=environment, check=True)
 
         name = f"bridge-{processor}.so"

@@ -1,5 +1,6 @@
 """Laws of the bridge's own products of a few rows: right, and equal to the last bit however many rows there are."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -38,7 +39,7 @@ SHAPES = (
 
 
 def run(program: str, threads: int) -> None:
-    environment = blas_environment() | {"OPENBLAS_NUM_THREADS": str(threads)}
+    environment = {**os.environ, **blas_environment(), "OPENBLAS_NUM_THREADS": str(threads)}
     ended = subprocess.run(
         [sys.executable, "-c", _SETTING + program], env=environment, capture_output=True, text=True, timeout=100
     )

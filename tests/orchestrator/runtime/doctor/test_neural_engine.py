@@ -237,9 +237,9 @@ def test_a_sound_package_passes_though_its_logits_are_noisy(noise: float, golden
     def noisy(logits: np.ndarray) -> np.ndarray:
         return logits + noise * logits.std(-1, keepdims=True) * source.standard_normal(logits.shape)
 
-    trials = ({width: noisy(rows) for width, rows in golden.items()} for _ in range(200))
+    trials = ({width: noisy(rows) for width, rows in golden.items()} for _ in range(80))
 
-    assert [judged(list(compare(trial, golden))) for trial in trials].count("coreml") >= 198
+    assert [judged(list(compare(trial, golden))) for trial in trials].count("coreml") >= 79
 
 
 @pytest.mark.parametrize("fault", ["head", "rope", "mask"])
