@@ -124,8 +124,8 @@ def infer_tool_syntax(template: ChatTemplate) -> CallSyntax | None:
     shown = [syntax for syntax in SYNTAXES if syntax.shown_by(template)]
     if not template.knows_tools and not any(syntax.description for syntax in shown):
         return None
-    named = [syntax for syntax in SYNTAXES if template.tool_parser in (syntax.settings or (syntax.name,))]
-    others = (syntax for syntax in SYNTAXES if syntax.recognised is not None and syntax.recognised(template))
+    named = [syntax for syntax in SYNTAXES if template.tool_parser in (syntax.settings_names or (syntax.name,))]
+    others = (syntax for syntax in SYNTAXES if syntax.fallback_sign is not None and syntax.fallback_sign(template))
     found = next(chain(named, shown, others), None)
     return found if found is not None and found.readable else None
 

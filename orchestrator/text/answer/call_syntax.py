@@ -32,7 +32,7 @@ class FoundCalls(NamedTuple):
 
 
 def as_it_is(content: str) -> Iterable[tuple[str, str]]:
-    """For `CallSyntax.cut`: a call may be complete without its end marker."""
+    """For `CallSyntax.without_end`: a call may be complete without its end marker."""
     return ((content, ""),)
 
 
@@ -64,26 +64,26 @@ class CallSyntax:
     """Empty: a call ends where the next one begins, or with the answer."""
     section: tuple[str, str] | None = None
     """Markers around all calls, in syntaxes that have them. Calls without them count too."""
-    inner: tuple[str, ...] = ()
+    inner_markers: tuple[str, ...] = ()
     """Further markers that are special tokens in some models."""
-    shown: tuple[tuple[str, ...], ...] | None = None
+    template_marks: tuple[tuple[str, ...], ...] | None = None
     """A template shows this syntax if one of these groups is in it completely. None: if its first marker is."""
-    recognised: Callable[[ChatTemplate], bool] | None = None
+    fallback_sign: Callable[[ChatTemplate], bool] | None = None
     """Another way to know it, for a template that shows no syntax."""
-    settings: tuple[str, ...] = ()
+    settings_names: tuple[str, ...] = ()
     """Names that a model's settings may have for it; empty for `name`."""
     reader: Callable[[str], tuple[list[Any], str]] | None = None
     """From the text between two markers to objects with `name` and `arguments`, and the text behind the calls. Raises
     ValueError or LookupError."""
-    texts: bool = False
+    text_arguments: bool = False
     """Arguments are texts without quotes."""
     name_alone: bool = False
     """A call without arguments is the name of its function, which mlx-lm's parser does not read."""
-    offered_alone: bool = False
+    offered_only: bool = False
     """Only calls of offered functions are calls: the parser makes one of any text, or others use these markers too."""
     well_formed: Callable[[str], bool] = in_order()
     """False for what a parser would read too loosely, or search again and again for what is not there."""
-    cut: Callable[[str], Iterable[tuple[str, str]]] | None = None
+    without_end: Callable[[str], Iterable[tuple[str, str]]] | None = None
     """Where the end marker is missing: contents that may be complete, the best first, with the text behind each. None:
     a call is complete only with the marker."""
     style: Style | None = None
@@ -96,7 +96,7 @@ class CallSyntax:
     @property
     def tokens(self) -> tuple[str, ...]:
         """Markers that may be special tokens, whose text must be shown to be parsed."""
-        return tuple(filter(None, (*(self.section or ()), self.start, self.end, *self.inner)))
+        return tuple(filter(None, (*(self.section or ()), self.start, self.end, *self.inner_markers)))
 
     @property
     def readable(self) -> bool:
@@ -104,7 +104,7 @@ class CallSyntax:
         return self.reader is not None or importlib.util.find_spec(f"{_mlx_parsers()}.{self.name}") is not None
 
     def shown_by(self, template: ChatTemplate) -> bool:
-        groups = (self.tokens[:1],) if self.shown is None else self.shown
+        groups = (self.tokens[:1],) if self.template_marks is None else self.template_marks
         return any(all(template.mentions(mark) for mark in group) for group in groups)
 
     def writer(self, template: ChatTemplate) -> StyledCalls | None:
@@ -124,7 +124,7 @@ class CallSyntax:
 
     def read_cut(self, content: str, tools: Tools) -> FoundCalls | None:
         """What stands behind a start marker whose end marker is missing; None if it has no complete call."""
-        for whole, behind in self.cut(content) if self.cut else ():
+        for whole, behind in self.without_end(content) if self.without_end else ():
             if found := self.read(whole, tools):
                 return found._replace(rest=found.rest + behind)
         return None
@@ -139,7 +139,7 @@ class CallSyntax:
             calls = [Call(one.name, _written(one.arguments), one.id) for one in msgspec.convert(found, list[_Call])]
         except _RAISED:
             return None
-        known = not self.offered_alone or all(call.name in offered for call in calls)
+        known = not self.offered_only or all(call.name in offered for call in calls)
         return FoundCalls(calls, rest) if calls and known else None
 
     def _read(self, content: str, tools: Tools, offered: set[str]) -> tuple[list[Any], str]:
@@ -152,7 +152,7 @@ class CallSyntax:
         read = f"{self.start}{content}{self.end}" if self.section else content
         found = importlib.import_module(f"{_mlx_parsers()}.{self.name}").parse_tool_call(read, known)
         calls = found if isinstance(found, list) else [found]
-        return [_as_types(call, tools) for call in calls] if self.texts else calls, ""
+        return [_as_types(call, tools) for call in calls] if self.text_arguments else calls, ""
 
 
 class _Call(msgspec.Struct):

@@ -36,10 +36,10 @@ GEMMA = CallSyntax(
     "gemma4",
     "<|tool_call>",
     "<tool_call|>",
-    inner=(_QUOTE,),
-    shown=(("<|tool_call>", "<tool_call|>"),),
+    inner_markers=(_QUOTE,),
+    template_marks=(("<|tool_call>", "<tool_call|>"),),
     reader=_calls,
-    cut=as_it_is,
+    without_end=as_it_is,
     style=Style(
         BareObject(_QUOTE, never=("<tool_call|>",)), start="<|tool_call>", before="call:", after="<tool_call|>"
     ),
@@ -48,7 +48,7 @@ FUNCTION_GEMMA = CallSyntax(
     "function_gemma",
     "<start_function_call>",
     "<end_function_call>",
-    inner=("<escape>",),
+    inner_markers=("<escape>",),
     well_formed=in_order("call:", "}"),
     style=Style(
         BareObject("<escape>", never=("}", "<end_function_call>"), flat=True),

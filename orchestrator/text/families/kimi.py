@@ -11,7 +11,7 @@ K2 = CallSyntax(
     "<|tool_call_begin|>",
     "<|tool_call_end|>",
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    inner=("<|tool_call_argument_begin|>",),
+    inner_markers=("<|tool_call_argument_begin|>",),
     style=Style(
         opening="<|tool_calls_section_begin|>",
         start="<|tool_call_begin|>",
@@ -39,7 +39,7 @@ K3 = CallSyntax(
     "<|open|>call",
     "<|close|>call<|sep|>",
     section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
-    inner=_TOKENS,
-    shown=(_TOKENS,),
+    inner_markers=_TOKENS,
+    template_marks=(_TOKENS,),
     well_formed=lambda content: _K3_ORDER.fullmatch("".join(_K3_MARK.findall(content))) is not None,
 )

@@ -35,8 +35,8 @@ LFM = CallSyntax(
     "pythonic",
     _START,
     _END,
-    shown=(("<|tool_list_start|>",), (_START,)),
-    recognised=_has_tokens,
-    cut=_cut,
+    template_marks=(("<|tool_list_start|>",), (_START,)),
+    fallback_sign=_has_tokens,
+    without_end=_cut,
     style=Style(PythonArguments(), opening=_START + "[", separator=", ", closing="]" + _END),
 )

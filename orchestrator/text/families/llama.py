@@ -20,8 +20,8 @@ LLAMA = CallSyntax(
     "llama3",
     _START,
     "",
-    shown=(('"parameters": dictionary of argument name',),),
+    template_marks=(('"parameters": dictionary of argument name',),),
     reader=_call,
-    cut=as_it_is,
+    without_end=as_it_is,
     style=Style(start=_START, before=" ", behind=', "parameters": ', quoted=True, after="}", separator="\n"),
 )

@@ -8,8 +8,8 @@ MINIMAX = CallSyntax(
     "<invoke name=",
     "</invoke>",
     section=("<minimax:tool_call>", "</minimax:tool_call>"),
-    texts=True,
-    offered_alone=True,
+    text_arguments=True,
+    offered_only=True,
     style=Style(
         Fields('<parameter name="', '">', "</parameter>", after="\n", never=("</invoke>", "</minimax:tool_call>")),
         opening="<minimax:tool_call>\n",
@@ -24,8 +24,8 @@ MINICPM = CallSyntax(
     "minicpm5",
     "<function name=",
     "</function>",
-    shown=(('<function name="', '<param name="'),),
-    texts=True,
+    template_marks=(('<function name="', '<param name="'),),
+    text_arguments=True,
     style=Style(
         Fields('<param name="', '">', "</param>", never=("</function>",)),
         start='<function name="',

@@ -50,9 +50,9 @@ MISTRAL = CallSyntax(
     "mistral",
     "[TOOL_CALLS]",
     "",
-    inner=("[ARGS]", "[CALL_ID]"),
+    inner_markers=("[ARGS]", "[CALL_ID]"),
     reader=_calls,
-    cut=as_it_is,
+    without_end=as_it_is,
     style=Style(None, opening="[TOOL_CALLS] [", separator=", ", closing="]"),
     styles=(("[ARGS]", Style(start="[TOOL_CALLS]", behind="[ARGS]")),),
 )

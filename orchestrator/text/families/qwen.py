@@ -35,11 +35,11 @@ JSON_SYNTAX = CallSyntax(
     "json",
     "<tool_call>",
     "</tool_call>",
-    shown=(),
-    recognised=_asks_for_json,
-    settings=("json_tools",),
+    template_marks=(),
+    fallback_sign=_asks_for_json,
+    settings_names=("json_tools",),
     reader=_json_call,
-    cut=as_it_is,
+    without_end=as_it_is,
     style=_JSON,
 )
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
@@ -48,8 +48,8 @@ CODER = CallSyntax(
     "<tool_call>",
     "</tool_call>",
     # In a template's source, the line break may be an escape.
-    shown=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
-    texts=True,
+    template_marks=(("<tool_call>\\n<function=",), ("<tool_call>\n<function=",)),
+    text_arguments=True,
     style=Style(
         Fields("<parameter=", ">\n", "</parameter>", gap="\n", after="\n", never=("</tool_call>",)),
         start="<tool_call>\n",

@@ -2,13 +2,16 @@
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.text.answer.call_syntax import CallSyntax
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.answer_format import AnswerFormat, infer_answer_format, infer_tool_syntax
@@ -246,6 +249,18 @@ def test_a_call_of_each_syntax_is_read(name: str):
     ]
     assert calling(name, [said + "\n" + said]) == [WEATHER, WEATHER]
     assert calling(name, [said + "\n" + said], most=1) == [WEATHER]
+
+
+@pytest.mark.parametrize("syntax", [each for each in SYNTAXES if each.reader is None], ids=lambda syntax: syntax.name)
+def test_the_markers_are_those_that_mlx_lm_s_parser_knows(syntax: CallSyntax):
+    spec = find_spec("mlx_lm")
+    assert spec is not None
+    assert spec.origin is not None
+    source = (Path(spec.origin).parent / "tool_parsers" / f"{syntax.name}.py").read_text()
+
+    assert re.findall(r'^tool_call_\w+[:\w ]* = "(.*)"', source, re.MULTILINE) == [
+        *(syntax.section or (syntax.start, syntax.end))
+    ]
 
 
 @pytest.mark.parametrize("name", CALLS)
