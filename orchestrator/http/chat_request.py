@@ -16,7 +16,8 @@ from orchestrator.http.history import Note, readable
 from orchestrator.http.request_bodies import converted, decoded
 from orchestrator.http.request_fields import function_tools, unknown, unused, usual
 from orchestrator.http.structured_output import allowed, call_grammar, response_grammar
-from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
+from orchestrator.text.answer.bound_calls import CallWriter
+from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
 from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS
 from protocol.messages.grammar import Grammar

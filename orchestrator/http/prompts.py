@@ -22,11 +22,11 @@ from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsup
 from orchestrator.http.generation import CUT_JSON, Renderer
 from orchestrator.http.history import Note, template_messages
 from orchestrator.machine.grammar_check import require_enforceable
-from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
-from orchestrator.text.answer.bound_calls.writers import JSON_CALLS
 from orchestrator.text.answer.parts import AnswerParser
-from orchestrator.text.answer.tool_syntax import with_described_tools
+from orchestrator.text.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.families.harmony import HARMONY_EFFORTS
+from orchestrator.text.families.qwen import JSON_CALLS
 from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.common_prefix import common_prefix
 from protocol.errors import InputError, PipelineError
@@ -35,9 +35,6 @@ from protocol.messages.grammar import Grammar
 
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking on and off."""
-_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""Efforts that gpt-oss models do not know."""
-
 
 _LONG_RULES = 1 << 11
 """Characters of instructions and tools, below which it does not matter where they end."""
@@ -96,11 +93,8 @@ class ChatPrompts:
                 "Calls in this model's format can't be enforced: set tool_choice to auto, and leave out strict and "
                 "response_format.",
             )
-        told: Sequence[Mapping[str, Any]] = question.messages
-        if tools and not self._template.knows_tools and not self.form.harmony:
-            told = with_described_tools(told, tools, block=self._template.mentions("```json"))
         messages = template_messages(
-            told,
+            self.form.with_described_tools(question.messages, tools),
             both=not self.form.harmony,
             joined=self._joins_results,
             written=self._writes_arguments,
@@ -178,7 +172,7 @@ class ChatPrompts:
             switch = effort != "none"
         variables: dict[str, Any] = {} if switch is None else {name: switch for name in _SWITCHES if name in known}
         if effort is not None and "reasoning_effort" in known:
-            variables["reasoning_effort"] = _HARMONY_EFFORTS.get(effort, effort) if self.form.harmony else effort
+            variables["reasoning_effort"] = HARMONY_EFFORTS.get(effort, effort) if self.form.harmony else effort
         return {**variables, **(question.chat_template_kwargs or {})}
 
 

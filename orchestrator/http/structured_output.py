@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
+from orchestrator.text.answer.bound_calls import CallWriter
+from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.grammar import Grammar

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from orchestrator.core.events import Request
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import without_surplus
-from orchestrator.text.answer.answer_stops import AnswerStops
+from orchestrator.text.stop_scanner import AnswerStops
 from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId, Verification

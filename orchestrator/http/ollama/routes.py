@@ -37,7 +37,7 @@ from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.request_fields import read_fields
 from orchestrator.http.streaming import EventStream
 from orchestrator.machine.models.checkpoints import weight_bytes
-from orchestrator.text.answer.answer_format import MarkedParser
+from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 
 CHAT, GENERATE = "/api/chat", "/api/generate"

@@ -1,12 +1,14 @@
 """Reads an output piece by piece: thoughts, text, tool calls. Pure."""
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from orchestrator.text.answer.parts import Call, Reasoning, Spoken, ThoughtSpan
-from orchestrator.text.answer.tool_syntax import FoundCalls, Tools, ToolSyntax
+from orchestrator.text.answer.call_syntax import CallSyntax, FoundCalls, Tools
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.stop_scanner import StopScanner
+from orchestrator.text.tokenizer import MARK
 
 
 class ThoughtMarkers(NamedTuple):
@@ -23,25 +25,6 @@ class ThoughtMarkers(NamedTuple):
     def tokens(self) -> tuple[str, ...]:
         """Tokens by which a vocabulary shows that its model writes these markers."""
         return self.parts or (self.start, self.end)
-
-
-MARKERS = (
-    ThoughtMarkers("<think>", "</think>"),
-    ThoughtMarkers("<longcat_think>", "</longcat_think>"),
-    ThoughtMarkers("<|think:start|>", "<|think:end|>"),
-    ThoughtMarkers("[THINK]", "[/THINK]"),
-    ThoughtMarkers("<seed:think>", "</seed:think>"),
-    ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
-    ThoughtMarkers("<|inner_prefix|>", "<|inner_suffix|>"),
-    ThoughtMarkers("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")),
-    ThoughtMarkers(
-        "<|open|>think<|sep|>",
-        "<|close|>think<|sep|>",
-        ("<|open|>", "<|close|>", "<|sep|>"),
-        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    ),
-)
-"""Of Qwen, DeepSeek and most others; LongCat; Solar; Magistral; Seed-OSS; Command A; Apertus; Gemma 4; Kimi K3."""
 
 
 class WrapperParser:
@@ -178,7 +161,7 @@ class ToolCallParser:
     Markers around a section of calls are dropped, unless no call is in it.
     """
 
-    def __init__(self, syntax: ToolSyntax, tools: Tools, most: int | None) -> None:
+    def __init__(self, syntax: CallSyntax, tools: Tools, most: int | None) -> None:
         """`most`: number of calls that the client accepts, further ones are dropped; None for any number."""
         self._syntax = syntax
         self._tools = tools
@@ -269,4 +252,80 @@ class ToolCallParser:
 
     def _text(self) -> list[Spoken | Call]:
         text, self._content = self._content, ""
+        return [Spoken(text)] if text else []
+
+
+_PIECES = re.compile(rf"[^{MARK}]+|{MARK}{MARK}|{MARK}")
+"""Texts, marks that are text, and marks."""
+
+
+class MarkedParser:
+    """Thoughts, if the model writes any, text and calls.
+
+    A thought comes first, or at a `MARK`, but not inside a call. Two `MARK`s are one that is text.
+    """
+
+    def __init__(
+        self,
+        thought: ThoughtParser | None = None,
+        calls: ToolCallParser | None = None,
+        wrappers: WrapperParser | None = None,
+        marks: bool = True,
+    ) -> None:
+        """`marks`: without them, a `MARK` is text."""
+        self._marks = marks
+        self._thought = thought
+        self._calls = calls
+        self._wrappers = wrappers
+        self._held = ""
+        """A `MARK` at the end of the text so far: a second one may follow."""
+
+    @property
+    def thoughts(self) -> Sequence[ThoughtSpan]:
+        return () if self._thought is None else self._thought.thoughts
+
+    def push(self, text: str) -> Sequence[Part]:
+        if self._thought is None:
+            return self._parsed([Spoken(text)])
+        if not self._marks:
+            return self._parsed(self._thought.push(text))
+        text = self._held + text
+        self._held = MARK if (len(text) - len(text.rstrip(MARK))) % 2 else ""
+        parts: list[Part] = []
+        for piece in _PIECES.findall(text.removesuffix(self._held)):
+            if piece == MARK:
+                parts += self._mark(self._thought)
+                continue
+            if piece == 2 * MARK:
+                self._thought.pass_over(1)
+                piece = MARK
+            parts += self._parsed(self._thought.push(piece))
+        return parts
+
+    def finish(self) -> Sequence[Part]:
+        return [*self._parsed(self._thought.finish() if self._thought else ()), *self._rest()]
+
+    def _mark(self, thought: ThoughtParser) -> list[Part]:
+        may_open = self._calls is None or not self._calls.inside
+        parts = self._rest() if may_open and thought.answering else []
+        thought.mark(may_open=may_open)
+        return parts
+
+    def _rest(self) -> list[Part]:
+        """What is held back of the text."""
+        parts = [] if self._wrappers is None else [*self._with_calls(self._wrappers.finish())]
+        return parts if self._calls is None else [*parts, *self._calls.finish()]
+
+    def _parsed(self, parts: Sequence[Part]) -> list[Part]:
+        found: list[Part] = []
+        for part in parts:
+            if isinstance(part, Spoken):
+                found += self._with_calls(self._wrappers.push(part.text) if self._wrappers else part.text)
+            else:
+                found.append(part)
+        return found
+
+    def _with_calls(self, text: str) -> Sequence[Part]:
+        if self._calls is not None:
+            return self._calls.push(text)
         return [Spoken(text)] if text else []

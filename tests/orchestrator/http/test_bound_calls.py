@@ -13,10 +13,9 @@ from tokenizers import AddedToken
 from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
-from orchestrator.text.answer.bound_calls.writers import call_writer
 from orchestrator.text.answer.parts import Call, Spoken
-from orchestrator.text.answer.tool_syntax import ToolSyntax
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.families.minimax import MUSE_SPARK
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
 from tests.orchestrator.http.test_rules import CHAT, HELLO, post
@@ -377,7 +376,7 @@ def test_what_the_grammar_allows_is_read_as_calls(answering: Model):
 
 @pytest.mark.sampled(1)
 def test_a_syntax_whose_texts_can_not_be_told_from_numbers_is_not_bound(answering: Model):
-    assert call_writer(ToolSyntax("muse_spark"), answering.template) is None
+    assert MUSE_SPARK.writer(answering.template) is None
 
 
 @pytest.mark.sampled(3)

@@ -13,7 +13,7 @@ from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
 from orchestrator.http.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
-from orchestrator.text.answer.bound_calls import writers
+from orchestrator.text.answer import bound_calls
 from orchestrator.text.answer.parameters import Parameters
 from protocol.messages.base import MAX_SCHEMA
 from protocol.sampling.schema_bounds import surely_longer
@@ -58,7 +58,7 @@ def test_nothing_is_made_of_schemas_that_are_too_long(answering: Model, monkeypa
     def made(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(writers, "_relocated", made)
+    monkeypatch.setattr(bound_calls, "_relocated", made)
     monkeypatch.setattr(Parameters, "members", made)
     monkeypatch.setattr(Parameters, "json_schema", made)
     schema = {"type": "object", "properties": {f"p{place}": {"type": "string"} for place in range(4_000)}}

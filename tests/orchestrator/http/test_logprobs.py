@@ -12,8 +12,8 @@ from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.generation import ChoiceEnd, TextPiece
 from orchestrator.http.openai.answer import AnswerKind, ChoiceAnswer, Chunks
 from orchestrator.runtime.request_state import RequestState
-from orchestrator.text.answer.answer_format import AnswerFormat
 from orchestrator.text.answer.parsers import ThoughtMarkers
+from orchestrator.text.answer_format import AnswerFormat
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Submit

@@ -20,7 +20,7 @@ from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.request import Response, custom_arguments, custom_input, messages
 from orchestrator.http.responses.routes import ResponseStore
-from orchestrator.text.answer.answer_format import MarkedParser
+from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from protocol.messages.grammar import Json

@@ -8,10 +8,10 @@ import pytest
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.errors import ApiError
 from orchestrator.http.structured_output import call_grammar, response_grammar
-from orchestrator.text.answer.answer_format import AnswerFormat
 from orchestrator.text.answer.parts import Call, Part
-from orchestrator.text.answer.tool_syntax import JSON_SYNTAX
+from orchestrator.text.answer_format import AnswerFormat
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.families.qwen import JSON_SYNTAX
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import flaw
 from tests.conftest import Reference

@@ -14,8 +14,9 @@ from msgspec import structs
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.chat_request import ChatRequest, read
 from orchestrator.http.history import template_messages
-from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax
+from orchestrator.text.answer_format import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.families.qwen import JSON_SYNTAX
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
 from tests.support.fake_pipeline import READY, FakePipeline, FakeStream
 

@@ -2,24 +2,29 @@
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
-from orchestrator.text.answer.harmony import HarmonyParser
-from orchestrator.text.answer.parsers import MARKERS, ThoughtMarkers
+from orchestrator.text.answer.call_syntax import CallSyntax
+from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner
-from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, ToolSyntax, infer_tool_syntax
+from orchestrator.text.answer_format import AnswerFormat, infer_answer_format, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.families import SYNTAXES, THOUGHTS
+from orchestrator.text.families.harmony import HarmonyParser
+from orchestrator.text.families.qwen import JSON_SYNTAX
 from orchestrator.text.tokenizer import MARK
 from tests.support.paths import DEMO_TARGET
 
-THINK = MARKERS[0]
+THINK = THOUGHTS[0]
+NAMED = {syntax.name: syntax for syntax in SYNTAXES}
 TOOLS = [
     {
         "type": "function",
@@ -92,7 +97,7 @@ def thinking(pieces: Sequence[str], *, opened: bool = False, markers: ThoughtMar
 
 
 def calling(name: str, pieces: Sequence[str], most: int | None = None) -> list[Part]:
-    found = parts(AnswerFormat(THINK, ToolSyntax(name)).parser(False, TOOLS, most), pieces)
+    found = parts(AnswerFormat(THINK, NAMED[name]).parser(False, TOOLS, most), pieces)
     return [Call(part.name, part.arguments) if isinstance(part, Call) else part for part in found]
 
 
@@ -103,7 +108,7 @@ def harmony(pieces: Sequence[str], *, tools: bool = True, most: int | None = Non
 # Reasoning ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("markers", MARKERS, ids=[markers.start for markers in MARKERS])
+@pytest.mark.parametrize("markers", THOUGHTS, ids=[markers.start for markers in THOUGHTS])
 def test_a_thought_is_told_from_the_answer(markers: ThoughtMarkers):
     said = f"{markers.start}\nHm, \n2.\n{markers.end}\n\nTwo, \nI say.\n"
 
@@ -134,7 +139,7 @@ def test_unfinished_and_misplaced_markers_lose_no_text(said: str, opened: bool, 
     assert thinking([said], opened=opened) == expected
 
 
-@pytest.mark.parametrize("markers", MARKERS, ids=[markers.start for markers in MARKERS])
+@pytest.mark.parametrize("markers", THOUGHTS, ids=[markers.start for markers in THOUGHTS])
 def test_a_later_thought_begins_where_its_marker_is_a_token(markers: ThoughtMarkers):
     start, end = markers.start, markers.end
     said = f"{MARK}{start}a{end}\n\nOne. {MARK}{start}\nb\n{end}\nTwo, {start}.{MARK}{start}c{end} Three.{MARK}{start}d"
@@ -180,9 +185,9 @@ def test_the_thoughts_of_an_answer_are_one_text_for_apis_that_have_one():
 
 
 def test_markers_around_the_text_are_dropped():
-    k3 = next(markers for markers in MARKERS if markers.wrappers)
+    k3 = next(markers for markers in THOUGHTS if markers.wrappers)
     said = f"{k3.start}Hm.{k3.end}<|open|>response<|sep|>I look.<|close|>response<|sep|>{CALLS['kimi_k3']}"
-    form = AnswerFormat(k3, ToolSyntax("kimi_k3"))
+    form = AnswerFormat(k3, NAMED["kimi_k3"])
 
     for pieces in ([said, "<|close|>message<|sep|>"], [*said, "<|close"]):
         found = parts(form.parser(False, TOOLS, None), pieces)
@@ -213,7 +218,7 @@ PIECES = st.lists(
 
 @given(pieces=PIECES, opened=st.booleans(), name=st.sampled_from([None, "json", "mistral", "qwen3_coder"]))
 def test_borders_between_pieces_do_not_change_the_parts(pieces: list[str], opened: bool, name: str | None):
-    form = AnswerFormat(THINK, ToolSyntax(name) if name else None)
+    form = AnswerFormat(THINK, NAMED[name] if name else None)
     said = "".join(pieces)
 
     cut, whole, single = (form.parser(opened, TOOLS, None) for _ in range(3))
@@ -247,6 +252,18 @@ def test_a_call_of_each_syntax_is_read(name: str):
     assert calling(name, [said + "\n" + said], most=1) == [WEATHER]
 
 
+@pytest.mark.parametrize("syntax", [each for each in SYNTAXES if each.reader is None], ids=lambda syntax: syntax.name)
+def test_the_markers_are_those_that_mlx_lm_s_parser_knows(syntax: CallSyntax):
+    spec = find_spec("mlx_lm")
+    assert spec is not None
+    assert spec.origin is not None
+    source = (Path(spec.origin).parent / "tool_parsers" / f"{syntax.name}.py").read_text()
+
+    assert re.findall(r'^tool_call_\w+[:\w ]* = "(.*)"', source, re.MULTILINE) == [
+        *(syntax.section or (syntax.start, syntax.end))
+    ]
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
     said = CALLS[name]
@@ -256,9 +273,9 @@ def test_a_complete_call_before_an_incomplete_one_is_kept(name: str):
     assert calling(name, [*(said + cut)]) == [WEATHER, Spoken(cut)]
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if ToolSyntax(name).section])
+@pytest.mark.parametrize("name", [name for name in CALLS if NAMED[name].section])
 def test_calls_of_a_section_come_when_each_is_complete(name: str):
-    syntax, said = ToolSyntax(name), CALLS[name]
+    syntax, said = NAMED[name], CALLS[name]
     assert syntax.section is not None
     opening, closing = syntax.section
     call = said.removeprefix(opening).removesuffix(closing).strip()
@@ -326,7 +343,7 @@ def test_gemma_s_values_are_read():
     ],
 )
 def test_what_a_parser_would_search_again_and_again_is_text(name: str, content: str):
-    syntax = ToolSyntax(name)
+    syntax = NAMED[name]
     said = syntax.start + content * 20_000 + syntax.end
 
     assert calling(name, [said]) == [Spoken(said)]
@@ -364,7 +381,7 @@ def test_what_is_no_proper_call_stays_text(name: str, said: str):
 def test_a_function_may_have_no_parameters_in_its_tool(name: str):
     bare = [{"type": "function", "function": {"name": "get_weather"}}]
 
-    (call,) = parts(AnswerFormat(None, ToolSyntax(name)).parser(False, bare, None), [CALLS[name]])
+    (call,) = parts(AnswerFormat(None, NAMED[name]).parser(False, bare, None), [CALLS[name]])
 
     assert isinstance(call, Call)
     assert (call.name, json.loads(call.arguments)["city"]) == ("get_weather", "Oslo")
@@ -372,7 +389,7 @@ def test_a_function_may_have_no_parameters_in_its_tool(name: str):
 
 def test_calls_of_deepseek_r1_are_read():
     calls = f"<｜tool▁calls▁begin｜>{DEEPSEEK_R1}\n{DEEPSEEK_R1}<｜tool▁calls▁end｜>"
-    parser = AnswerFormat(THINK, ToolSyntax("deepseek")).parser(False, TOOLS, None)
+    parser = AnswerFormat(THINK, NAMED["deepseek"]).parser(False, TOOLS, None)
 
     assert calling("deepseek", [f"I look.{calls}"]) == [Spoken("I look."), WEATHER, WEATHER]
     assert calling("deepseek", [*f"<think>a</think>{calls}"]) == [Reasoning("a"), WEATHER, WEATHER]
@@ -398,7 +415,7 @@ def test_a_call_comes_as_soon_as_it_is_complete():
     ],
 )
 def test_a_call_keeps_the_id_that_its_syntax_has(name: str, said: str, id: str):
-    parser = AnswerFormat(None, ToolSyntax(name)).parser(False, TOOLS, None)
+    parser = AnswerFormat(None, NAMED[name]).parser(False, TOOLS, None)
 
     assert [*parser.push(said), *parser.finish()] == [Call(WEATHER.name, WEATHER.arguments, id)]
 

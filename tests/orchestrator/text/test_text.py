@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from orchestrator.text.answer.answer_stops import AnswerStops
-from orchestrator.text.stop_scanner import StopScanner
+from orchestrator.text.stop_scanner import AnswerStops, StopScanner
 from orchestrator.text.tokenizer import MARK, TextCodec
 from protocol.errors import InputError
 from protocol.messages.client import ThoughtText

@@ -18,7 +18,7 @@ from orchestrator.http.generation import PromptProgress
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.ollama.answer import OllamaAnswer
 from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
-from orchestrator.text.answer.answer_format import MarkedParser
+from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from tests.orchestrator.http.test_responses import SCHEMA, saying

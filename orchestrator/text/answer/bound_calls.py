@@ -1,4 +1,4 @@
-"""The arguments of a function as a grammar, in each way that models write them. Pure.
+"""Grammars of calls of a request's functions: demanded, optional, or instead of a value. Pure.
 
 Where arguments are not JSON, a grammar knows fewer keywords of schemas. Others are refused for strict functions, and
 skipped for the rest.
@@ -7,13 +7,19 @@ skipped for the rest.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from orchestrator.text.answer.parameters import ALL_TYPES, Parameters
+from orchestrator.text.answer.parameters import ALL_TYPES, ANY_OBJECT, Function, Parameters, json_schema
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
-from protocol.messages.grammar import Form, Json, OneOf, Several, Text
-from protocol.sampling.schema_bounds import MOST_LEVELS
+from protocol.messages.base import MAX_SCHEMA
+from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Several, Text
+from protocol.sampling.schema_bounds import MOST_LEVELS, surely_longer
+
+Functions: TypeAlias = Sequence[Function]
+_LONGEST_NAME = 256
+_MOST_CALLS = 64
+"""Of one answer, in a syntax that numbers them."""
 
 
 class Marks:
@@ -199,3 +205,151 @@ def _behind(members: Sequence[tuple[Form, bool]], separator: str) -> Form:
     for form, required in members:
         parts += (separator, *form) if required else [_perhaps((separator, *form))]
     return tuple(parts)
+
+
+class CallWriter(Protocol):
+    """Makes grammars of calls in one model's syntax. All methods raise InputError."""
+
+    def demanded(self, functions: Functions, *, several: bool) -> Grammar:
+        """Calls and nothing else: one, or several."""
+        ...
+
+    def optional(self, functions: Functions) -> Grammar:
+        """Any text, and calls in it if the model likes."""
+        ...
+
+    def or_value(self, functions: Functions, schema: str, *, several: bool) -> Grammar:
+        """Calls and nothing else, or a JSON value."""
+        ...
+
+
+class Style(NamedTuple):
+    """How one model writes calls."""
+
+    arguments: ArgumentsWriter | None = JsonArguments()
+    """None: a call is a JSON object with the name and the arguments."""
+    opening: str = ""
+    start: str = ""
+    before: str = ""
+    behind: str = ""
+    """What stands around the name of the function, before its arguments."""
+    quoted: bool = False
+    """The name is a JSON string."""
+    after: str = ""
+    separator: str = ""
+    closing: str = ""
+    numbered: bool = False
+    """Behind the name stands the number of the call, from 0."""
+
+
+class StyledCalls:
+    """Calls of a style, in a model with these markers."""
+
+    def __init__(self, style: Style, marks: Marks) -> None:
+        self._style = style
+        self._marks = marks
+
+    def demanded(self, functions: Functions, *, several: bool) -> Grammar:
+        return Grammar("", self._calls(functions, repeats=several))
+
+    def optional(self, functions: Functions) -> Grammar:
+        # Optional calls come behind any text, each of them. Only behind an opening do they follow one another.
+        return Grammar("", self._calls(functions, repeats=bool(self._style.opening), optional=True))
+
+    def or_value(self, functions: Functions, schema: str, *, several: bool) -> Grammar:
+        if (self._style.opening or self._style.start).startswith("{"):
+            raise InputError("This model's calls are JSON too: leave out tools or response_format.")
+        return Grammar(schema, self._calls(functions, repeats=several))
+
+    def _calls(self, functions: Functions, *, repeats: bool, optional: bool = False) -> Calls:
+        require_small(functions)
+        style, marks = self._style, self._marks
+        forms = [self._whole(functions)] if style.arguments is None else [self._form(one) for one in functions]
+        return bounded(
+            Calls(
+                tuple((*form, *marks.form(style.after)) for form in forms),
+                *map(marks.form, (style.opening, style.start, style.separator, style.closing)),
+                repeats=repeats,
+                optional=optional,
+                letters=next((mark for mark in marks.tokens if (style.opening or style.start).startswith(mark)), ""),
+            )
+        )
+
+    def _form(self, function: Function) -> Form:
+        style, marks, name = self._style, self._marks, function["name"]
+        assert style.arguments is not None
+        return (
+            *marks.form(style.before),
+            json.dumps(name) if style.quoted else name,
+            *((OneOf(tuple((f":{number}",) for number in range(_MOST_CALLS))),) if style.numbered else ()),
+            *marks.form(style.behind),
+            *style.arguments.form(Parameters(function), marks),
+        )
+
+    def _whole(self, functions: Functions) -> Form:
+        lenient = not any(function.get("strict") for function in functions)
+        whole = {"anyOf": [_whole_call(place, function) for place, function in enumerate(functions)]}
+        return (Json(json_schema(whole, lenient=lenient)),)
+
+
+def require_small(functions: Functions) -> None:
+    """Raises InputError for schemas longer than a grammar may be, before anything is made of them."""
+    if surely_longer([function.get("parameters") for function in functions], MAX_SCHEMA):
+        raise InputError(f"The schema in tools is too long: the limit is {MAX_SCHEMA:,} characters.")
+
+
+def bounded(calls: Calls) -> Calls:
+    """Raises InputError for more than a grammar may hold."""
+    size = sum(map(_size, (*calls.forms, calls.opening)))
+    if size > MAX_SCHEMA:
+        raise InputError(f"The schema in tools has {size:,} characters; the limit is {MAX_SCHEMA:,}.")
+    return calls
+
+
+def _size(form: Form) -> int:
+    """Characters of schemas and of names and values, which are all that a request makes long."""
+    size = 0
+    for part in form:
+        match part:
+            case Json():
+                size += len(part.schema)
+            case str():
+                size += len(part)
+                if len(part) > _LONGEST_NAME:
+                    raise InputError(
+                        f"A name or value in tools has {len(part):,} characters; the limit is {_LONGEST_NAME}."
+                    )
+            case OneOf():
+                size += sum(map(_size, part.forms))
+            case Several():
+                size += _size(part.form)
+            case _:
+                size += 1
+    return size
+
+
+def _whole_call(place: int, function: Function) -> Mapping[str, Any]:
+    parameters = function.get("parameters") or ANY_OBJECT
+    arguments = _relocated(parameters, f"#/anyOf/{place}/properties/arguments")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _relocated(schema: Any, root: str, level: int = 0) -> Any:
+    """The schema as part of another one: its references to itself begin with `root`."""
+    if level > MOST_LEVELS:
+        raise InputError(f"The schema in tools is nested deeper than {MOST_LEVELS} levels.")
+    if isinstance(schema, list | tuple):
+        return [_relocated(one, root, level + 1) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        name: root + value[1:]
+        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _relocated(value, root, level + 1)
+        for name, value in schema.items()
+    }

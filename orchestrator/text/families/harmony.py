@@ -5,30 +5,35 @@ first `<|start|>assistant`. A call is a message to a function: `<|channel|>comme
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
+from orchestrator.text.answer.bound_calls import Functions, Marks, bounded, require_small
+from orchestrator.text.answer.parameters import Function, Parameters
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtSpan
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.stop_scanner import StopScanner
+from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Text
 
 _START, _CHANNEL, _MESSAGE, _END, _CALL = "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"
-HARMONY_TOKENS = (_START, _CHANNEL, _MESSAGE, _END, _CALL, "<|constrain|>")
-"""Special tokens whose text must be shown to be parsed."""
 _MARKERS = (_START, _CHANNEL, _MESSAGE, _END, _CALL)
+HARMONY_TOKENS = (*_MARKERS, "<|constrain|>")
+"""Special tokens whose text must be shown to be parsed."""
 _FUNCTIONS = "functions."
 _NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 _Body = Literal["reasoning", "spoken", "call"]
 
-
-HARMONY_ANSWER = (_CHANNEL, "final", _MESSAGE)
+HARMONY_ANSWER = f"{_CHANNEL}final{_MESSAGE}"
 """What comes before the answer's text."""
-HARMONY_CLOSING = (_END, _START, "assistant", *HARMONY_ANSWER)
+HARMONY_CLOSING = f"{_END}{_START}assistant{HARMONY_ANSWER}"
 """Ends a thought and begins the answer."""
+HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""Efforts that the models do not know."""
 
 
 def writes_harmony(template: ChatTemplate) -> bool:
@@ -140,3 +145,43 @@ def _parts(body: _Body | None, text: str) -> list[Part]:
     if not text:
         return []
     return [Reasoning(text) if body == "reasoning" else Spoken(text)]
+
+
+class HarmonyCalls:
+    """Of a model with these tokens. The prompt ends with `<|start|>assistant`."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._marks = Marks.of(HARMONY_TOKENS, codec)
+
+    def demanded(self, functions: Functions, *, several: bool) -> Grammar:
+        """`several` has no effect."""
+        return self._grammar(self._calls(functions))
+
+    def optional(self, functions: Functions) -> Grammar:
+        return self._grammar([*self._calls(functions), self._final(Text(never=HARMONY_TOKENS))])
+
+    def or_value(self, functions: Functions, schema: str, *, several: bool) -> Grammar:
+        return self._grammar([*self._calls(functions), self._final(Json(schema))])
+
+    def _grammar(self, forms: Iterable[Form]) -> Grammar:
+        reasoning, spoken = (self._message(f"<|channel|>{channel}") for channel in ("analysis", "commentary"))
+        return Grammar("", bounded(Calls(tuple(forms), opening=(OneOf((reasoning, ())), OneOf((spoken, ()))))))
+
+    def _calls(self, functions: Functions) -> list[Form]:
+        require_small(functions)
+        return [*map(self._call, functions)]
+
+    def _call(self, function: Function) -> Form:
+        recipient = f" to=functions.{function['name']}"
+        # The models write the recipient behind the channel; the template writes it before.
+        headers = (f"<|channel|>commentary{recipient} <|constrain|>json", f"{recipient}<|channel|>commentary json")
+        arguments = Json(Parameters(function).json_schema())
+        return (OneOf(tuple(map(self._marks.form, headers))), *self._marks.form(_MESSAGE), arguments)
+
+    def _final(self, content: Json | Text) -> Form:
+        return (*self._marks.form(HARMONY_ANSWER), content)
+
+    def _message(self, header: str) -> Form:
+        """A message before the last one."""
+        text = self._marks.text_up_to("<|end|>", tuple(mark for mark in HARMONY_TOKENS if mark != "<|end|>"))
+        return (*self._marks.form(header + _MESSAGE), text, *self._marks.form(_START + "assistant"))

@@ -1,0 +1,42 @@
+"""LFM2: a list of Python calls, which mlx-lm calls pythonic."""
+
+import ast
+import re
+from collections.abc import Iterable
+
+from orchestrator.text.answer.bound_calls import PythonArguments, Style
+from orchestrator.text.answer.call_syntax import CallSyntax
+from orchestrator.text.chat_template import ChatTemplate
+
+_START, _END = "<|tool_call_start|>", "<|tool_call_end|>"
+_CUTS = 8
+"""The most places at which a list of calls is tried to end."""
+
+
+def _cut(content: str) -> Iterable[tuple[str, str]]:
+    ends = [found.end() for found in re.finditer(r"\)", content)]
+    return ((listed, content[end:]) for end in reversed(ends[-_CUTS:]) if _is_python(listed := content[:end] + "]"))
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _has_tokens(template: ChatTemplate) -> bool:
+    """The templates of some of these models show no call."""
+    return all(template.codec.id_of(token) is not None for token in (_START, _END))
+
+
+LFM = CallSyntax(
+    "pythonic",
+    _START,
+    _END,
+    template_marks=(("<|tool_list_start|>",), (_START,)),
+    fallback_sign=_has_tokens,
+    without_end=_cut,
+    style=Style(PythonArguments(), opening=_START + "[", separator=", ", closing="]" + _END),
+)

@@ -1,0 +1,45 @@
+"""MiniMax M2, MiniCPM 5 and Muse Spark: an element of XML for each call and each argument."""
+
+from orchestrator.text.answer.bound_calls import Fields, Style
+from orchestrator.text.answer.call_syntax import CallSyntax, in_order
+
+MINIMAX = CallSyntax(
+    "minimax_m2",
+    "<invoke name=",
+    "</invoke>",
+    section=("<minimax:tool_call>", "</minimax:tool_call>"),
+    text_arguments=True,
+    offered_only=True,
+    style=Style(
+        Fields('<parameter name="', '">', "</parameter>", after="\n", never=("</invoke>", "</minimax:tool_call>")),
+        opening="<minimax:tool_call>\n",
+        start='<invoke name="',
+        behind='">\n',
+        # As a separator, the line break would be taken for the beginning of `closing`.
+        after="</invoke>\n",
+        closing="</minimax:tool_call>",
+    ),
+)
+MINICPM = CallSyntax(
+    "minicpm5",
+    "<function name=",
+    "</function>",
+    template_marks=(('<function name="', '<param name="'),),
+    text_arguments=True,
+    style=Style(
+        Fields('<param name="', '">', "</param>", never=("</function>",)),
+        start='<function name="',
+        behind='">',
+        after="</function>",
+    ),
+)
+
+_ordered = in_order("<atem:parameter", "</atem:parameter>")
+MUSE_SPARK = CallSyntax(
+    "muse_spark",
+    "<atem:invoke",
+    "</atem:invoke>",
+    section=("<atem:function_calls>", "</atem:function_calls>"),
+    well_formed=lambda content: "<atem:invoke" not in content and _ordered(content),
+)
+"""Its texts can't be told from numbers, so its calls can't be bound."""
