@@ -39,7 +39,7 @@ _QUICK = (
     "docs/",
     "draft_worker/candidates/",
     "orchestrator/core/",
-    "orchestrator/text/",
+    "orchestrator/text/test_text.py",
     "protocol/contracts/",
     "protocol/sampling/",
     "protocol/security/",
