@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from protocol.contracts.kv_bits import kv_fingerprint
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import TARGET, wire
@@ -94,7 +94,7 @@ def _computing(setup: WorkerSetup) -> TargetWorker:
 def _replaying(setup: WorkerSetup) -> TargetWorker:
     """A target without a model. It shares no KV, because it has none."""
     folder = Path(setup.model)
-    texts = RecordedTexts.read(Path(setup.texts), model_fingerprint(folder))
+    texts = RecordedTexts.read(Path(setup.texts), ModelFolder(folder).fingerprint)
     model = RecordedModel(folder, texts, RecordedFeatures.beside(Path(setup.texts)))
     rings = _rings(setup, model.states, model.record)
     hello = Hello(
@@ -137,5 +137,5 @@ def _disk(setup: WorkerSetup, model: LanguageModel) -> DiskCache | None:
 def _rings(setup: WorkerSetup, tap: StateRecord | None, record: Callable[[Outputs], None]) -> FeatureRings | None:
     if tap is None:
         return None
-    fingerprint = model_fingerprint(Path(setup.model))
+    fingerprint = ModelFolder(Path(setup.model)).fingerprint
     return FeatureRings(tap, record, fingerprint=fingerprint, epoch=setup.epoch, remote=bool(setup.server))

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
@@ -83,7 +83,7 @@ def compute(folder: Path, texts: Path, outputs: tuple[int, ...]) -> None:
     known = RecordedFeatures.beside(texts)
     if known is not None and known.holds(outputs):
         return
-    recorded = RecordedTexts.read(texts, model_fingerprint(folder))
+    recorded = RecordedTexts.read(texts, ModelFolder(folder).fingerprint)
     model = LanguageModel.load(folder)
     if model.tap is None or max(outputs) >= model.tap.taps.layers:
         raise InputError(f"The states that the drafter reads can't be recorded of the target in {folder}.")

@@ -15,11 +15,11 @@ from mlx_lm.utils import dequantize_model
 
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
-from protocol.contracts.drafters.checkpoint import config_in
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.early_exit import LAYER, NORM
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.kv_bits import kv_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import BESIDE_TARGET, wire
@@ -42,7 +42,7 @@ def load(setup: WorkerSetup) -> "LayerSkipEngine":
     exit_ = read_drafter(folder)
     if exit_ is None or exit_.kind != "exit":
         raise InputError(
-            f"{folder} holds no early exit ({config_in(folder).get('model_type')!r:.60}): pass exit:LAYERS."
+            f"{folder} holds no early exit ({ModelFolder(folder).config.get('model_type')!r:.60}): pass exit:LAYERS."
         )
     if not setup.target:
         raise InputError("The draft engine layerskip needs the target's folder: pass --target.")

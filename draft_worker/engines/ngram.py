@@ -8,11 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from draft_worker.engine import ANY_TOKEN, Batch, Engine, EngineSequence
 from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.engines import EngineDeclaration
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
@@ -104,23 +103,8 @@ class NgramSequence(EngineSequence):
         return [*self._lookup.last(LONGEST - len(reverse)), *reversed(reverse)]
 
 
-class _Text(msgspec.Struct):
-    vocab_size: int | None = None
-
-
-class _Config(msgspec.Struct):
-    vocab_size: int | None = None
-    text_config: _Text | None = None
-
-
 def _vocabulary(folder: Path) -> int:
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{folder}/config.json can't be read ({error}): pass the folder of a complete model."
-        ) from error
-    size = config.vocab_size or (config.text_config.vocab_size if config.text_config else None)
-    if not size or not 0 < size <= ANY_TOKEN:
+    size = ModelFolder(folder).vocabulary
+    if size is None or size > ANY_TOKEN:
         raise InputError(f"{folder}/config.json states no vocab_size: pass the folder of a complete model.")
     return size

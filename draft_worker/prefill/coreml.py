@@ -18,13 +18,14 @@ from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, defau
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime
 from draft_worker.coreml.runtime.memory import CachePool
 from draft_worker.engines.coreml import CoreMlSequence
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.messages.sampling import Sampling
 
-_ELEMENTS = {mx.float16: ElementType.FLOAT16, mx.bfloat16: ElementType.BFLOAT16, mx.float32: ElementType.FLOAT32}
+_ELEMENTS = {"F16": ElementType.FLOAT16, "BF16": ElementType.BFLOAT16, "F32": ElementType.FLOAT32}
 
 
 class CoreMlPrefillEngine:
@@ -87,12 +88,10 @@ def kv_element(folder: Path) -> ElementType:
     """The element type of the KV when the target runs the model in `folder` on this machine's device."""
     if mx.default_device() == mx.Device(mx.cpu):
         return ElementType.FLOAT32
-    for file in sorted(folder.glob("model*.safetensors")):
-        tensors = mx.load(str(file))
-        assert isinstance(tensors, dict)
-        if "model.norm.weight" in tensors:
-            return _ELEMENTS[tensors["model.norm.weight"].dtype]
-    raise InputError(f"{folder} has no model.norm.weight: prefill with --prefill-engine mlx or none.")
+    norm = ModelFolder(folder).tensors.get("model.norm.weight")
+    if norm is None:
+        raise InputError(f"{folder} has no model.norm.weight: prefill with --prefill-engine mlx or none.")
+    return _ELEMENTS[norm.type]
 
 
 def as_element(rows: Single, element: ElementType) -> np.ndarray:

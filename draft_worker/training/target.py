@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model
 
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.observed_modules import observing
 from protocol.inference.stored_model import load_network
@@ -44,7 +44,7 @@ class Target:
     @property
     def fingerprint(self) -> str:
         """Of its weights."""
-        return model_fingerprint(self.folder)
+        return ModelFolder(self.folder).fingerprint
 
     @property
     def width(self) -> int:

@@ -12,12 +12,12 @@ import msgspec
 
 from orchestrator.api.client import STAMP, Client
 from orchestrator.api.ineffective import warn_ineffective
-from orchestrator.api.memory_check import PipelineMemory, memory_of
 from orchestrator.api.owner import Owner
 from orchestrator.api.settings import PipelineSettings, checked_setup
 from orchestrator.core.options import StrategyName
 from orchestrator.machine.memory.kv_plan import kept_sentence
 from orchestrator.machine.progress import OnProgress, silent
+from orchestrator.runtime.memory_plan import PipelineMemory, memory_of
 from orchestrator.runtime.notices import Notice, received, stay
 from orchestrator.runtime.session import Session
 from protocol.errors import InputError, PipelineError, blaming

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from orchestrator.api.memory_check import fitted
 from orchestrator.api.validation import out_of_range
 from orchestrator.core.options import NOT_IN_AR, Options
 from orchestrator.core.policy.strategies import STRATEGIES
@@ -24,6 +23,7 @@ from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.sampling_defaults import model_sampling
 from orchestrator.machine.target_hosts import checked_hosts, traffic_note
 from orchestrator.runtime.link_emulation import EmulatedLink
+from orchestrator.runtime.memory_plan import fitted
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from protocol.contracts.engines import (
     AUTO,
@@ -38,7 +38,6 @@ from protocol.contracts.target_hosts import TargetHosts
 from protocol.contracts.tokenizer_fingerprint import first_difference
 from protocol.errors import InputError
 from protocol.ineffective import Facts, Ineffective
-from protocol.kv.segments import free_shared_memory
 from protocol.paths import keys_folder
 from protocol.security.addresses import tcp_address
 
@@ -119,7 +118,7 @@ def checked_setup(
     hosts, prefill = settings.target_hosts, settings.prefill_engine
     own = bool(settings.draft_command)
     pair = pair_for(settings.target, settings.draft_engine, settings.draft, on_progress, own=own)
-    folder, choice, options = pair.target, pair.draft, affordable(settings.options)
+    folder, choice, options = pair.target, pair.draft, settings.options
     measured = settings.pace is not None or settings.draft_link is not None or settings.trace
     if choice.auto is not None and (measured or own):
         # A second draft would change what is measured, and a program of the user's own has no engine.
@@ -166,14 +165,6 @@ def checked_setup(
         traffic_note(setup.target_hosts),
     )
     return setup, " ".join(filter(None, notes))
-
-
-def affordable(options: Options) -> Options:
-    """With no more memory for arenas than half of what the system has for sharing."""
-    free = free_shared_memory()
-    if free is None or options.arena_memory == "auto":
-        return options
-    return msgspec.structs.replace(options, arena_memory=min(options.arena_memory, free >> 21))
 
 
 def _listening(where: str) -> Listening:

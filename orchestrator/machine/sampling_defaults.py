@@ -1,24 +1,24 @@
 """A model's own sampling values: of its folder, of its model card, or the rule for models that state none."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from orchestrator.machine.downloads.default_target import SAMPLING, default_pair_state, is_default_target
 from orchestrator.machine.models.checkpoints import known_folder
 from orchestrator.text.chat_template import has_template
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.messages.sampling import ModelSampling
 
+_FILE = "generation_config.json"
 UNSTATED = ModelSampling(temperature=0.7, top_p=0.95)
 """Of a model with a chat template that states nothing. One without continues texts, at temperature 0."""
 
 
 def model_sampling(folder: Path) -> ModelSampling:
     """Raises InputError for a generation_config.json that can't be read, or has a value out of range."""
-    stated = _stated(folder / "generation_config.json")
+    stated = _stated(folder)
     if stated is not None:
         return stated
     if is_default_target(folder):
@@ -35,9 +35,9 @@ def known_sampling(target: str | None) -> ModelSampling | None:
     return model_sampling(Path(default.folder)) if default.folder else SAMPLING
 
 
-def _stated(file: Path) -> ModelSampling | None:
+def _stated(folder: Path) -> ModelSampling | None:
     """As Hugging Face has it, but a value without `do_sample` counts, and a filter without a value keeps all tokens."""
-    content = _read(file)
+    content = ModelFolder(folder).settings(_FILE)
     stated = {name: content[name] for name in ModelSampling.__struct_fields__ if content.get(name) is not None}
     if content.get("do_sample") is False:
         return ModelSampling()
@@ -49,12 +49,6 @@ def _stated(file: Path) -> ModelSampling | None:
     try:
         return msgspec.convert({"temperature": 1.0, **stated}, ModelSampling)
     except msgspec.ValidationError as error:
-        raise InputError(f"{file} has a sampling value that can't be ({error}): correct it, or delete it.") from error
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes()) if file.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} can't be read ({error}): download the model again, or delete the file.") from error
-    return content if isinstance(content, dict) else {}
+        raise InputError(
+            f"{folder}/{_FILE} has a sampling value that can't be ({error}): correct it, or delete it."
+        ) from error

@@ -20,7 +20,7 @@ from orchestrator.core.drafts.engine_selection import (
 )
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.preparation import Declined, PreparationOrder, PreparationReport, Prepared, Preparing
-from orchestrator.runtime.memory_needed import needed
+from orchestrator.runtime.memory_plan import needed
 from orchestrator.runtime.notices import Notice, NoticeSender
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup

@@ -10,8 +10,9 @@ from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any, NamedTuple
 
-from orchestrator.text.template_sources import END, Question, ask, read_json, special_tokens, template_sources
+from orchestrator.text.template_sources import END, Question, ask, special_tokens, template_sources
 from orchestrator.text.tokenizer import TextCodec
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 
 ChatMessage = Mapping[str, Any]
@@ -41,7 +42,7 @@ class ChatTemplate:
     def __init__(self, folder: Path, codec: TextCodec | None = None) -> None:
         self.folder = folder
         self.codec = codec or TextCodec(folder)
-        self._settings = settings = read_json(folder / "tokenizer_config.json")
+        self._settings = settings = ModelFolder(folder).settings("tokenizer_config.json")
         self._sources = template_sources(folder, settings)
         self._special = special_tokens(settings)
         self._variables = {name: _variables(source) for name, source in self._sources.items()}
@@ -167,7 +168,7 @@ def _variables(source: str) -> frozenset[str] | InputError:
 
 def has_template(folder: Path) -> bool:
     """Whether the model in `folder` brings a template. Does not load its tokenizer."""
-    return bool(template_sources(folder, read_json(folder / "tokenizer_config.json")))
+    return bool(template_sources(folder, ModelFolder(folder).settings("tokenizer_config.json")))
 
 
 def plain(messages: Sequence[ChatMessage], answering: bool = True) -> str:

@@ -3,7 +3,6 @@
 Knows no tokenizer. A template is a program of whoever made the model, who is not trusted.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from protocol.bounded_process import BoundedProcesses, BoundExceeded, Bounds
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
 
@@ -82,7 +82,7 @@ def template_sources(folder: Path, settings: Mapping[str, Any]) -> dict[str, str
             return {"default": file.read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{file} can't be read ({error}): download the model again.") from error
-    found = read_json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
+    found = ModelFolder(folder).settings("chat_template.json").get("chat_template") or settings.get("chat_template")
     if isinstance(found, str):
         return {"default": found}
     named = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
@@ -102,7 +102,7 @@ def written_behind_answers(folder: Path) -> str:
     Empty for Harmony too, where the same token ends the parts of an answer.
     """
     try:
-        settings = read_json(folder / "tokenizer_config.json")
+        settings = ModelFolder(folder).settings("tokenizer_config.json")
         source = template_sources(folder, settings).get("default", "")
         if not source or "<|channel|>" in source:
             return ""
@@ -114,12 +114,3 @@ def written_behind_answers(folder: Path) -> str:
     _, answer, behind = text.partition(contents[1])
     between, question, _ = behind.partition(contents[2])
     return between if answer and question else ""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty without the file. Raises InputError if it can't be read."""
-    try:
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} can't be read ({error}): download the model again.") from error
-    return content if isinstance(content, dict) else {}

@@ -1,16 +1,15 @@
 """Text to token ids and back, a few tokens at a time. Knows the tokenizer's files, and no model."""
 
 import codecs
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from orchestrator.text.template_sources import written_behind_answers
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import InputError
 
@@ -224,15 +223,15 @@ def _load(folder: Path) -> Tokenizer:
 def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     """The union of three files: chat models name the end of a turn in one and the end of a text in another. Where none
     of them is what the template writes behind an answer, the first special token there too."""
-    ids: set[int] = set()
+    model, ids = ModelFolder(folder), set[int]()
     for name in ("generation_config.json", "config.json"):
-        named = _json(folder / name).get("eos_token_id")
+        named = model.settings(name).get("eos_token_id")
         ids.update(id for id in (named if isinstance(named, list) else [named]) if isinstance(id, int))
     # Some models say -1 for none.
     ids = {id for id in ids if id >= 0}
     if ids and max(ids) >= _MOST_TOKENS:
         raise InputError(f"{folder} names an eos_token_id that is no token: correct its config.json.")
-    token = _json(folder / "tokenizer_config.json").get("eos_token")
+    token = model.settings("tokenizer_config.json").get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
     id = tokenizer.token_to_id(token) if isinstance(token, str) else None
@@ -242,13 +241,3 @@ def _eos_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
         id for id in tokenizer.encode(written_behind_answers(folder), add_special_tokens=False).ids if id in special
     ]
     return frozenset(ids if ids.intersection(behind) else ids.union(behind[:1]))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is broken ({error}): download the model again.") from error
-    return content if isinstance(content, dict) else {}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 
 KvBits: TypeAlias = Literal[16, 8, 4]
 UNQUANTIZED: KvBits = 16
@@ -12,5 +12,5 @@ UNQUANTIZED: KvBits = 16
 
 def kv_fingerprint(folder: Path, bits: KvBits) -> str:
     """Of keys and values that fit together: the model's fingerprint, and the bits if they are quantized."""
-    model = model_fingerprint(folder)
+    model = ModelFolder(folder).fingerprint
     return model if bits == UNQUANTIZED else f"{model} in {bits} bits"

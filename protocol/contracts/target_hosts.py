@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.json_values import is_list, is_object
 
@@ -124,10 +125,7 @@ def read_hosts(path: Path) -> TargetHosts:
 
 def require_divisible(folder: Path, ranks: int) -> None:
     """Raises InputError if the model in `folder` can't be divided among so many ranks. Reads config.json alone."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}/config.json can't be read ({error}): choose a model's folder.") from error
+    config = ModelFolder(folder).config
     counts = {words: config.get(name) for name, words in _DIVIDED.items()}
     whole = {words: count for words, count in counts.items() if isinstance(count, int) and count > 0}
     for words, count in whole.items():

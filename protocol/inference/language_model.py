@@ -17,7 +17,7 @@ from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlx_lm.utils import dequantize_model
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
-from protocol.contracts.stated_context import stated_positions
+from protocol.contracts.model_folder import stated_positions
 from protocol.errors import InputError
 from protocol.inference.deviation import deviation
 from protocol.inference.device import compute, spare_compiler

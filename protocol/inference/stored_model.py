@@ -9,7 +9,7 @@ from mlx import nn
 from mlx_lm import utils
 
 from protocol.contracts.model_config import stated_bases, translated
-from protocol.contracts.weight_files import examined_weights
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.observed_modules import modules_of
 
@@ -23,7 +23,7 @@ def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
     Code in the folder is never run. Raises InputError for weight files that are not whole, and for a config.json that
     mlx-lm would misread; beside that, what mlx-lm raises.
     """
-    tensors = examined_weights(folder)
+    tensors = ModelFolder(folder).examined_tensors()
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
         found = _classes_of(config)

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Pipeline, Result, SamplingParams
-from orchestrator.api.settings import affordable
-from orchestrator.core.options import Options
 from orchestrator.runtime.session import Session
 from protocol.errors import InputError
 from protocol.kv.arena import Arena
@@ -176,16 +174,6 @@ def test_what_a_killed_orchestrator_leaves_is_gone_at_the_next_start():
         assert not set(left) & set(stale_segments())
         assert not [name for name in left if exists(name)]
         session.remove()
-
-
-@pytest.mark.parametrize(("free", "asked", "found"), [(100, 2048, 50), (100, 20, 20), (None, 2048, 2048)])
-def test_kv_takes_at_most_half_of_the_memory_that_can_be_shared(
-    free: int | None, asked: int, found: int, monkeypatch: pytest.MonkeyPatch
-):
-    free_bytes = None if free is None else free << 20
-    monkeypatch.setattr("orchestrator.api.settings.free_shared_memory", lambda: free_bytes)
-
-    assert affordable(Options(arena_memory=asked)).arena_memory == found
 
 
 def test_a_prefill_engine_without_shared_memory_is_refused_before_anything_starts():

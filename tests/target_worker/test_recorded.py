@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.recorded_network import KnownText
@@ -93,7 +93,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = LanguageModel.load(DEMO_TARGET)
     recorded = [RecordedText(prompt=each, temperature=0.0, seed=0, tokens=_GENERATED) for each in _PROMPTS]
     target = RecordedTarget(
-        model_fingerprint=model_fingerprint(DEMO_TARGET),
+        model_fingerprint=ModelFolder(DEMO_TARGET).fingerprint,
         vocabulary=model.vocabulary,
         context=model.context,
         texts=len(recorded),
@@ -111,7 +111,7 @@ def states(texts: Path) -> RecordedFeatures:
 
 
 def replaying(texts: Path, index: int, outputs: tuple[int, ...]) -> RecordedSequence:
-    recorded = RecordedTexts.read(texts, model_fingerprint(DEMO_TARGET))
+    recorded = RecordedTexts.read(texts, ModelFolder(DEMO_TARGET).fingerprint)
     model = RecordedModel(DEMO_TARGET, recorded, states(texts))
     model.record(outputs)
     sequence = model.sequence()

@@ -38,7 +38,7 @@ from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
 from protocol.contracts.coreml.conversion import Choices, WeightKind
 from protocol.contracts.drafters.description import CONVERTIBLE, Drafter
-from protocol.contracts.drafters.target_shape import target_shape
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
@@ -226,7 +226,7 @@ def convert_drafter(
         raise InputError(f"{source} holds {drafter.name}, which has no form for Core ML: use it as it is.")
     if target is None:
         raise InputError(f"{source} holds {drafter.name}, which reads its target's states: pass --target MODEL.")
-    shape = target_shape(target)
+    shape = ModelFolder(target).shape
     if misfit := drafter.misfit(shape):
         raise InputError(f"{source} does not fit the target {target}: {misfit}. Pass the drafter's own target.")
     features = target_features(target, FeatureForm(drafter.outputs(shape), drafter.width))
@@ -245,7 +245,7 @@ def convert_drafter(
 
 
 def _eagle3(source: Path, target: Path, features: TargetFeatures) -> _Source:
-    network = read_eagle3(source, target_shape(target).layers)
+    network = read_eagle3(source, ModelFolder(target).shape.layers)
     form = network.form
     if form.layers > 1:
         raise InputError(f"The drafter in {source} has {form.layers} layers: use it as it is, without Core ML.")

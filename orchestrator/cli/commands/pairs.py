@@ -27,6 +27,7 @@ from orchestrator.machine.pairs.expectations import fits, forecast, kept_tokens,
 from orchestrator.machine.pairs.profile_choice import ProfileChoice, profile_for
 from orchestrator.machine.pairs.recommended_pairs import Model, Pair, beside, pairs, published
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, calibration_file, load_profile
+from protocol.contracts.model_folder import ModelFolder
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 """The layer of an Ollama manifest that is a GGUF file."""
@@ -56,9 +57,9 @@ def _hugging_face() -> Iterator[LocalModel]:
         id = repository.name.removeprefix("models--").replace("--", "/", 1)
         for snapshot in _folders(repository / "snapshots", "*"):
             if complete(snapshot):
-                yield LocalModel("Hugging Face", id, id, _size(snapshot.glob("model*.safetensors")))
+                yield LocalModel("Hugging Face", id, id, ModelFolder(snapshot).size)
             for file in _large(gguf_files(snapshot)):
-                yield LocalModel("Hugging Face", f"{id}:{file.name}", f"{id}:{file.name}", _size([file]))
+                yield LocalModel("Hugging Face", f"{id}:{file.name}", f"{id}:{file.name}", file.stat().st_size)
 
 
 def _lm_studio() -> Iterator[LocalModel]:
@@ -66,9 +67,9 @@ def _lm_studio() -> Iterator[LocalModel]:
         for folder in _folders(root, "*/*"):
             name = f"{folder.parent.name}/{folder.name}"
             if complete(folder):
-                yield LocalModel("LM Studio", name, str(folder), _size(folder.glob("model*.safetensors")))
+                yield LocalModel("LM Studio", name, str(folder), ModelFolder(folder).size)
             for file in _large(gguf_files(folder)):
-                yield LocalModel("LM Studio", f"{name}/{file.name}", str(file), _size([file]))
+                yield LocalModel("LM Studio", f"{name}/{file.name}", str(file), file.stat().st_size)
 
 
 def _ollama() -> Iterator[LocalModel]:
@@ -80,7 +81,7 @@ def _ollama() -> Iterator[LocalModel]:
         for digest in _digests(manifest):
             blob = root / "blobs" / digest.replace(":", "-")
             for file in _large([blob]):
-                yield LocalModel("Ollama", name, str(file), _size([file]))
+                yield LocalModel("Ollama", name, str(file), file.stat().st_size)
 
 
 def _digests(manifest: Path) -> list[str]:
@@ -98,10 +99,6 @@ def _folders(parent: Path, pattern: str) -> list[Path]:
 
 def _large(files: list[Path]) -> list[Path]:
     return [file for file in files if file.is_file() and file.stat().st_size >= _LEAST_BYTES]
-
-
-def _size(files: Iterator[Path] | list[Path]) -> int:
-    return sum(file.stat().st_size for file in files)
 
 
 _GIB = 1 << 30

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import click
 
 from orchestrator.api.client import Client
-from orchestrator.api.memory_check import PipelineMemory
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.conversion_bar import ConversionBar
@@ -34,9 +33,10 @@ from orchestrator.core.model_table import ModelEntry, ModelName
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import GIB, usable
-from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.running_servers import announced, http_address
+from orchestrator.runtime.memory_plan import PipelineMemory
 from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.ineffective import Ineffective
 from protocol.messages.client import PipelineState
@@ -62,7 +62,7 @@ def serve_models(
 
     room = usable(memory_bytes(), gpu_working_set()) if memory_gib is None else int(memory_gib * GIB)
     if settings.embedding is not None:
-        room -= (size := weight_bytes(settings.embedding.folder))
+        room -= (size := ModelFolder(settings.embedding.folder).size)
         if room <= 0:
             raise InputError(
                 f"The embedding model alone takes {size / GIB:.1f} GiB of the {(room + size) / GIB:.1f} GiB for "

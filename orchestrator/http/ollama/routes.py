@@ -36,9 +36,9 @@ from orchestrator.http.prompts import ChatPrompts, PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.request_fields import read_fields
 from orchestrator.http.streaming import EventStream
-from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
+from protocol.contracts.model_folder import ModelFolder
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 
@@ -277,7 +277,7 @@ class CatalogueRoutes:
 
 
 def _card(model: CataloguedModel) -> dict[str, Any]:
-    size, changed = weight_bytes(model.folder), _changed(model.folder)
+    size, changed = ModelFolder(model.folder).size, _changed(model.folder)
     digest = hashlib.sha256(f"{model.folder.name} {size} {changed}".encode()).hexdigest()
     name = {"name": model.name, "model": model.name}
     return {**name, "modified_at": changed, "size": size, "digest": digest, "details": _kind(model.folder)}
@@ -293,7 +293,7 @@ def _running_card(model: CataloguedModel) -> dict[str, Any]:
 
 def _lm_studio_card(model: CataloguedModel) -> dict[str, Any]:
     kind = _kind(model.folder)
-    longest = model.context or _settings(model.folder).get("max_position_embeddings")
+    longest = model.context or ModelFolder(model.folder).settings("config.json").get("max_position_embeddings")
     uses_tools = not model.embeds and "tools" in _capabilities(model.folder)
     return {
         "id": model.name,
@@ -311,7 +311,7 @@ def _lm_studio_card(model: CataloguedModel) -> dict[str, Any]:
 
 
 def _details(model: CataloguedModel) -> dict[str, Any]:
-    settings = _settings(model.folder)
+    settings = ModelFolder(model.folder).settings("config.json")
     family = str(settings.get("model_type", ""))
     context = model.context or settings.get("max_position_embeddings")
     known = {"general.architecture": family, f"{family}.context_length": context}
@@ -334,7 +334,7 @@ def _capabilities(folder: Path) -> tuple[str, ...]:
 
 
 def _kind(folder: Path) -> dict[str, Any]:
-    settings = _settings(folder)
+    settings = ModelFolder(folder).settings("config.json")
     family, quantization = str(settings.get("model_type", "")), settings.get("quantization")
     bits = quantization.get("bits") if isinstance(quantization, dict) else None
     number_format = str(settings.get("torch_dtype") or settings.get("dtype") or "")
@@ -346,13 +346,6 @@ def _kind(folder: Path) -> dict[str, Any]:
         "parameter_size": "",
         "quantization_level": f"{bits}-bit" if bits else number_format,
     }
-
-
-def _settings(folder: Path) -> Mapping[str, Any]:
-    try:
-        return msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 def _changed(folder: Path) -> str:

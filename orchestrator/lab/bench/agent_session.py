@@ -27,7 +27,7 @@ from orchestrator.machine.memory.budget import GIB, TARGET, MemorySettings, Mode
 from orchestrator.machine.memory.kv_form import attention_heads, kv_form
 from orchestrator.machine.memory.kv_plan import CONVERSATION, kv_plan
 from protocol.common_prefix import common_prefix
-from protocol.contracts.stated_context import stated_positions
+from protocol.contracts.model_folder import stated_positions
 from protocol.errors import InputError
 from protocol.paths import PREFIXES_VARIABLE, SEGMENTS_VARIABLE, SHARED_MEMORY, cache_folder, segments_folder
 
@@ -39,7 +39,6 @@ RESTART = "after a restart"
 _ANSWER = 8
 _MACS = {18: 12.7, 24: 17.8, 32: 24.0, 48: 36.0, 64: 48.0}
 """What macOS recommends for the GPU, GiB, by GB of memory."""
-_UNASKED = MemorySettings(context=2048, requests=1)
 _STATES = 2
 _WORDS = range(5, 400)
 """Token ids."""
@@ -174,7 +173,7 @@ def kept_tokens(shape: str, gb: int) -> int:
         on_processor=False,
         processes=2,
     )
-    return kv_plan(needs, _UNASKED, int(_MACS[gb] * GIB), concurrent=16).tokens
+    return kv_plan(needs, MemorySettings(), int(_MACS[gb] * GIB), concurrent=16).tokens
 
 
 def kv_bytes(shape: str, tokens: int) -> int:

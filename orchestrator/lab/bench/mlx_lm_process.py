@@ -19,7 +19,7 @@ from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import dequantize_model
 
 from orchestrator.lab.bench.mlx_lm import BatchJob, BatchJobResult, Job, JobResult, Setup
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
 from protocol.inference.device import spare_compiler
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
@@ -127,7 +127,7 @@ def main() -> int:
         paces = setup.target_pace, setup.draft_pace
     draft = _loaded(setup.draft) if setup.draft else None
     if setup.texts:
-        texts = RecordedTexts.read(Path(setup.texts), model_fingerprint(Path(setup.target)))
+        texts = RecordedTexts.read(Path(setup.texts), ModelFolder(Path(setup.target)).fingerprint)
         networks = Networks(None, draft, paces, texts)
     else:
         networks = Networks(_loaded(setup.target), draft, paces)

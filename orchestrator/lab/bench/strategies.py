@@ -35,7 +35,7 @@ from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from protocol.contracts.engines import NO_DRAFT
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from protocol.own_modules import module_command
@@ -438,7 +438,7 @@ def recorded(plan: BenchPlan, requests: Sequence[BenchRequest], on_text: Callabl
     InputError for a recording that does not fit, PipelineError if the target fails.
     """
     target = plan.models().target
-    fingerprint, tasks = model_fingerprint(target), distinct_tasks(plan, requests)
+    fingerprint, tasks = ModelFolder(target).fingerprint, distinct_tasks(plan, requests)
     folder = cache_folder() / "recorded-texts" / _name(fingerprint, tasks)
     path = made_once(folder, lambda unfinished: _record(target, fingerprint, tasks, on_text).write(unfinished / _FILE))
     RecordedTexts.read(path / _FILE, fingerprint)

@@ -32,12 +32,12 @@ from orchestrator.lab.bench.plan import CHAINS, BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.machine.hardware import gpu_working_set, usable_cores
-from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
 from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.engines import AUTO, DraftEngineName
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
 from protocol.messages.base import Verification
@@ -158,8 +158,8 @@ def bench_lines(
     its continuation. `recorded`: file of the target's texts, which every contender replays.
     """
     models = plan.models()
-    target = 0 if recorded is not None else weight_bytes(models.target)
-    draft = weight_bytes(models.draft)
+    target = 0 if recorded is not None else ModelFolder(models.target).size
+    draft = ModelFolder(models.draft).size
     profile = None if plan.pace is None else load_profile(plan.pace)
     hosts = None if plan.replays else _local_hosts(plan.target_hosts, models.target)
     return [

@@ -23,7 +23,6 @@ from orchestrator.lab.findings import Column, Findings, Table, Value
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import measured_pair
-from orchestrator.machine.pairs.expectations import weights_in
 from orchestrator.machine.profiles.device_profiles import (
     ContextCost,
     DeviceProfile,
@@ -35,6 +34,7 @@ from orchestrator.machine.profiles.device_profiles import (
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.engines import DraftEngineName, draft_model
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.messages.plans import BestFirst
@@ -297,7 +297,7 @@ def calibrate(
     apart, beside, factor = _measured(folders, engine, cores, samples, notice)
     notice("draft on the target's device")
     shared = _on_target_device(folders, cores, samples, notice)
-    target_size, draft_size = (weights_in(Path(folder), bool(cores)) for folder in folders)
+    target_size, draft_size = (ModelFolder(Path(folder)).loaded_bytes(bool(cores)) for folder in folders)
     source = f"measured on {machine_facts.chip()}, {date}"
     return DeviceProfile(
         name="this-machine",

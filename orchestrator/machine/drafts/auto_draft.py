@@ -19,7 +19,7 @@ from protocol.contracts.coreml.neural_engine import (
     recorded,
 )
 from protocol.contracts.engines import DraftEngineName, draft_model
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.shown_names import model_name
 
 
@@ -46,7 +46,7 @@ class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ) -> Self:
         """Raises InputError if a model's folder can't be read."""
         key = conversion_of(checkpoint, target if _is_trained(engine) else None).name
-        place = ExaminedSystem(system_build(), chip(), key, model_fingerprint(target))
+        place = ExaminedSystem(system_build(), chip(), key, ModelFolder(target).fingerprint)
         return cls(checkpoint=str(checkpoint), engine=engine, target=str(target), place=place, runtime=runtime)
 
     @property

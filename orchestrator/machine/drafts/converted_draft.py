@@ -25,7 +25,7 @@ from protocol.contracts.coreml.conversion import (
     Progress,
 )
 from protocol.contracts.drafters.detection import is_drafter
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 from protocol.shown_names import model_name
@@ -65,7 +65,7 @@ def conversion_of(source: Path, target: Path | None = None) -> Path:
     """The folder in this user's cache where a conversion of the model in `source` is kept, once it is made. `target`:
     of a trained drafter, whose package has the target's embedding and head."""
     version = importlib.metadata.version("launch-pipeline")
-    models = [model_fingerprint(folder) for folder in (source, target) if folder is not None]
+    models = [ModelFolder(folder).fingerprint for folder in (source, target) if folder is not None]
     key = sha256(" ".join([str(FORMAT), version, *models]).encode()).hexdigest()[:32]
     return cache_folder() / "converted" / f"{model_name(source)}-{key}"
 

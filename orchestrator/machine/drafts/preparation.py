@@ -18,11 +18,11 @@ from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
 from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, installed_version, memory_bytes
 from orchestrator.machine.memory.budget import size, usable
-from orchestrator.machine.memory.weights import loaded_weights
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.contracts.coreml.conversion import Progress
 from protocol.contracts.coreml.neural_engine import record, recorded
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
 from protocol.report_output import claim_output
 from protocol.worker.process import die_with_parent
@@ -81,7 +81,7 @@ def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined
         )
     target = Path(auto.target) if auto.is_trained else None
     if target is not None and not auto.package.is_dir():
-        weights = loaded_weights(target, computes_on_processor())
+        weights = ModelFolder(target).loaded_bytes(computes_on_processor())
         if short := _shortage(needed, weights, "Reading the target's states for its conversion"):
             return short
     try:

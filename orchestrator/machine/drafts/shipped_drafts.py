@@ -11,7 +11,7 @@ from orchestrator.machine.downloads.default_target import default_target, is_def
 from orchestrator.machine.models.checkpoints import demo_model, worker_folder
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.head_tokens import HEAD_TOKENS
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder
@@ -90,8 +90,7 @@ def join(packed: Path, target: Path, folder: Path) -> None:
     # It imports numpy, which a start that finds the folder need not wait for.
     from safetensors.numpy import save
 
-    theirs = json.loads((target / CONFIG).read_text())
-    config = json.loads((packed / CONFIG).read_text())
+    theirs, config = ModelFolder(target).config, ModelFolder(packed).config
     if any(config[name] != theirs[name] for name in _SAME):
         raise InputError(f"The draft in {packed} was trained for another target than {target}: pass its own target.")
     embedding = _arrays(target / "model.safetensors", EMBEDDING)
@@ -106,7 +105,7 @@ def join(packed: Path, target: Path, folder: Path) -> None:
 
 
 def _key(packed: Path, target: Path) -> str:
-    digest = sha256(f"{_FORMAT} {model_fingerprint(packed)} {model_fingerprint(target)}".encode())
+    digest = sha256(f"{_FORMAT} {ModelFolder(packed).fingerprint} {ModelFolder(target).fingerprint}".encode())
     digest.update((target / "tokenizer.json").read_bytes())
     return digest.hexdigest()[:12]
 

@@ -10,12 +10,11 @@ from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.drafts.converted_draft import is_converted
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress
-from protocol.contracts.drafters.checkpoint import config_in
 from protocol.contracts.drafters.description import Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
 from protocol.contracts.drafters.early_exit import MODEL_TYPE
-from protocol.contracts.drafters.target_shape import stated_shape, target_shape
 from protocol.contracts.engines import AUTO, DraftEngineName, draft_model
+from protocol.contracts.model_folder import ModelFolder, stated_shape
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 
@@ -55,7 +54,7 @@ def trained_draft(
     if drafter is None:
         return None
     beside = _target_of(str(folder), target, on_progress)
-    misfit = drafter.misfit(target_shape(beside))
+    misfit = drafter.misfit(ModelFolder(beside).shape)
     if misfit:
         raise InputError(
             f"The draft {folder} does not fit the target {beside}: {misfit}. Choose a drafter that was trained for "
@@ -76,7 +75,7 @@ def exit_layers(name: str, target: Path) -> int:
     assert match is not None
     if match[1] is not None:
         return int(match[1])
-    return _recommended_exit(target) or max(1, target_shape(target).layers // _EXIT_SHARE)
+    return _recommended_exit(target) or max(1, ModelFolder(target).shape.layers // _EXIT_SHARE)
 
 
 def exit_folder(layers: int) -> Path:
@@ -91,10 +90,7 @@ def _write_exit(layers: int, folder: Path) -> None:
 
 def _recommended_exit(target: Path) -> int | None:
     """transformers' generation_config.json names the layer of a target that was trained for early exit."""
-    try:
-        layers = json.loads((target / "generation_config.json").read_bytes()).get("assistant_early_exit")
-    except (OSError, ValueError, AttributeError):
-        return None
+    layers = ModelFolder(target).settings("generation_config.json").get("assistant_early_exit")
     return layers if type(layers) is int and layers > 0 else None
 
 
@@ -119,7 +115,7 @@ def _read(folder: Path, engine: DraftEngineName, target: str | None, on_progress
 
 def _own_head(folder: Path, target: Path) -> Drafter | None:
     """The MTP head of a checkpoint that has the target's shape. A smaller model of the family drafts as a model."""
-    same = [stated_shape(config_in(each)) for each in (folder, target)]
+    same = [stated_shape(ModelFolder(each).config) for each in (folder, target)]
     return read_drafter(folder, with_own_head=True) if same[0] == same[1] and has_own_head(folder) else None
 
 

@@ -75,9 +75,9 @@ class PackageNeed(NamedTuple):
 class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the user can choose of a pipeline's memory."""
 
-    context: int
+    context: int = UNASKED_CONTEXT
     """Most tokens of a request."""
-    requests: int
+    requests: int = 1
     """Decoded at the same time."""
     kv_bits: KvBits = UNQUANTIZED
     arenas: int = 0

@@ -10,17 +10,17 @@ from orchestrator.machine.gguf.split_files import part_names
 from orchestrator.machine.network import reachable
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
-from protocol.contracts.weight_files import require_complete
+from protocol.contracts.model_folder import WEIGHTS, ModelFolder
 from protocol.errors import InputError
 from protocol.messages.base import Role
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _HUB_FILE = re.compile(rf"{_HUB_ID.pattern}:[\w.-]{{1,200}}\.gguf")
 """A file of a Hugging Face id; `:` can't be in either name."""
-_WANTED = ["*.json", "model*.safetensors", "tokenizer*", "*.jinja"]
+_WANTED = ["*.json", WEIGHTS, "tokenizer*", "*.jinja"]
 _UNWANTED = ["*.py", "*/*"]
 """Code is never fetched; subfolders hold other formats of the same weights."""
-_COMPLETE = "a complete model has config.json, tokenizer.json and model*.safetensors"
+_COMPLETE = f"a complete model has config.json, tokenizer.json and {WEIGHTS}"
 
 
 def resolve(name: str | None, role: Role, on_progress: OnProgress = silent) -> Path:
@@ -108,11 +108,6 @@ def complete(folder: Path) -> bool:
     return (folder / "tokenizer.json").is_file()
 
 
-def weight_bytes(folder: Path) -> int:
-    """Size of the weights in a model's folder."""
-    return sum(file.stat().st_size for file in folder.glob("model*.safetensors") if file.is_file())
-
-
 def gguf_files(folder: Path) -> list[Path]:
     """GGUF files of language models, of split ones the first part; `mmproj` files hold the part of a model that reads
     images."""
@@ -176,9 +171,10 @@ def _checked(folder: Path) -> Path:
         if read_drafter(folder) is not None:
             return folder
         raise InputError(f"{folder} has no tokenizer.json: {_COMPLETE}; pass such a folder.")
-    if not any(folder.glob("model*.safetensors")):
-        raise InputError(f"{folder} has no model*.safetensors: {_COMPLETE}; convert it with `mlx_lm.convert`.")
-    require_complete(folder)
+    model = ModelFolder(folder)
+    if not model.files:
+        raise InputError(f"{folder} has no {WEIGHTS}: {_COMPLETE}; convert it with `mlx_lm.convert`.")
+    model.require_complete()
     return folder
 
 

@@ -1,11 +1,9 @@
 """What a recommended pair takes of this machine's memory, and how fast it would be. Prints nothing."""
 
-import json
 import math
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,10 +12,11 @@ from orchestrator.core.options import Options
 from orchestrator.machine.memory import budget
 from orchestrator.machine.memory.kv_form import KvSizes, kv_form
 from orchestrator.machine.memory.kv_plan import kv_plan
-from orchestrator.machine.models.checkpoints import cached, weight_bytes
-from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS, Model, Pair
+from orchestrator.machine.models.checkpoints import cached
+from orchestrator.machine.pairs.recommended_pairs import Model, Pair
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, DeviceTimes
 from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 
 _FP16_BYTES = 2
@@ -94,14 +93,13 @@ def kept_tokens(pair: Pair, on_processor: bool, available: int) -> int | None:
         context=_LONG_CONTEXT,
         on_processor=on_processor,
     )
-    unasked = budget.MemorySettings(context=budget.UNASKED_CONTEXT, requests=1)
-    return kv_plan(needs, unasked, available, concurrent=Options().concurrent).tokens or None
+    return kv_plan(needs, budget.MemorySettings(), available, concurrent=Options().concurrent).tokens or None
 
 
 def _kv_form(model: Model) -> KvSizes | None:
     folder = cached(model.id)
     if folder is not None:
-        return kv_form(json.loads((folder / "config.json").read_bytes()))
+        return kv_form(ModelFolder(folder).config)
     return KvSizes(*model.kv) if model.kv else None
 
 
@@ -156,21 +154,6 @@ def in_proportion(measured: DeviceTimes, read: float) -> float | None:
     factor = read / measured.weights
     slow = 1000 * factor * measured.pace().forward(1) > _MAX_MILLISECONDS
     return None if slow or not 1 / _MAX_RATIO <= factor <= _MAX_RATIO else factor
-
-
-def weights_in(folder: Path, on_processor: bool) -> int:
-    """Bytes that a forward of the model in `folder` reads, by the size of its files."""
-    size = weight_bytes(folder)
-    if not on_processor:
-        return size
-    config = json.loads((folder / "config.json").read_bytes())
-    quantization = config.get("quantization")
-    if isinstance(quantization, dict):
-        # A scale and a bias of 16 bits for each group.
-        bits = quantization["bits"] + 32 / quantization.get("group_size", 64)
-    else:
-        bits = 32 if config.get("torch_dtype", config.get("dtype")) == "float32" else 16
-    return round(size * PROCESSOR_BITS / bits)
 
 
 def _between(values: Any, axes: Sequence[Sequence[float]], point: Sequence[float]) -> float:

@@ -21,13 +21,13 @@ from orchestrator.machine.models.levels import MEANINGS
 from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.runtime.memory_needed import kept_alone
+from orchestrator.runtime.memory_plan import kept_alone
 from protocol.contracts.coreml.examination import RuntimeName
 from protocol.contracts.coreml.neural_engine import record
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
-from protocol.contracts.drafters.target_shape import TargetShape, target_shape
 from protocol.contracts.engines import AUTO
+from protocol.contracts.model_folder import ModelFolder, TargetShape
 from protocol.contracts.model_report import Loaded, ModelRefusal, ModelReport
 from protocol.errors import InputError
 from protocol.messages.base import Role
@@ -104,7 +104,7 @@ def draft_finding(name: str, target: str | None = None, on_progress: OnProgress 
         if target is not None:
             choice = draft_choice(AUTO, name, on_progress, target)
             assert choice.folder is not None
-            shape = target_shape(choice.target) if choice.target is not None else None
+            shape = ModelFolder(choice.target).shape if choice.target is not None else None
             finding = _described(choice.folder, shape, own_head=choice.engine == "mtp")
             if choice.target is None or is_converted(choice.folder) or not complete(choice.target):
                 return finding

@@ -15,14 +15,14 @@ from typing import Literal, TypeAlias
 
 from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.memory.weights import loaded_drafter
-from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
+from orchestrator.runtime.memory_plan import loaded_drafter
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup, machines, model_folders, trained_drafter
 from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.contracts.kv_bits import UNQUANTIZED
+from protocol.contracts.model_folder import ModelFolder
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
@@ -36,7 +36,7 @@ def gpu_shares(weights: Mapping[Role, int]) -> dict[Role, float]:
 
 def weights_on_gpu(setup: OrchestratorSetup) -> dict[Role, int]:
     """Bytes of the weights that MLX would hold for each local worker; no entry for a worker without any."""
-    found: dict[Role, int] = {role: weight_bytes(folder) for role, folder in model_folders(setup).items()}
+    found: dict[Role, int] = {role: ModelFolder(folder).size for role, folder in model_folders(setup).items()}
     if drafter := trained_drafter(setup):
         found["draft"] = loaded_drafter(drafter, Path(setup.target), on_processor=False)
     if "target" in found:

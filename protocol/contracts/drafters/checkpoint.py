@@ -1,12 +1,11 @@
 """A drafter's config.json and tensor headers, read with checks: what is missing or absurd gets a sentence."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
 from protocol.contracts.head_tokens import stored_head_tokens
-from protocol.contracts.safetensors_headers import Tensor, tensors_in
+from protocol.contracts.model_folder import ModelFolder, Tensor
 from protocol.errors import InputError
 from protocol.json_values import is_list, is_object
 
@@ -28,7 +27,7 @@ class DrafterCheckpoint:
     @classmethod
     def read(cls, folder: Path, name: str, config: dict[str, Any]) -> Self:
         """Raises InputError for damaged weights."""
-        return cls(folder, name, config, tensors_in(folder))
+        return cls(folder, name, config, ModelFolder(folder, "*.safetensors").tensors)
 
     def without_prefix(self, prefix: str) -> "DrafterCheckpoint":
         """The same with tensors named without it."""
@@ -126,19 +125,3 @@ class DrafterCheckpoint:
         if type(bits) is not int or not 1 <= bits <= 32:
             raise self.wrong(f"its tensor {name} is quantised, and its config.json does not say how")
         return (*tensor.shape[:-1], tensor.shape[-1] * 32 // bits)
-
-
-def config_in(folder: Path) -> dict[str, Any]:
-    """The content of the folder's config.json. Raises InputError if it is missing or damaged."""
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise InputError(f"{folder} has no config.json: pass the folder of a complete model or drafter.") from error
-    except OSError as error:
-        raise InputError(f"{file} can't be read ({error.strerror}): check its permissions.") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is no JSON: download it again.") from error
-    if not is_object(config):
-        raise InputError(f"{file} is no JSON object: download it again.")
-    return config

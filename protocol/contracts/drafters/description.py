@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from protocol.contracts.drafters.target_shape import TargetShape
+from protocol.contracts.model_folder import TargetShape
 
 DrafterKind: TypeAlias = Literal["eagle3", "peagle", "mtp", "dspark", "dflash", "dflash2", "exit"]
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from protocol.contracts.drafters.block import SPECULATORS, block, block_kind, is_block, options
-from protocol.contracts.drafters.checkpoint import DrafterCheckpoint, config_in
+from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
 from protocol.contracts.drafters.description import NAMES, Drafter, DrafterKind
 from protocol.contracts.drafters.eagle3 import eagle3
 from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
 from protocol.contracts.drafters.early_exit import early_exit
 from protocol.contracts.drafters.mtp import has_mtp, mtp, stands_alone, states_mtp, unknown
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.json_values import is_list
 
@@ -42,7 +43,7 @@ def read_drafter(folder: Path, *, with_own_head: bool = False) -> Drafter | None
     `with_own_head`: of a language model whose checkpoint has an MTP head, that head. Raises InputError for a folder
     that can't be read, for a drafter that is damaged, and for one of a kind that is not served.
     """
-    config = config_in(folder)
+    config = ModelFolder(folder).config
     kind = _stated_kind(folder, config)
     if kind is not None:
         found = DrafterCheckpoint.read(folder, NAMES[kind], config)
@@ -62,14 +63,14 @@ def has_own_head(folder: Path) -> bool:
 
     Raises InputError for a folder that can't be read.
     """
-    config = config_in(folder)
+    config = ModelFolder(folder).config
     return states_mtp(config) and not unknown(config) and has_mtp(DrafterCheckpoint.read(folder, NAMES["mtp"], config))
 
 
 def is_drafter(folder: Path) -> bool:
     """Whether the folder's config.json says that it is no language model by itself. Never raises."""
     try:
-        config = config_in(folder)
+        config = ModelFolder(folder).config
         return _stated_kind(folder, config) is not None or read_drafter(folder) is not None
     except InputError:
         return False

@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 from draft_worker.drafters.block_checkpoint import read_block, write_block
 from draft_worker.drafters.token_ends import target_ends
 from protocol.contracts.drafters.detection import read_drafter
-from protocol.contracts.drafters.target_shape import target_shape
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from tests.support.models.trained_drafters import (
     BLOCK_KINDS,
@@ -106,7 +106,7 @@ def test_speculators_packaging_holds_the_same_drafter(
     told = read_drafter(folder)
     assert told is not None
     assert (told.kind, told.format, told.block) == (found.kind, "speculators", found.network.form.rows)
-    assert told.outputs(target_shape(target)) == found.network.form.outputs
+    assert told.outputs(ModelFolder(target).shape) == found.network.form.outputs
 
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}

@@ -209,20 +209,6 @@ def test_an_unwritable_temporary_folder_is_a_failure(monkeypatch: pytest.MonkeyP
     assert doctor.temporary_folder().status == "fail"
 
 
-@pytest.mark.parametrize("keep", [0, 7, 8, 100, -1, None])
-def test_weights_cut_short_are_not_whole(tmp_path: Path, keep: int | None):
-    (tmp_path / "cut").write_bytes(DEMO.read_bytes()[:keep])
-
-    assert doctor.weights_are_whole(tmp_path / "cut") == (keep is None)
-
-
-@pytest.mark.parametrize("header", [b"[]", b"{}", b'{"a": 1}', b'{"a": {"data_offsets": []}}', b"\xff\xff"])
-def test_a_broken_header_is_not_whole(tmp_path: Path, header: bytes):
-    (tmp_path / "broken").write_bytes(len(header).to_bytes(8, "little") + header)
-
-    assert not doctor.weights_are_whole(tmp_path / "broken")
-
-
 # Where draft and target begin --------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.prompts import BenchPrompt
 from orchestrator.lab.bench.strategies import distinct_tasks, recorded
 from orchestrator.lab.bench.trials import requests_of
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTexts
@@ -67,7 +67,7 @@ def test_texts_are_recorded_once_and_kept_by_target_and_requests():
 
     assert first == again != longer
     assert len(made) == 2 * len(distinct_tasks(_plan(), _requests()))
-    texts = RecordedTexts.read(first, model_fingerprint(DEMO_TARGET)).texts
+    texts = RecordedTexts.read(first, ModelFolder(DEMO_TARGET).fingerprint).texts
     assert {len(text.tokens) for text in texts} == {6}
 
 

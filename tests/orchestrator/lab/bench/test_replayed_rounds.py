@@ -15,7 +15,7 @@ from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker
 from orchestrator.lab.simulate.workers import VirtualWorker
 from orchestrator.text.tokenizer import TextCodec
-from protocol.contracts.model_fingerprint import model_fingerprint
+from protocol.contracts.model_folder import ModelFolder
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello
@@ -83,7 +83,7 @@ def _recorded(temperature: float) -> RecordedTexts:
 
 def _header(texts: int) -> RecordedTarget:
     target, _ = _models()
-    fingerprint = model_fingerprint(DEMO_TARGET)
+    fingerprint = ModelFolder(DEMO_TARGET).fingerprint
     return RecordedTarget(
         model_fingerprint=fingerprint, vocabulary=target.vocabulary, context=target.context, texts=texts
     )

@@ -14,8 +14,8 @@ from orchestrator.lab.bench.measurement import BenchRequest
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.trials import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
 from orchestrator.machine.drafts.converted_draft import conversion_of
-from orchestrator.machine.models.checkpoints import weight_bytes
 from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
+from protocol.contracts.model_folder import ModelFolder
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 
 _GIB = 1 << 30
@@ -98,7 +98,7 @@ def test_every_generation_is_measured_however_little_fits(
 
 
 def test_a_line_counts_the_models_that_it_loads():
-    target, draft = weight_bytes(DEMO_TARGET), weight_bytes(DEMO_DRAFT)
+    target, draft = ModelFolder(DEMO_TARGET).size, ModelFolder(DEMO_DRAFT).size
 
     lines = bench_lines(plan("ar,adaptive,prompt-lookup"), 1, lambda _: None, lambda *_: None)
 
@@ -119,4 +119,4 @@ def test_a_draft_in_core_ml_takes_memory_for_each_of_its_functions(tmp_path: Pat
 
     lines = bench_lines(replace(plan("adaptive"), core_ml_draft=True), 1, lambda _: None, lambda *_: None)
 
-    assert weight_bytes(DEMO_TARGET) + 3 * 1000 + 70 in [line.weights for line in lines]
+    assert ModelFolder(DEMO_TARGET).size + 3 * 1000 + 70 in [line.weights for line in lines]

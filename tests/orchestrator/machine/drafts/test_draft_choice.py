@@ -16,14 +16,15 @@ from orchestrator.machine.drafts.converted_draft import conversion_of, converted
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for, first_engine, measured_pair
 from orchestrator.machine.drafts.preparation import Declined, Prepared, prepare
 from orchestrator.machine.memory.budget import GIB
-from orchestrator.machine.memory.weights import loaded_drafter
-from orchestrator.machine.models.checkpoints import resolve, weight_bytes
+from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.progress import silent
+from orchestrator.runtime.memory_plan import loaded_drafter
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.contracts.coreml.neural_engine import EngineRates, EngineVerdict, record
 from protocol.contracts.drafters.description import ENGINES
 from protocol.contracts.engines import AUTO
+from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from tests.support.models.drafter_files import FORMATS, LAYERS, VOCABULARY, WIDTH, layer, write
 from tests.support.models.tokenizer_files import with_other_tokenizer
@@ -205,7 +206,8 @@ def test_core_ml_is_tried_where_it_fits_beside_all_that_the_pipeline_needs(
 
 
 def test_a_drafter_is_not_converted_where_its_target_does_not_fit_a_second_time(monkeypatch: pytest.MonkeyPatch):
-    facts = {"installed_version": "9", "loaded_weights": 2 * GIB, "memory_bytes": 16 * GIB, "gpu_working_set": 6 * GIB}
+    facts = {"installed_version": "9", "memory_bytes": 16 * GIB, "gpu_working_set": 6 * GIB}
+    monkeypatch.setattr(preparation.ModelFolder, "loaded_bytes", lambda *_: 2 * GIB)
     for name, fact in facts.items():
         monkeypatch.setattr(preparation, name, lambda *_, fact=fact: fact)
     auto: Any = SimpleNamespace(checkpoint="draft", is_trained=True, target="target", package=Path("nowhere"))
@@ -372,14 +374,15 @@ def test_an_exit_takes_the_memory_of_its_layers(tmp_path: Path):
     ]
 
     assert sizes[1] - sizes[0] == sizes[2] - sizes[1] > 0
-    assert sizes[2] < weight_bytes(DEMO_TARGET)
+    assert sizes[2] < ModelFolder(DEMO_TARGET).size
 
 
 def test_a_drafter_takes_its_own_memory_and_that_of_the_target_s_embedding_and_head(tmp_path: Path, target: Path):
     folder = write(tmp_path / "drafter", FORMATS["dflash"]())
     shared = 2 * 2 * VOCABULARY * WIDTH
 
-    assert loaded_drafter(folder, target, on_processor=False) == pytest.approx(weight_bytes(folder) + shared, abs=8192)
+    held = ModelFolder(folder).size + shared
+    assert loaded_drafter(folder, target, on_processor=False) == pytest.approx(held, abs=8192)
     head = 2 * (2 * WIDTH * WIDTH + 3 * WIDTH + sum(a * (b or 1) for a, b in _sizes()))
     assert loaded_drafter(target, target, on_processor=False) == head + shared
 

@@ -24,7 +24,7 @@ from orchestrator.lab.simulate.prediction.pair_plan import guess, plan_pair
 from orchestrator.lab.simulate.prediction.plan import Scenario, plain
 from orchestrator.lab.simulate.prediction.plan import simulated as predicted
 from orchestrator.machine.memory.kv_form import kv_form
-from orchestrator.machine.pairs.expectations import fits, forecast, gains, kept_tokens, memory, tokenizers, weights_in
+from orchestrator.machine.pairs.expectations import fits, forecast, gains, kept_tokens, memory, tokenizers
 from orchestrator.machine.pairs.profile_choice import profile_for
 from orchestrator.machine.pairs.recommended_pairs import Chains, beside, pairs, published
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile, parse_profile
@@ -238,17 +238,6 @@ def test_a_calibration_keeps_what_weights_it_was_measured_with():
     profile = measured(1, 1)
 
     assert parse_profile(to_toml(profile), "written") == profile
-
-
-def test_weights_are_counted_as_they_are_read(tmp_path: Path):
-    demo = ROOT / "target_worker" / "demo_model"
-    size = (demo / "model.safetensors").stat().st_size
-    assert weights_in(demo, on_processor=False) == size
-    assert weights_in(demo, on_processor=True) == 2 * size
-
-    (tmp_path / "model.safetensors").write_bytes(bytes(900))
-    (tmp_path / "config.json").write_text('{"quantization": {"bits": 4, "group_size": 64}}')
-    assert weights_in(tmp_path, on_processor=True) == 6400
 
 
 def listed(monkeypatch: pytest.MonkeyPatch, folder: Path, calibration: Path, gib: int = 6) -> dict:

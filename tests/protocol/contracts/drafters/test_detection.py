@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.contracts.drafters.checkpoint import config_in
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
-from protocol.contracts.drafters.target_shape import TargetShape, target_shape
 from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import ModelFolder, TargetShape
 from protocol.errors import InputError
 from tests.support.models.drafter_files import DRAFTED, FORMATS, LAYERS, RANK, VOCABULARY, WIDTH, Format, write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
@@ -170,22 +169,6 @@ def test_an_exit_lies_below_the_last_layer(tmp_path: Path):
     assert "choose 1 to 2" in exit_.misfit(TARGET._replace(layers=3))
 
 
-def test_the_shape_of_a_target_is_read_from_its_config(tmp_path: Path):
-    (tmp_path / "config.json").write_text(
-        '{"text_config": {"hidden_size": 8, "num_hidden_layers": 3}, "vocab_size": 9}'
-    )
-
-    assert target_shape(tmp_path) == (3, 8, 9)
-    assert target_shape(DEMO_TARGET) == (6, 256, 4096)
-
-
-def test_a_target_that_states_no_shape_gets_a_sentence(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"hidden_size": true, "vocab_size": 9}')
-
-    with pytest.raises(InputError, match="states no layers, width or vocabulary"):
-        target_shape(tmp_path)
-
-
 def changed(**changes: Any) -> Callable[[Format], Format]:
     return lambda given: (given[0] | changes, given[1])
 
@@ -293,8 +276,8 @@ def test_weights_that_can_run_code_are_not_opened(tmp_path: Path):
 def test_a_config_that_is_none_gets_a_sentence(tmp_path: Path, content: bytes):
     (tmp_path / "config.json").write_bytes(content)
 
-    with pytest.raises(InputError, match="download it again"):
-        config_in(tmp_path)
+    with pytest.raises(InputError, match="download the model again"):
+        _ = ModelFolder(tmp_path).config
     assert not is_drafter(tmp_path)
 
 
