@@ -10,10 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.chat_request import ChatRequest, question
 from orchestrator.http.embeddings.routes import json_response
 from orchestrator.http.errors import ApiError
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.openai.chat_request import ChatRequest, question
+from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.request_bodies import converted, decoded, read_body
 from protocol.messages.base import Token
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.result import Result
-from orchestrator.http.answer_content import AnswerContent, chat_call, usage
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
 from orchestrator.http.openai.answer import finish_reason
+from orchestrator.http.openai.answer_content import AnswerContent, chat_call, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 _SIGNATURE = "unsigned"

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.history import Note
+from orchestrator.http.openai.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
+from orchestrator.http.openai.history import Note
 from protocol.messages.base import MAX_FUNCTIONS
 
 Block = Mapping[str, Any]

@@ -7,14 +7,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.access.middleware import MESSAGES
-from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
-from orchestrator.http.chat_request import ChatRequest
-from orchestrator.http.model_server import ModelServer
-from orchestrator.http.prompts import RenderedChat
+from orchestrator.http.openai.answer_content import AnswerContent
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.prompts import RenderedChat
+from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import read_body
-from orchestrator.http.request_fields import read_fields
 
 Q = TypeVar("Q", bound=CountTokensRequest)
 

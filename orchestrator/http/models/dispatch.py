@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from orchestrator.core.model_table import ModelName, Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import frame
+from orchestrator.http.model_table import ModelName, Seconds
 from orchestrator.http.models.host import Lease, LoadedModel, ModelHost, WaitingProgress
 from orchestrator.http.ollama.answer import MEDIA_TYPE, empty_line, line
 from orchestrator.http.request_bodies import decoded, read_content

@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.core.model_table import ModelName, ModelPhase, Seconds
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.model_table import ModelName, ModelPhase, Seconds
 from orchestrator.http.models.dispatch import (
     ChunkForm,
     Dispatch,
@@ -24,6 +23,7 @@ from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.ollama.answer import empty_line
 from orchestrator.http.ollama.request import keep_seconds, own_name
 from orchestrator.http.ollama.routes import CHAT, GENERATE
+from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.routes import CHATS
 from orchestrator.http.server import OfferedModel
 from orchestrator.http.tokens import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.core.model_table import Seconds
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, warned
+from orchestrator.http.model_table import Seconds
+from orchestrator.http.openai.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
 
 MEDIA_TYPE = "application/x-ndjson"

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from orchestrator.core.model_table import Seconds
-from orchestrator.http.chat_request import ChatRequest, question
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.history import Note
-from orchestrator.http.openai.request import CompletionRequest
+from orchestrator.http.model_table import Seconds
+from orchestrator.http.openai.chat_request import ChatRequest, question
+from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.history import Note
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
 
 _LATEST = ":latest"

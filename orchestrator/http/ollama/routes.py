@@ -16,13 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.core.model_table import Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
-from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.routes import json_response, named
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.generation import EventStream
+from orchestrator.http.model_table import Seconds
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
 from orchestrator.http.ollama.request import (
     OllamaChatRequest,
@@ -31,11 +29,13 @@ from orchestrator.http.ollama.request import (
     keep_seconds,
     own_name,
 )
-from orchestrator.http.openai.request import CompletionRequest
-from orchestrator.http.prompts import ChatPrompts, PreparedRequest, RenderedChat
+from orchestrator.http.openai.answer_content import AnswerContent, LogprobTranscript
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.prompts import ChatPrompts, PreparedRequest, RenderedChat
+from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import decoded, read_body
-from orchestrator.http.request_fields import read_fields
-from orchestrator.http.streaming import EventStream
 from orchestrator.machine.models.checkpoints import weight_bytes
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate

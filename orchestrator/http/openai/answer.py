@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 from msgspec import structs
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.answer_content import LogprobTranscript, chat_call, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import COMMENT, ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
+from orchestrator.http.openai.answer_content import LogprobTranscript, chat_call, echoed_logprobs, no_logprobs, usage
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec

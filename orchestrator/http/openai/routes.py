@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.chat_request import ChatRequest, read
-from orchestrator.http.model_server import ModelServer
 from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
-from orchestrator.http.openai.request import CompletionRequest
-from orchestrator.http.prompts import PreparedRequest, RenderedChat
+from orchestrator.http.openai.chat_request import ChatRequest, read
+from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.prompts import PreparedRequest, RenderedChat
 from orchestrator.http.request_bodies import read_body
 
 CHATS = ("/v1/chat/completions", "/api/v0/chat/completions")

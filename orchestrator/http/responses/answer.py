@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript, chat_call, usage
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
+from orchestrator.http.openai.answer_content import AnswerContent, LogprobTranscript, chat_call, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 OutputItem = dict[str, Any]

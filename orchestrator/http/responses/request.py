@@ -11,10 +11,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, structs
 
-from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.history import Note, shown
-from orchestrator.http.request_fields import left_out_tools
+from orchestrator.http.openai.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
+from orchestrator.http.openai.history import Note, shown
+from orchestrator.http.openai.request_fields import left_out_tools
 from orchestrator.http.responses.answer import CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
 from protocol.messages.base import MAX_FUNCTIONS

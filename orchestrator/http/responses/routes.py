@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
-from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
-from orchestrator.http.history import Note
-from orchestrator.http.model_server import ModelServer, RendererFactory
-from orchestrator.http.prompts import RenderedChat
+from orchestrator.http.openai.answer_content import AnswerContent, LogprobTranscript
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.history import Note
+from orchestrator.http.openai.model_server import ModelServer, RendererFactory
+from orchestrator.http.openai.prompts import RenderedChat
+from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import read_body
-from orchestrator.http.request_fields import read_fields
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.compaction import SummaryAnswer, by_users, compaction, demands
 from orchestrator.http.responses.request import Items, OfferedTools

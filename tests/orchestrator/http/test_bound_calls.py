@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import AddedToken
 
-from orchestrator.http.chat_request import ChatRequest
-from orchestrator.http.prompts import ChatPrompts
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
 from orchestrator.text.answer.bound_calls.writers import call_writer
 from orchestrator.text.answer.parts import Call, Spoken

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
-from orchestrator.http.prompts import ChatPrompts
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
 from orchestrator.text.answer.bound_calls import writers
 from orchestrator.text.answer.parameters import Parameters

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.generation import ChoiceEnd, TextPiece
 from orchestrator.http.openai.answer import AnswerKind, ChoiceAnswer, Chunks
+from orchestrator.http.openai.answer_content import LogprobTranscript
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.answer.answer_format import AnswerFormat
 from orchestrator.text.answer.parsers import ThoughtMarkers

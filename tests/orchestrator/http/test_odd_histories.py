@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from orchestrator.http.history import template_messages
+from orchestrator.http.openai.history import template_messages
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, TEMPLATE, post
 from tests.orchestrator.http.test_thinking import model

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.structured_output import response_grammar
+from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_logprobs import generated
 from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, post

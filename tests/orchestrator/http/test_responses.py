@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd
+from orchestrator.http.openai.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.request import Response, custom_arguments, custom_input, messages

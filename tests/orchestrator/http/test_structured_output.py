@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.errors import ApiError
-from orchestrator.http.structured_output import call_grammar, response_grammar
+from orchestrator.http.openai.structured_output import call_grammar, response_grammar
 from orchestrator.text.answer.answer_format import AnswerFormat
 from orchestrator.text.answer.parts import Call, Part
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX

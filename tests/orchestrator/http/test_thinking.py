@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from orchestrator.http.structured_output import response_grammar
+from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec

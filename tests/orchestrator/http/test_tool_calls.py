@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.chat_request import ChatRequest, read
-from orchestrator.http.history import template_messages
+from orchestrator.http.openai.chat_request import ChatRequest, read
+from orchestrator.http.openai.history import template_messages
 from orchestrator.text.answer.tool_syntax import JSON_SYNTAX, infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post

@@ -9,9 +9,9 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from orchestrator.core.model_table import ModelEntry, ModelName
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import application
+from orchestrator.http.model_table import ModelEntry, ModelName
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
 from orchestrator.http.monitoring.metrics import Metrics

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.model_table import ModelName
-from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import PromptProgress
+from orchestrator.http.model_table import ModelName
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.ollama.answer import OllamaAnswer
 from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
+from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError

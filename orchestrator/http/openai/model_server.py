@@ -17,15 +17,14 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.admission_limit import Places
 from orchestrator.http.access.disconnects import OpenWork
-from orchestrator.http.chat_request import ChatRequest, GenerationRequest
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
+from orchestrator.http.generation import ChoiceStream, EventStream, OutputSource, Renderer, frames
 from orchestrator.http.monitoring.health import Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
-from orchestrator.http.prompts import Preparation, PreparedRequest, Ready, RenderedChat
+from orchestrator.http.openai.chat_request import ChatRequest, GenerationRequest
+from orchestrator.http.openai.prompts import Preparation, PreparedRequest, Ready, RenderedChat
 from orchestrator.http.settings import ServerSettings
-from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_CONTEXT

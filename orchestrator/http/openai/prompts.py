@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.chat_request import ChatRequest, GenerationRequest, sampling
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported
 from orchestrator.http.generation import CUT_JSON, Renderer
-from orchestrator.http.history import Note, template_messages
+from orchestrator.http.openai.chat_request import ChatRequest, GenerationRequest, sampling
+from orchestrator.http.openai.history import Note, template_messages
 from orchestrator.machine.grammar_check import require_enforceable
 from orchestrator.text.answer.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from orchestrator.api.sampling import SamplingParams, number_fields
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.history import Note, readable
+from orchestrator.http.openai.history import Note, readable
+from orchestrator.http.openai.request_fields import function_tools, unknown, unused, usual
+from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.http.request_bodies import converted, decoded
-from orchestrator.http.request_fields import function_tools, unknown, unused, usual
-from orchestrator.http.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.text.answer.bound_calls.writers import JSON_CALLS, CallWriter
 from protocol.errors import InputError
 from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS

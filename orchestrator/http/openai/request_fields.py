@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.http.history import Note, shown
+from orchestrator.http.openai.history import Note, shown
 from orchestrator.http.request_bodies import converted, decoded
 from protocol.messages.base import MAX_CONTEXT
 
