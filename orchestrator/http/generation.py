@@ -145,21 +145,13 @@ COMMENT = b": keep-alive\n\n"
 """A server-sent event that clients skip."""
 
 
-CUT_JSON = "The JSON is incomplete, since the answer was cut off at its limit of tokens: give a larger one."
-
-
-def warned(warnings: Sequence[str], if_cut: str, results: Sequence[Result]) -> dict[str, Any]:
-    """The field of a response that says what of the request was changed, with `if_cut` if a result was cut off."""
-    cut = any(result.finish_reason == "length" for result in results)
-    told = [*warnings, *([if_cut] if if_cut and cut else [])]
-    return {"warnings": told} if told else {}
+def warned(warnings: Sequence[str]) -> dict[str, Any]:
+    """The field of a response that says what of the request was changed."""
+    return {"warnings": warnings} if warnings else {}
 
 
 class Renderer(Protocol):
     """Renders one response of one API: as one object, or as server-sent events."""
-
-    if_cut: str
-    """What a response that was cut off says; empty if nothing."""
 
     def idle(self) -> bytes:
         """The event that keeps a stream alive while nothing is generated."""

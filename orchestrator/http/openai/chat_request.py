@@ -108,6 +108,11 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
         return None
 
     @property
+    def offered(self) -> tuple[dict[str, Any], ...]:
+        """Tools that the model is to know of. Raises ApiError."""
+        return ()
+
+    @property
     def prompt_logprobs(self) -> bool:
         """Whether the log-probabilities of the prompt's tokens are told too."""
         return False
@@ -140,7 +145,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def offered(self) -> tuple[dict[str, Any], ...]:
-        """Tools that the model is to know of. Raises ApiError."""
         if self.tool_choice == "none":
             return ()
         tools, _ = allowed(self.tools or (), self.tool_choice)

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from orchestrator.api.result import Chosen, Result
+from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
-from orchestrator.http.openai.answer_content import AnswerContent, LogprobTranscript, chat_call, usage
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, frame, warned
+from orchestrator.http.openai.answer_content import AnswerContent, chat_call, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 OutputItem = dict[str, Any]
@@ -124,13 +124,10 @@ class MadeItem(Protocol):
 class ResponseAnswer:
     """Renders the response to one request."""
 
-    if_cut = ""
-
     def __init__(
         self,
         head: Mapping[str, Any],
         content: AnswerContent,
-        transcript: LogprobTranscript | None,
         store: Callable[[dict[str, Any]], None],
         count: Callable[[str], int],
         call_item: Callable[[int, Mapping[str, Any]], CallItem] = CallItem.of,
@@ -139,9 +136,8 @@ class ResponseAnswer:
         """`head`: the fields that are known before generation. `store` gets the finished response. `count`: number of
         tokens of a text. `call_item`: makes the item of a call from its index and its form in chat responses. `sent`:
         events of this response that the client has already, `response.created` among them."""
-        self._head = head
+        self._head = {**head, **warned(content.prompt.warnings)}
         self._content = content
-        self._transcript = transcript
         self._store = store
         self._count = count
         self._call_item = call_item
@@ -152,8 +148,7 @@ class ResponseAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        chosen = tuple(map(Chosen, result.tokens, result.likelihoods))
-        for event in (TextPiece(0, result.text, chosen), ChoiceEnd(0, result)):
+        for event in self._content.events(result):
             # Each event adds to the items.
             for _ in self._events(event):
                 pass
@@ -193,7 +188,7 @@ class ResponseAnswer:
         return frame({**content, "sequence_number": self._sent - 1}, content["type"])
 
     def _events(self, event: OutputEvent) -> Iterator[OutputItem]:
-        parts, logprobs = self._content.parse(event), self._logprobs(event)
+        parts, logprobs = self._content.parse(event), self._content.logprobs(event) or []
         if logprobs and not any(isinstance(part, Spoken) for part in parts):
             parts = [*parts, Spoken("")]
         for part in parts:
@@ -229,23 +224,19 @@ class ResponseAnswer:
         if item is not None:
             yield from item.end(status)
 
-    def _logprobs(self, event: OutputEvent) -> list[dict[str, Any]]:
-        """The log-probabilities to send with an event, if the request asks for them."""
-        if self._transcript is None or not isinstance(event, TextPiece):
-            return []
-        ready = self._transcript.push(event.text, event.chosen, self._content.thoughts)
-        return [] if ready is None else ready["content"]
-
     def _finished(self, result: Result) -> dict[str, Any]:
         status = self._status(result)
         incomplete = None if status == "completed" else {"reason": "max_output_tokens"}
         response = self._object(status, incomplete_details=incomplete, usage=_usage(self._counted(result)))
-        response |= warned(self._head.get("warnings", ()), self.if_cut, [result])
+        response |= warned([*self._content.prompt.warnings, *self._if_cut(result)])
         self._store(response)
         return response
 
     def _status(self, result: Result) -> str:
         return "completed" if result.finish_reason == "stop" else "incomplete"
+
+    def _if_cut(self, result: Result) -> list[str]:
+        return self._content.prompt.if_cut([result])
 
     def _counted(self, result: Result) -> dict[str, Any]:
         thoughts = [item.text for item in self._items if isinstance(item, TextItem) and item.reasoning]

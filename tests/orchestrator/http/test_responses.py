@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd
-from orchestrator.http.openai.answer_content import AnswerContent, LogprobTranscript
+from orchestrator.http.openai.answer_content import AnswerContent
+from orchestrator.http.openai.chat_request import ChatRequest, question
+from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.request_bodies import decoded
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.request import Response, custom_arguments, custom_input, messages
 from orchestrator.http.responses.routes import ResponseStore
-from orchestrator.text.answer.answer_format import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from protocol.messages.grammar import Json
 from tests.orchestrator.http import test_logprobs as likely
-from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post, talk
+from tests.orchestrator.http.test_rules import CHAT, HELLO, TEMPLATE, post, talk
 from tests.orchestrator.http.test_tool_calls import BOTH, SAID, functions, hermes
 from tests.support.fake_pipeline import FakePipeline
 
@@ -308,8 +309,8 @@ def test_log_probabilities_are_those_of_a_chat(seed: int):
     _, expected, _ = likely.both("chat", (" end",), seed)
 
     def answer() -> ResponseAnswer:
-        content = AnswerContent(MarkedParser(), calls=False)
-        return ResponseAnswer({}, content, LogprobTranscript("chat", likely.CODEC), lambda _: None, len)
+        asked = question({**HELLO, "logprobs": True}, ChatRequest)
+        return ResponseAnswer({}, AnswerContent(PreparedRequest(()), asked, likely.CODEC), lambda _: None, len)
 
     streamed = answer()
     frames = [frame for event in [*texts, ChoiceEnd(0, result)] for frame in streamed.render(event)]

@@ -18,11 +18,12 @@ from orchestrator.http.models.host import ModelHost
 from orchestrator.http.ollama.answer import OllamaAnswer
 from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
 from orchestrator.http.openai.answer_content import AnswerContent
-from orchestrator.text.answer.answer_format import MarkedParser
+from orchestrator.http.openai.chat_request import ChatRequest, question
+from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import PipelineError
 from tests.orchestrator.http.test_responses import SCHEMA, saying
-from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, get, post
+from tests.orchestrator.http.test_rules import CHAT, CODEC, COMPLETIONS, get, post
 from tests.orchestrator.http.test_thinking import QWEN, model
 from tests.orchestrator.http.test_tool_calls import SAID, hermes
 from tests.support.fake_models import FakeModels
@@ -240,7 +241,7 @@ def test_thinking_is_told_from_the_answer(thinker: ChatTemplate):
 
 
 def test_a_prompt_that_is_read_for_long_is_told_in_lines_without_text():
-    answer = OllamaAnswer("demo", AnswerContent(MarkedParser(), calls=False), chat=True)
+    answer = OllamaAnswer("demo", AnswerContent(PreparedRequest(()), question(HI, ChatRequest), CODEC), chat=True)
 
     told = json.loads(answer.reading(PromptProgress(0, 512, 2048)))
 
