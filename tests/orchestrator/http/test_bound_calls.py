@@ -19,10 +19,11 @@ from orchestrator.text.answer.tool_syntax import ToolSyntax
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
-from tests.orchestrator.http.test_rules import CHAT, HELLO, post
 from tests.orchestrator.http.test_structured_output import FORM, tool
-from tests.orchestrator.http.test_thinking import model, takes
+from tests.orchestrator.http.test_thinking import takes
 from tests.protocol.sampling.test_grammar import SAID
+from tests.support.asked_server import CHAT, HELLO, post
+from tests.support.models.chat_models import model
 
 dumps = partial(json.dumps, ensure_ascii=False)
 

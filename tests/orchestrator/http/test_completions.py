@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.api.result import Result
 from orchestrator.http.openai.answer import best
 from protocol.messages.sampling import Likelihood
-from tests.orchestrator.http.test_rules import CODEC, COMPLETIONS, chunks, post
+from tests.support.asked_server import CODEC, COMPLETIONS, chunks, post
 from tests.support.fake_pipeline import FakePipeline, statistics
 
 

@@ -19,8 +19,8 @@ from protocol.messages.base import MAX_SCHEMA
 from protocol.sampling.schema_bounds import surely_longer
 from tests.orchestrator.http.test_bound_calls import Model, answering
 from tests.orchestrator.http.test_large_bodies import JSON
-from tests.orchestrator.http.test_rules import CHAT, HELLO, post
 from tests.orchestrator.http.test_structured_output import tool
+from tests.support.asked_server import CHAT, HELLO, post
 
 __all__ = ["answering"]
 

@@ -23,7 +23,7 @@ from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.tokenizer import MOST_CHARACTERS
-from tests.orchestrator.http.test_rules import CHAT, CODEC, COMPLETIONS, HELLO, post, talk
+from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
 
 LONG = "word " * (1 << 14)

@@ -11,10 +11,10 @@ from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_logprobs import generated
-from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, post
-from tests.orchestrator.http.test_thinking import QWEN, model
 from tests.orchestrator.http.test_tool_calls import hermes
+from tests.support.asked_server import CHAT, COMPLETIONS, post
 from tests.support.fake_pipeline import READY, FakePipeline
+from tests.support.models.chat_models import QWEN, model
 
 __all__ = ["hermes"]
 RESPONSES, MESSAGES, OLLAMA, GENERATE = "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"

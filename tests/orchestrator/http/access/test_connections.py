@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from orchestrator.http.settings import ConnectionLimits
-from tests.orchestrator.http.test_rules import CHAT, HELLO
+from tests.support.asked_server import CHAT, HELLO
 from tests.support.fake_pipeline import FakePipeline
 from tests.support.http_server import closed, listening, request, status
 from tests.support.processes import until

@@ -19,7 +19,7 @@ from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
-from tests.orchestrator.http.test_rules import SCOPE, receiving
+from tests.support.asked_server import SCOPE, receiving
 from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import READY, FakePipeline
 
