@@ -180,6 +180,23 @@ class Renderer(Protocol):
         ...
 
 
+class WaitingStream(Protocol):
+    """A stream whose model is not in memory yet: its events before the answer's."""
+
+    media_type: str = "text/event-stream"
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        """Events that tell why it waits."""
+        ...
+
+    def failed(self, error: ApiError) -> Iterable[bytes]: ...
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the answer must know of these events."""
+        return {}
+
+
 def frame(content: dict[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"

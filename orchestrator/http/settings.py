@@ -28,8 +28,6 @@ class ConnectionLimits:
     """For the rest of a body that was answered before its end."""
     write_seconds: float = 30.0
     """For the next piece of an answer that the client reads."""
-    probe_seconds: float = 1.0
-    """Between two looks whether a client that has ended its sending still waits for its answer."""
     idle_seconds: int = 30
     """Between an answer and the next request."""
 

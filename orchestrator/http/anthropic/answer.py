@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, frame, warned
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
 from orchestrator.http.openai.answer import finish_reason
 from orchestrator.http.openai.answer_content import AnswerContent, chat_call, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
@@ -132,6 +132,16 @@ class MessageAnswer:
     def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
         head = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
         return {**head, "content": [*self._blocks], **self._ended, "usage": usage}
+
+
+class WaitingPings(WaitingStream):
+    """Pings, which clients skip."""
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        return [_frame({"type": "ping", "loading": loading})]
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [_frame(error.anthropic_body())]
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:

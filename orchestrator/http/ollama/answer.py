@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import OutputEvent, PromptProgress, warned
+from orchestrator.http.generation import OutputEvent, PromptProgress, WaitingStream, warned
 from orchestrator.http.model_table import Seconds
 from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
@@ -110,6 +111,21 @@ class OllamaAnswer:
             "eval_duration": _nanoseconds(figures.generated_tokens / rate if rate else 0.0),
             **warned([*prompt.warnings, *prompt.if_cut([result])]),
         }
+
+
+class WaitingLines(WaitingStream):
+    """Lines without text."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self._empty = partial(empty_line, model, chat=chat)
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        return [line(self._empty(loading=loading))]
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [line(error.ollama_body())]
 
 
 def _call(part: Call) -> dict[str, Any]:

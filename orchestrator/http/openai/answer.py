@@ -10,7 +10,16 @@ from msgspec import structs
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import COMMENT, ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
+from orchestrator.http.generation import (
+    COMMENT,
+    ChoiceEnd,
+    OutputEvent,
+    PromptProgress,
+    TextPiece,
+    WaitingStream,
+    frame,
+    warned,
+)
 from orchestrator.http.openai.answer_content import LogprobTranscript, chat_call, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
@@ -196,6 +205,19 @@ class Chunks:
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         reasoning = [choice.reasoning for choice in self._choices]
         return [frame(self._answer.last(results, reasoning)), _DONE] if self._answer.with_usage else [_DONE]
+
+
+class WaitingChunks(WaitingStream):
+    """Chunks without text."""
+
+    def __init__(self, kind: AnswerKind, model: str) -> None:
+        self._answer = ChoiceAnswer(kind, model)
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        return [frame({**self._answer.piece(0, ""), "loading": loading})]
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [frame(error.openai_body())]
 
 
 class _ChoiceChunks:

@@ -3,13 +3,14 @@
 The object is made from the events, so that both forms have the same content.
 """
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, frame, warned
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
 from orchestrator.http.openai.answer_content import AnswerContent, chat_call, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
@@ -170,10 +171,9 @@ class ResponseAnswer:
         return map(self._numbered, self._events(event))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         if self._open is not None:
             self._open.interrupt()
-        response = self._object("failed", error={"code": code, "message": str(error)})
+        response = self._object("failed", error=_error(error))
         return [self._numbered({"type": "response.failed", "response": response})]
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
@@ -245,6 +245,44 @@ class ResponseAnswer:
     def _object(self, status: str, **more: Any) -> dict[str, Any]:
         defaults = {"error": None, "incomplete_details": None, "usage": None}
         return {**self._head, **defaults, **more, "status": status, "output": [item.item for item in self._items]}
+
+
+class QueuedResponse(WaitingStream):
+    """A created response that is queued. The answer continues its id and its numbers."""
+
+    def __init__(self, model: str) -> None:
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._sent = 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"response_id": self._id, "events_sent": self._sent}
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        response = self._response("queued")
+        first = [] if self._sent else [{"type": "response.created", "response": response}]
+        events = [*first, {"type": "response.queued", "response": response, "loading": loading}]
+        return [self._numbered(event) for event in events]
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        response = {**self._response("failed"), "error": _error(error)}
+        return [self._numbered({"type": "response.failed", "response": response})]
+
+    def _response(self, status: str) -> dict[str, Any]:
+        head = {"id": self._id, "object": "response", "created_at": self._created, "model": self._model}
+        asked = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        return {**head, **asked, "status": status, "error": None, "output": []}
+
+    def _numbered(self, content: dict[str, Any]) -> bytes:
+        self._sent += 1
+        return frame({**content, "sequence_number": self._sent - 1}, content["type"])
+
+
+def _error(error: ApiError) -> dict[str, Any]:
+    code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+    return {"code": code, "message": str(error)}
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:
