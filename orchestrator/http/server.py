@@ -240,7 +240,7 @@ class Server:
     async def _state(self, name: ModelName) -> PipelineState | None:
         """None for a model that does not serve now."""
         server = self.models.server(name)
-        return None if server is None else (await server.condition()).serving
+        return None if server is None else (await server.health.check()).serving
 
     async def _card(self, name: str) -> dict[str, Any]:
         """In OpenAI's form. `level`: what the target verifies in one forward, None until that is known."""

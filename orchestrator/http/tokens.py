@@ -61,7 +61,7 @@ class TokenRoutes:
         else:
             text, special = asked.content or "", asked.add_special
         tokens = await self._server.tokens(request, text if chat is None else chat, special=special)
-        state = (await self._server.condition()).serving
+        state = (await self._server.health.check()).serving
         told = {"count": len(tokens), "max_model_len": state and state.context}
         return await in_thread(self._tokenized, tokens, asked, told)
 

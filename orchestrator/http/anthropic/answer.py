@@ -13,7 +13,7 @@ from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
 from orchestrator.http.openai.answer import finish_reason
-from orchestrator.http.openai.answer_content import AnswerContent, chat_call, usage
+from orchestrator.http.openai.answer_content import AnswerContent, call_id, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 _SIGNATURE = "unsigned"
@@ -88,7 +88,7 @@ class MessageAnswer:
                 yield self._delta({"type": "text_delta", "text": text})
             case Call():
                 yield from self._close()
-                yield from self._call(chat_call(part))
+                yield from self._call(part)
 
     def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Begins a block unless one of the same type is open."""
@@ -105,12 +105,11 @@ class MessageAnswer:
         if kind is not None:
             yield self._block_stop()
 
-    def _call(self, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        function = call["function"]
-        block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+    def _call(self, call: Call) -> Iterator[dict[str, Any]]:
+        block = {"type": "tool_use", "id": call_id(call), "name": call.name, "input": {}}
         yield self._block_start(block)
-        self._blocks[-1]["input"] = msgspec.json.decode(function["arguments"])
-        yield self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
+        self._blocks[-1]["input"] = msgspec.json.decode(call.arguments)
+        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
         yield self._block_stop()
 
     def _stop_reason(self, result: Result, called: bool) -> dict[str, Any]:

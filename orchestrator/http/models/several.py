@@ -62,7 +62,7 @@ class LatestModelHealth(Health):
 
     async def check(self) -> Condition:
         latest = self._host.latest
-        return Condition("loading", _NONE) if latest is None else await latest.server.condition()
+        return Condition("loading", _NONE) if latest is None else await latest.server.health.check()
 
 
 _EMPTY = (b"", b"null", b"[]", b'""')
@@ -139,7 +139,7 @@ class SeveralModels:
         """One model's state for /health."""
         table, server = self._host.status(name), self.server(name)
         if server is not None:
-            condition = await server.condition()
+            condition = await server.health.check()
             status, reason = condition.status, condition.reason
         elif table.phase is ModelPhase.ABSENT:
             status, reason = ("failed", table.failure) if table.failure else ("unloaded", "")

@@ -79,7 +79,7 @@ class OllamaRoutes:
         name = self._server.model_name(own_name(question.model))
         gone = question.keep_alive is not None and keep_seconds(question.keep_alive) == 0
         if not gone:
-            await self._server.require()
+            await self._server.health.require()
         return JSONResponse(empty_line(name, chat=chat, done=True, done_reason="unload" if gone else "load"))
 
 

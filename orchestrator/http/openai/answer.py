@@ -20,7 +20,7 @@ from orchestrator.http.generation import (
     frame,
     warned,
 )
-from orchestrator.http.openai.answer_content import LogprobTranscript, chat_call, echoed_logprobs, no_logprobs, usage
+from orchestrator.http.openai.answer_content import LogprobTranscript, call_id, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
@@ -99,7 +99,7 @@ class ChoiceAnswer:
 
     def call(self, index: int, place: int, call: Call) -> dict[str, Any]:
         """`place`: the call's index among those of the choice."""
-        return self._chunk(index, {"tool_calls": [{"index": place, **chat_call(call)}]})
+        return self._chunk(index, {"tool_calls": [{"index": place, **_chat_call(call)}]})
 
     def end(self, index: int, reason: str) -> dict[str, Any]:
         return self._chunk(index, {} if self.kind == "chat" else "", reason)
@@ -138,7 +138,7 @@ class ChoiceAnswer:
     def _choice(self, index: int, result: Result, parsed: tuple[list[Part], Sequence[ThoughtSpan]]) -> dict[str, Any]:
         parts, thoughts = parsed
         text, reasoning = _joined(parts, Spoken), _joined(parts, Reasoning)
-        calls = [chat_call(part) for part in parts if isinstance(part, Call)]
+        calls = [_chat_call(part) for part in parts if isinstance(part, Call)]
         echo = self.echoed[index] if self.echoed else None
         logprobs = self._logprobs(result, thoughts, echo)
         reason = finish_reason(result, bool(calls))
@@ -262,6 +262,10 @@ class _ChoiceChunks:
         if self._transcript is None:
             return None
         return self._transcript.push(event.text, event.chosen, self._parser.thoughts)
+
+
+def _chat_call(call: Call) -> dict[str, Any]:
+    return {"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _joined(parts: Iterable[Part], kind: type[Reasoning] | type[Spoken]) -> str:

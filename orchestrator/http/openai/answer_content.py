@@ -64,11 +64,9 @@ class AnswerContent:
         return [Spoken(stripped)] if stripped else []
 
 
-def chat_call(call: Call) -> dict[str, Any]:
-    """A call in the form of chat responses, with a new id if the model gave it none. Mistral's templates read only ids
-    of nine letters and digits."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id or uuid.uuid4().hex[:9], "type": "function", "function": function}
+def call_id(call: Call) -> str:
+    """A new one if the model gave it none. Mistral's templates read only ids of nine letters and digits."""
+    return call.id or uuid.uuid4().hex[:9]
 
 
 class LogprobTranscript:

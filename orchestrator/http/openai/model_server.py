@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from starlette.requests import Request
@@ -19,7 +18,7 @@ from orchestrator.http.access.admission_limit import Places
 from orchestrator.http.access.disconnects import OpenWork
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, EventStream, OutputSource, Renderer, frames
-from orchestrator.http.monitoring.health import Condition, Health, StateSource
+from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
 from orchestrator.http.openai.chat_request import ChatRequest
@@ -28,7 +27,6 @@ from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_CONTEXT
-from protocol.messages.client import PipelineState
 
 log = logging.getLogger(__name__)
 
@@ -62,23 +60,10 @@ class ModelServer:
         for fault in template.faults:
             log.warning("%s can't chat, only complete texts. %s", settings.names[0], fault)
 
-    @property
-    def folder(self) -> Path:
-        """Of the target."""
-        return self.template.folder
-
-    async def condition(self) -> Condition:
-        """The pipeline's."""
-        return await self.health.check()
-
-    async def require(self) -> PipelineState:
-        """The state of a pipeline that serves requests. Raises ApiError 503 if it does not."""
-        return await self.health.require()
-
     async def tokens(self, request: Request, asked: ChatRequest | str, *, special: bool = True) -> Sequence[int]:
         """As of `Preparation`. Raises ApiError for far more text than the context has."""
         with self._figures.limit.take(1):
-            serving = (await self.condition()).serving
+            serving = (await self.health.check()).serving
             # The largest of all contexts while no pipeline serves.
             context = MAX_CONTEXT if serving is None else serving.context
             return await self._work.unless_ended(request, self._preparation.tokens(asked, context, special=special))
@@ -119,7 +104,7 @@ class ModelServer:
 
     async def _ready(self, question: Asked, new_renderer: NewRenderer) -> tuple[list[Choice], Renderer]:
         """The choices to generate, of a pipeline that serves. One that has just ended may take long to say so."""
-        prepared, choices = await self._preparation.ready(question, await self.require())
+        prepared, choices = await self._preparation.ready(question, await self.health.require())
         self._figures.noted({note.kind for note in prepared.notes})
         return choices, await asyncio.to_thread(new_renderer, prepared)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
-from orchestrator.http.openai.answer_content import AnswerContent, chat_call, usage
+from orchestrator.http.openai.answer_content import AnswerContent, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 OutputItem = dict[str, Any]
@@ -96,11 +96,6 @@ class CallItem:
             **({} if namespace is None else {"namespace": namespace}),
         }
 
-    @classmethod
-    def of(cls, place: int, call: Mapping[str, Any]) -> "CallItem":
-        """`call` in the form of chat responses."""
-        return cls(place, call["id"], call["function"]["name"], call["function"]["arguments"])
-
     def events(self) -> Iterator[OutputItem]:
         content = self.item[self._field]
         yield item_event("added", self._place, {**self.item, "status": "in_progress", self._field: ""})
@@ -131,11 +126,11 @@ class ResponseAnswer:
         content: AnswerContent,
         store: Callable[[dict[str, Any]], None],
         count: Callable[[str], int],
-        call_item: Callable[[int, Mapping[str, Any]], CallItem] = CallItem.of,
+        call_item: Callable[[int, Call], CallItem],
         sent: int = 0,
     ) -> None:
         """`head`: the fields that are known before generation. `store` gets the finished response. `count`: number of
-        tokens of a text. `call_item`: makes the item of a call from its index and its form in chat responses. `sent`:
+        tokens of a text. `call_item`: makes the item of a call from its index and the call. `sent`:
         events of this response that the client has already, `response.created` among them."""
         self._head = {**head, **warned(content.prompt.warnings)}
         self._content = content
@@ -208,7 +203,7 @@ class ResponseAnswer:
                 yield self._open.add(text, logprobs)
             case Call():
                 yield from self._close("completed")
-                item = self._call_item(len(self._items), chat_call(part))
+                item = self._call_item(len(self._items), part)
                 self._items.append(item)
                 yield from item.events()
 

@@ -12,11 +12,13 @@ import msgspec
 from msgspec import Meta, structs
 
 from orchestrator.http.errors import ApiError, refuse_given, unsupported
+from orchestrator.http.openai.answer_content import call_id
 from orchestrator.http.openai.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.openai.history import Note, shown
 from orchestrator.http.openai.request_fields import left_out_tools
 from orchestrator.http.responses.answer import CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
+from orchestrator.text.answer.parts import Call
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
@@ -54,13 +56,11 @@ class OfferedTools:
         """About tools that the model is not told of."""
         return left_out_tools(self._left_out)
 
-    def call_item(self, place: int, call: Mapping[str, Any]) -> CallItem:
-        """The item at index `place` for a call in the form of chat responses."""
-        function = call["function"]
-        origin = self._origins.get(function["name"], Origin(function["name"]))
-        arguments = function["arguments"]
-        content = custom_input(arguments) if origin.custom else arguments
-        return CallItem(place, call["id"], origin.name, content, origin.namespace, custom=origin.custom)
+    def call_item(self, place: int, call: Call) -> CallItem:
+        """The item at index `place`."""
+        origin = self._origins.get(call.name, Origin(call.name))
+        content = custom_input(call.arguments) if origin.custom else call.arguments
+        return CallItem(place, call_id(call), origin.name, content, origin.namespace, custom=origin.custom)
 
     def _add(self, tool: Tool) -> None:
         if tool.get("type") != "namespace":

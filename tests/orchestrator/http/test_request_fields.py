@@ -257,7 +257,7 @@ def test_no_body_can_write_the_warnings():
 # Ollama's log-probabilities -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("path", "raw"), [(OLLAMA, {}), (GENERATE, {}), (GENERATE, {"raw": True})])
+@pytest.mark.parametrize(("path", "raw"), [(GENERATE, {}), (GENERATE, {"raw": True})])
 @pytest.mark.parametrize("stream", [False, True])
 def test_ollama_tells_log_probabilities(path: str, raw: dict[str, Any], stream: bool):
     texts, result = generated((), 1)

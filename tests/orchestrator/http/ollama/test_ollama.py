@@ -136,7 +136,6 @@ def test_many_calls_and_results_take_time_in_proportion(named: bool):
     [
         (CHATS, {"options": {"temperature": "hot"}}, "temperature"),
         (CHATS, {"options": {"temperature": -1}}, "temperature"),
-        (CHATS, {"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "image"),
         (CHATS, {"format": "yaml"}, "schema"),
         (CHATS, {"keep_alive": "soon"}, "5m"),
         (CHATS, {"keep_alive": 10**400}, "5m"),
