@@ -55,9 +55,10 @@ def started(
         pipeline = opened(settings, notes, quiet=quiet, address=address, on_notice=notices, conversing=conversing)
         loading = "Loading models; what you type is kept ..." if conversing else "Loading models ..."
         with Console(stderr=True, quiet=quiet).status(loading):
-            stack.enter_context(pipeline)
+            stack.callback(pipeline.close)
+            state = pipeline.start()
         if not quiet:
-            print_notes([level_note(pipeline.state().level)])
+            print_notes([level_note(state.level)])
         yield pipeline
 
 

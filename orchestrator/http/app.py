@@ -15,9 +15,9 @@ from starlette.routing import Route
 from orchestrator.http.access.middleware import MESSAGES, FramingGate, HostGate, KeyGate, refusal
 from orchestrator.http.anthropic.routes import MessagesRoutes
 from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, internal_error
-from orchestrator.http.model_server import ModelServer
 from orchestrator.http.monitoring.metrics import Counted, Metrics
 from orchestrator.http.ollama.routes import OllamaRoutes
+from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.routes import CompletionRoutes
 from orchestrator.http.page import page
 from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore

@@ -1,7 +1,7 @@
 """Errors in the forms of OpenAI's, Anthropic's and Ollama's APIs. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.api.client import NoPipeline
@@ -86,6 +86,15 @@ class PromptTooLong(ApiError):
 def unsupported(param: str, message: str) -> ApiError:
     """The error for a field of the API that this server does not implement."""
     return ApiError(400, message, code="unsupported_parameter", param=param)
+
+
+def refuse_given(asked: object, names: Mapping[str, str], ignored: Collection[object] = ()) -> None:
+    """Raises the error for the first field that asks for something. `names`: what to do instead, by field. `ignored`:
+    further values that ask for nothing."""
+    for name, instead in names.items():
+        value = getattr(asked, name)
+        if value and value not in ignored:
+            raise unsupported(name, f"{name} is not supported: {instead}.")
 
 
 def of_pipeline(error: PipelineError) -> ApiError:

@@ -1,6 +1,6 @@
 """The events of all choices of one HTTP request, merged into one queue that holds what a slow client has not read.
 
-Also the interface by which each API renders them.
+Also the interface by which each API renders them, and the stream of server-sent events that they become.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.result import Chosen, OnReading, Result
 from orchestrator.http.errors import ApiError, internal_error, of_pipeline
@@ -143,21 +145,13 @@ COMMENT = b": keep-alive\n\n"
 """A server-sent event that clients skip."""
 
 
-CUT_JSON = "The JSON is incomplete, since the answer was cut off at its limit of tokens: give a larger one."
-
-
-def warned(warnings: Sequence[str], if_cut: str, results: Sequence[Result]) -> dict[str, Any]:
-    """The field of a response that says what of the request was changed, with `if_cut` if a result was cut off."""
-    cut = any(result.finish_reason == "length" for result in results)
-    told = [*warnings, *([if_cut] if if_cut and cut else [])]
-    return {"warnings": told} if told else {}
+def warned(warnings: Sequence[str]) -> dict[str, Any]:
+    """The field of a response that says what of the request was changed."""
+    return {"warnings": warnings} if warnings else {}
 
 
 class Renderer(Protocol):
     """Renders one response of one API: as one object, or as server-sent events."""
-
-    if_cut: str
-    """What a response that was cut off says; empty if nothing."""
 
     def idle(self) -> bytes:
         """The event that keeps a stream alive while nothing is generated."""
@@ -186,7 +180,83 @@ class Renderer(Protocol):
         ...
 
 
+class WaitingStream(Protocol):
+    """A stream whose model is not in memory yet: its events before the answer's."""
+
+    media_type: str = "text/event-stream"
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        """Events that tell why it waits."""
+        ...
+
+    def failed(self, error: ApiError) -> Iterable[bytes]: ...
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the answer must know of these events."""
+        return {}
+
+
 def frame(content: dict[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class EventStream(StreamingResponse):
+    """A stream of server-sent events. Calls `close` when it ends, for whatever reason; `close` may be called twice."""
+
+    def __init__(self, frames: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        super().__init__(frames, headers=_HEADERS, media_type="text/event-stream")
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+async def frames(
+    generation: ChoiceStream, renderer: Renderer, first: StreamEvent | None, patience: float, close: Callable[[], None]
+) -> AsyncIterator[bytes]:
+    """`first`: the event before the stream was opened; None if there was none within `patience` seconds.
+
+    After `patience` seconds without a frame comes one of `idle`, also while events arrive that make no frame, as the
+    text of a call does before that is complete. `close` is called before the last frames: a client that has read the
+    end finds its place free.
+    """
+    clock = asyncio.get_running_loop().time
+    event, sent = first, clock()
+    try:
+        for each in renderer.opening():
+            yield each
+        while True:
+            made = _rendered(event, renderer)
+            if not made and clock() - sent >= patience:
+                made = [renderer.idle()]
+            for each in made:
+                yield each
+                sent = clock()
+            if generation.results is not None:
+                break
+            event = await generation.next(max(0, sent + patience - clock()))
+        close()
+        for each in renderer.ending(generation.results):
+            yield each
+    except ApiError as error:
+        for each in renderer.failed(error):
+            yield each
+    except Exception:  # the border of a request: its status has been sent, so only an event can tell
+        log.exception("a stream failed")
+        for each in renderer.failed(internal_error()):
+            yield each
+
+
+def _rendered(event: StreamEvent | None, renderer: Renderer) -> Sequence[bytes]:
+    if event is None:
+        return [renderer.idle()]
+    return [renderer.reading(event)] if isinstance(event, PromptProgress) else [*renderer.render(event)]

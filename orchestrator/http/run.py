@@ -13,11 +13,11 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import uvicorn
 
-from orchestrator.core.model_table import ModelEntry, ModelTable, Seconds
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.access.connections import connection_class
 from orchestrator.http.app import application
 from orchestrator.http.backend import PipelineBackend, PipelineThread, ServedPipeline
+from orchestrator.http.model_table import ModelEntry, ModelTable, Seconds
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.models.one import server_of_one
 from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader

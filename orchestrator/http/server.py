@@ -13,16 +13,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.api.owner import attach_command
-from orchestrator.core.model_table import ModelName, Seconds
 from orchestrator.http.access.middleware import shows_key
-from orchestrator.http.embeddings.model import embedding_model
+from orchestrator.http.embeddings.model import EmbeddingModel
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, of_pipeline
-from orchestrator.http.model_server import ModelServer, background, unknown_model
+from orchestrator.http.model_table import ModelName, Seconds
 from orchestrator.http.monitoring.health import LOADING, Condition, Health, StateSource
 from orchestrator.http.monitoring.live import Live, Watchable
 from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
 from orchestrator.http.ollama.routes import CataloguedModel, CatalogueRoutes, EmbedRoutes, catalogued
+from orchestrator.http.openai.model_server import ModelServer, background, unknown_model
 from orchestrator.http.responses.routes import ResponseStore, StoredResponses
 from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError
@@ -140,7 +140,8 @@ class Server:
         self._store = store
         self._invitations = invitations
         self._created = int(time.time())
-        self._embedding = embedding_model(settings, figures.limit)
+        embedding = settings.embedding
+        self._embedding = None if embedding is None else EmbeddingModel(embedding, figures.limit)
         self._owners: Mapping[str, OfferedModel] = {name: model for model in models.offered for name in model.names}
         self._old = {name: model for model in models.offered for name in model.old_names}
         self._defaults = {model.name: settings.sampling_defaults(model.folder) for model in models.offered}
@@ -244,7 +245,7 @@ class Server:
     async def _state(self, name: ModelName) -> PipelineState | None:
         """None for a model that does not serve now."""
         server = self.models.server(name)
-        return None if server is None else (await server.condition()).serving
+        return None if server is None else (await server.health.check()).serving
 
     async def _card(self, name: str) -> dict[str, Any]:
         """In OpenAI's form. `level`: what the target verifies in one forward, None until that is known."""

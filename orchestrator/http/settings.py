@@ -2,18 +2,15 @@
 
 import ipaddress
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from orchestrator.core.model_table import Seconds
+from orchestrator.http.model_table import Seconds
 from orchestrator.machine.sampling_defaults import model_sampling
-
-if TYPE_CHECKING:
-    from orchestrator.machine.embeddings.process import EmbeddingCommand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +28,6 @@ class ConnectionLimits:
     """For the rest of a body that was answered before its end."""
     write_seconds: float = 30.0
     """For the next piece of an answer that the client reads."""
-    probe_seconds: float = 1.0
-    """Between two looks whether a client that has ended its sending still waits for its answer."""
     idle_seconds: int = 30
     """Between an answer and the next request."""
 
@@ -43,13 +38,22 @@ class ConnectionLimits:
         return replace(self, most=most, strangers=strangers)
 
 
+@dataclass(frozen=True)
+class EmbeddingCommand:
+    """What runs the program of an embedding model, and with what."""
+
+    arguments: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment, beyond our own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSettings:
     """An embedding model beside the models that generate."""
 
     name: str
     folder: Path
-    command: "EmbeddingCommand"
+    command: EmbeddingCommand
     keep: Seconds | None = None
     """How long its process stays without a request; None for ever."""
 

@@ -10,10 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.chat_request import ChatRequest, question
 from orchestrator.http.embeddings.routes import json_response
 from orchestrator.http.errors import ApiError
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.generation import warned
+from orchestrator.http.openai.chat_request import ChatRequest, question
+from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.request_bodies import converted, decoded, read_body
 from protocol.messages.base import Token
 
@@ -55,13 +56,12 @@ class TokenRoutes:
         """The tokens of a text, or of a conversation."""
         asked, chat = await read_body(request, _text_or_chat)
         self._server.model_name(asked.model)
-        if chat is not None:
-            tokens = await self._server.chat_tokens(request, chat)
-        elif asked.prompt is not None:
-            tokens = await self._server.text_tokens(request, asked.prompt, special=asked.add_special_tokens)
+        if asked.prompt is not None:
+            text, special = asked.prompt, asked.add_special_tokens
         else:
-            tokens = await self._server.text_tokens(request, asked.content or "", special=asked.add_special)
-        state = (await self._server.condition()).serving
+            text, special = asked.content or "", asked.add_special
+        tokens = await self._server.tokens(request, text if chat is None else chat, special=special)
+        state = (await self._server.health.check()).serving
         told = {"count": len(tokens), "max_model_len": state and state.context}
         return await in_thread(self._tokenized, tokens, asked, told)
 
@@ -88,8 +88,8 @@ class TokenRoutes:
         if chat is None:
             raise ApiError(400, "There are no messages: give at least one.", code="invalid_value", param="messages")
         self._server.model_name(chat.model)
-        prompt = await self._server.rendered(request, chat)
-        return json_response({"prompt": prompt.text, **({"warnings": prompt.warnings} if prompt.notes else {})})
+        prepared = await self._server.prepared(request, chat)
+        return json_response({"prompt": prepared.prompts[0], **warned(prepared.warnings)})
 
 
 def _listed(tokens: Sequence[int], shown: Callable[[int], Any]) -> msgspec.Raw:

@@ -6,7 +6,7 @@ It fails for a row that holds token 1, ends for a row that holds token 2, and gi
 import sys
 from collections.abc import Sequence
 
-from orchestrator.machine.embeddings.process import EmbeddingCommand
+from orchestrator.http.settings import EmbeddingCommand
 
 _PROGRAM = """
 import base64, json, struct, sys

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from orchestrator.core.model_table import ModelEntry, ModelName, ModelTable
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import answering, application, generation_routes
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.model_table import ModelEntry, ModelName, ModelTable
 from orchestrator.http.models.host import LoadedModel, ModelHost
 from orchestrator.http.models.several import SeveralModels
 from orchestrator.http.monitoring.metrics import Metrics
+from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.run import http_server
 from orchestrator.http.server import OfferedModel, Server

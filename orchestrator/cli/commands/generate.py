@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.api.chat_prompts import own_template
+from orchestrator.api.chat_prompts import chat_prompt, own_template
 from orchestrator.api.client import Client
 from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
@@ -156,7 +156,7 @@ def _run(
     # What continues a text may be code.
     prose = Prose(columns_of(sys.stdout) if chat else None)
     with (
-        client.stream(client.chat_prompt(text) if chat else text, params) as stream,
+        client.stream(chat_prompt(state.target, text) if chat else text, params) as stream,
         Console(stderr=True, quiet=quiet or as_json).status(report.READING) as status,
     ):
         stream.watch_reading(lambda tokens, total: status.update(report.reading(tokens, total)))

@@ -29,7 +29,7 @@ from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.model_table import ConfiguredModel, configured_models
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
 from orchestrator.cli.serving.server_key import server_key
-from orchestrator.core.model_table import ModelEntry, ModelName
+from orchestrator.http.model_table import ModelEntry, ModelName
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.hardware import gpu_working_set, memory_bytes
 from orchestrator.machine.memory.budget import GIB, usable
@@ -272,7 +272,7 @@ def serve(
 def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | None:
     if name is None:
         return None
-    from orchestrator.machine.embeddings.process import embedding_command, embedding_folder
+    from orchestrator.http.embeddings.process import embedding_command, embedding_folder
 
     with ConversionBar(quiet=False) as bar:
         folder = embedding_folder(name, bar)

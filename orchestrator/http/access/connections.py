@@ -62,7 +62,6 @@ class Connection(H11Protocol):
         self.app = cast(Any, self._answer)
         self._reading = _Deadline(self.loop)
         self._writing = _Deadline(self.loop)
-        self._probing = _Deadline(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -73,7 +72,6 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.clear()
         self._writing.clear()
-        self._probing.clear()
         self._strangers.discard(self)
         super().connection_lost(exc)
 
@@ -98,26 +96,6 @@ class Connection(H11Protocol):
         # For the head of a further request uvicorn's deadline holds until its first byte.
         if self.conn.their_state is h11.SEND_BODY:
             self._expect_input()
-
-    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] - as asyncio has it
-        """A client that only ends its sending still gets its answer. Whether it has gone altogether shows when
-        something is sent to it: a stream does that by itself."""
-        waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if waits:
-            self.cycle.keep_alive = False
-            self._probe_later()
-        return waits
-
-    def _probe_later(self) -> None:
-        self._probing.clear()
-        self._probing.set("probe", self._limits.probe_seconds, self._probe)
-
-    def _probe(self) -> None:
-        """An interim response, which clients of HTTP/1.1 skip (RFC 9110, section 15.2)."""
-        if self.transport.is_closing() or self.cycle.response_started or self.scope["http_version"] != "1.1":
-            return
-        self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
-        self._probe_later()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.result import Result
-from orchestrator.http.answer_content import AnswerContent, chat_call, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
 from orchestrator.http.openai.answer import finish_reason
+from orchestrator.http.openai.answer_content import AnswerContent, call_id, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 _SIGNATURE = "unsigned"
@@ -24,18 +24,12 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 class MessageAnswer:
     """Renders the response to one request."""
 
-    if_cut = ""
-
-    def __init__(
-        self, model: str, content: AnswerContent, stops: Sequence[str], prompt: int, warnings: Sequence[str] = ()
-    ) -> None:
-        """`stops`: the request's stop sequences; `prompt`: number of prompt tokens; `warnings`: what of the request
-        the model does not read."""
+    def __init__(self, model: str, content: AnswerContent, stops: Sequence[str]) -> None:
+        """`stops`: the request's stop sequences."""
         self._model = model
         self._content = content
         self._stops = stops
-        self._prompt = prompt
-        self._warned = {"warnings": warnings} if warnings else {}
+        self._prompt = content.prompt
         self._id = f"msg_{uuid.uuid4().hex}"
         self._blocks: list[dict[str, Any]] = []
         self._open: str | None = None
@@ -44,16 +38,17 @@ class MessageAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        for event in (TextPiece(0, result.text), ChoiceEnd(0, result)):
+        for event in self._content.events(result):
             # Each event adds to the blocks.
             for _ in self._events(event):
                 pass
-        told = warned(self._warned.get("warnings", ()), self.if_cut, results)
-        return self._message(_usage(usage(results, 1))) | told
+        told = [*self._prompt.warnings, *self._prompt.if_cut(results)]
+        return self._message(_usage(usage(results, 1))) | warned(told)
 
     def opening(self) -> Iterator[bytes]:
         # The number of cached tokens is known only at the end.
-        message = self._message({"input_tokens": self._prompt, "output_tokens": 0})
+        (tokens,) = self._prompt.tokens
+        message = self._message({"input_tokens": len(tokens), "output_tokens": 0}) | warned(self._prompt.warnings)
         yield _frame({"type": "message_start", "message": message})
 
     def idle(self) -> bytes:
@@ -70,7 +65,7 @@ class MessageAnswer:
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         delta = {"type": "message_delta", "delta": self._ended, "usage": _usage(usage(results, 1))}
-        yield _frame(delta | warned((), self.if_cut, results))
+        yield _frame(delta | warned(self._prompt.if_cut(results)))
         yield _frame({"type": "message_stop"})
 
     def _events(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
@@ -93,7 +88,7 @@ class MessageAnswer:
                 yield self._delta({"type": "text_delta", "text": text})
             case Call():
                 yield from self._close()
-                yield from self._call(chat_call(part))
+                yield from self._call(part)
 
     def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Begins a block unless one of the same type is open."""
@@ -110,12 +105,11 @@ class MessageAnswer:
         if kind is not None:
             yield self._block_stop()
 
-    def _call(self, call: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        function = call["function"]
-        block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+    def _call(self, call: Call) -> Iterator[dict[str, Any]]:
+        block = {"type": "tool_use", "id": call_id(call), "name": call.name, "input": {}}
         yield self._block_start(block)
-        self._blocks[-1]["input"] = msgspec.json.decode(function["arguments"])
-        yield self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
+        self._blocks[-1]["input"] = msgspec.json.decode(call.arguments)
+        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
         yield self._block_stop()
 
     def _stop_reason(self, result: Result, called: bool) -> dict[str, Any]:
@@ -136,7 +130,17 @@ class MessageAnswer:
 
     def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
         head = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
-        return {**head, "content": [*self._blocks], **self._ended, "usage": usage, **self._warned}
+        return {**head, "content": [*self._blocks], **self._ended, "usage": usage}
+
+
+class WaitingPings(WaitingStream):
+    """Pings, which clients skip."""
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        return [_frame({"type": "ping", "loading": loading})]
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [_frame(error.anthropic_body())]
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:

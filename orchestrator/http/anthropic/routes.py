@@ -7,14 +7,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.http.access.middleware import MESSAGES
-from orchestrator.http.answer_content import AnswerContent
 from orchestrator.http.anthropic.answer import MessageAnswer
 from orchestrator.http.anthropic.request import CountTokensRequest, MessagesRequest
-from orchestrator.http.chat_request import ChatRequest
-from orchestrator.http.model_server import ModelServer
-from orchestrator.http.prompts import RenderedChat
+from orchestrator.http.openai.answer_content import AnswerContent
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import read_body
-from orchestrator.http.request_fields import read_fields
 
 Q = TypeVar("Q", bound=CountTokensRequest)
 
@@ -34,16 +34,15 @@ class MessagesRoutes:
         question, chat = await read_body(request, lambda content: _translated(content, MessagesRequest))
         (model, chat), stops = self._server.named(chat), question.stop_sequences or []
 
-        def answer(prompt: RenderedChat, tokens: int) -> MessageAnswer:
-            content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
-            return MessageAnswer(model, content, stops, tokens, prompt.warnings)
+        def answer(prompt: PreparedRequest) -> MessageAnswer:
+            return MessageAnswer(model, AnswerContent(prompt, chat, self._server.codec), stops)
 
-        return await self._server.converse(request, chat, answer)
+        return await self._server.answer(request, chat, answer)
 
     async def count(self, request: Request) -> Response:
         _, chat = await read_body(request, lambda content: _translated(content, CountTokensRequest))
         self._server.model_name(chat.model)
-        return JSONResponse({"input_tokens": len(await self._server.chat_tokens(request, chat))})
+        return JSONResponse({"input_tokens": len(await self._server.tokens(request, chat))})
 
 
 def _translated(content: bytes, kind: type[Q]) -> tuple[Q, ChatRequest]:

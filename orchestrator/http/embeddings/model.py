@@ -12,10 +12,10 @@ from tokenizers import Encoding, Tokenizer
 
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.access.disconnects import in_thread
+from orchestrator.http.embeddings.process import EmbeddingProcess
 from orchestrator.http.embeddings.request import MOST_INPUTS, Input
 from orchestrator.http.errors import ApiError
-from orchestrator.http.settings import EmbeddingSettings, ServerSettings
-from orchestrator.machine.embeddings.process import EmbeddingCommand, EmbeddingProcess
+from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings
 from orchestrator.text.tokenizer import MOST_CHARACTERS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import PipelineError
@@ -31,11 +31,6 @@ class Embedded(NamedTuple):
     """One an input, of length 1."""
     tokens: int
     """Of all inputs."""
-
-
-def embedding_model(settings: ServerSettings, limit: AdmissionLimit) -> "EmbeddingModel | None":
-    """That of a server, if it has one."""
-    return None if settings.embedding is None else EmbeddingModel(settings.embedding, limit)
 
 
 class EmbeddingModel:

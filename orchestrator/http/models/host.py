@@ -11,7 +11,8 @@ from typing import Any, Protocol, Self
 
 from starlette.types import ASGIApp
 
-from orchestrator.core.model_table import (
+from orchestrator.http.errors import ApiError
+from orchestrator.http.model_table import (
     Admit,
     Command,
     Event,
@@ -35,8 +36,7 @@ from orchestrator.core.model_table import (
     Ticket,
     Unload,
 )
-from orchestrator.http.errors import ApiError
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.openai.model_server import ModelServer
 from protocol.errors import PipelineError
 
 log = logging.getLogger(__name__)

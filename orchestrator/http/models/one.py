@@ -5,13 +5,13 @@ from typing import Any
 
 from starlette.routing import Route
 
-from orchestrator.core.model_table import ModelName, Seconds
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import generation_routes
-from orchestrator.http.model_server import Backend, ModelServer
+from orchestrator.http.model_table import ModelName, Seconds
 from orchestrator.http.monitoring.health import Condition
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics
+from orchestrator.http.openai.model_server import Backend, ModelServer
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.server import Invitations, OfferedModel, Server
 from orchestrator.http.settings import ServerSettings
@@ -39,7 +39,7 @@ class OneModel:
     def __init__(self, server: ModelServer, settings: ServerSettings, store: ResponseStore) -> None:
         name, *aliases = settings.names
         self.offered: Sequence[OfferedModel] = [
-            OfferedModel(ModelName(name), server.folder, tuple(aliases), settings.old_names)
+            OfferedModel(ModelName(name), server.template.folder, tuple(aliases), settings.old_names)
         ]
         self.health = server.health
         self.chats = server.template.own

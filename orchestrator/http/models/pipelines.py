@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.api.pipeline import Pipeline
-from orchestrator.core.model_table import ModelName
 from orchestrator.http.app import answering, generation_routes
 from orchestrator.http.backend import PipelineBackend, PipelineThread
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.model_table import ModelName
 from orchestrator.http.models.host import LoadedModel
 from orchestrator.http.monitoring.metrics import Metrics
+from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate

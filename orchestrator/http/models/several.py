@@ -2,29 +2,26 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.core.model_table import ModelName, ModelPhase, Seconds
-from orchestrator.http.model_server import ModelServer
-from orchestrator.http.models.dispatch import (
-    ChunkForm,
-    Dispatch,
-    LineForm,
-    ModelQuestion,
-    PingForm,
-    QueuedForm,
-    StreamForm,
-)
+from orchestrator.http.anthropic.answer import WaitingPings
+from orchestrator.http.generation import WaitingStream
+from orchestrator.http.model_table import ModelName, ModelPhase, Seconds
+from orchestrator.http.models.dispatch import Dispatch, ModelQuestion
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.monitoring.health import Condition, Health
 from orchestrator.http.monitoring.live import Watchable
-from orchestrator.http.ollama.answer import empty_line
+from orchestrator.http.ollama.answer import WaitingLines, empty_line
 from orchestrator.http.ollama.request import keep_seconds, own_name
 from orchestrator.http.ollama.routes import CHAT, GENERATE
+from orchestrator.http.openai.answer import WaitingChunks
+from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.routes import CHATS
+from orchestrator.http.responses.answer import QueuedResponse
 from orchestrator.http.server import OfferedModel
 from orchestrator.http.tokens import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from protocol.errors import PipelineError
@@ -65,7 +62,7 @@ class LatestModelHealth(Health):
 
     async def check(self) -> Condition:
         latest = self._host.latest
-        return Condition("loading", _NONE) if latest is None else await latest.server.condition()
+        return Condition("loading", _NONE) if latest is None else await latest.server.health.check()
 
 
 _EMPTY = (b"", b"null", b"[]", b'""')
@@ -76,14 +73,16 @@ class OllamaDispatch(Dispatch):
         self,
         host: ModelHost,
         name_of: Callable[[ModelQuestion], ModelName],
-        new_form: Callable[[ModelQuestion], StreamForm | None],
         patience: Seconds,
         *,
         chat: bool,
     ) -> None:
         """As of Dispatch."""
-        super().__init__(host, name_of, new_form, patience)
+        super().__init__(host, name_of, partial(WaitingLines, chat=chat), patience)
         self._chat = chat
+
+    def _streams(self, asked: ModelQuestion) -> bool:
+        return asked.stream is not False
 
     def _early(self, name: ModelName, asked: ModelQuestion) -> Response | None:
         """A request without a prompt that keeps its model for no time only unloads it."""
@@ -99,7 +98,6 @@ class OllamaDispatch(Dispatch):
             self._host.keep(name, keep_seconds(asked.keep_alive))
 
 
-NewForm: TypeAlias = Callable[[ModelQuestion], StreamForm | None]
 _FIRST_EVENT_SECONDS = 1.0
 """After which a stream that waits begins; an answer that begins earlier has an HTTP status of its own."""
 
@@ -141,7 +139,7 @@ class SeveralModels:
         """One model's state for /health."""
         table, server = self._host.status(name), self.server(name)
         if server is not None:
-            condition = await server.condition()
+            condition = await server.health.check()
             status, reason = condition.status, condition.reason
         elif table.phase is ModelPhase.ABSENT:
             status, reason = ("failed", table.failure) if table.failure else ("unloaded", "")
@@ -151,19 +149,13 @@ class SeveralModels:
 
     def routes(self, names: Callable[[str | None], ModelName]) -> list[Route]:
         patience = min(_FIRST_EVENT_SECONDS, self._keep_alive)
-        forms: dict[str, NewForm] = {
-            "/v1/completions": lambda asked: ChunkForm(chat=False) if asked.stream is True else None,
-            **dict.fromkeys(CHATS, lambda asked: ChunkForm(chat=True) if asked.stream is True else None),
-            "/v1/responses": lambda asked: QueuedForm() if asked.stream is True else None,
-            "/v1/responses/input_tokens": lambda _: None,
-            "/v1/responses/compact": lambda _: None,
-            **dict.fromkeys((TOKENIZE, DETOKENIZE, APPLY_TEMPLATE), lambda _: None),
-            "/v1/messages": lambda asked: PingForm() if asked.stream is True else None,
-            "/v1/messages/count_tokens": lambda _: None,
-        }
-        lines: dict[str, NewForm] = {
-            path: lambda asked, chat=path == CHAT: None if asked.stream is False else LineForm(chat=chat)
-            for path in (CHAT, GENERATE)
+        streams: dict[str, Callable[[ModelName], WaitingStream] | None] = {
+            "/v1/completions": partial(WaitingChunks, "text"),
+            **dict.fromkeys(CHATS, partial(WaitingChunks, "chat")),
+            "/v1/responses": QueuedResponse,
+            "/v1/messages": lambda _: WaitingPings(),
+            **dict.fromkeys(("/v1/responses/input_tokens", "/v1/responses/compact", "/v1/messages/count_tokens")),
+            **dict.fromkeys((TOKENIZE, DETOKENIZE, APPLY_TEMPLATE)),
         }
 
         def named(asked: ModelQuestion) -> ModelName:
@@ -172,17 +164,9 @@ class SeveralModels:
         def named_by_ollama(asked: ModelQuestion) -> ModelName:
             return names(own_name(asked.model or asked.name))
 
-        return [
-            *(
-                Route(path, Dispatch(self._host, named, form, patience), methods=["POST"])
-                for path, form in forms.items()
-            ),
-            *(
-                Route(
-                    path,
-                    OllamaDispatch(self._host, named_by_ollama, form, patience, chat=path == CHAT),
-                    methods=["POST"],
-                )
-                for path, form in lines.items()
-            ),
-        ]
+        endpoints: dict[str, Dispatch] = {
+            **{path: Dispatch(self._host, named, stream, patience) for path, stream in streams.items()},
+            CHAT: OllamaDispatch(self._host, named_by_ollama, patience, chat=True),
+            GENERATE: OllamaDispatch(self._host, named_by_ollama, patience, chat=False),
+        }
+        return [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]

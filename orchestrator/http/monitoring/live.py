@@ -9,9 +9,8 @@ import msgspec
 from starlette.requests import Request
 
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import COMMENT, frame
+from orchestrator.http.generation import COMMENT, EventStream, frame
 from orchestrator.http.monitoring.health import Condition, Health
-from orchestrator.http.streaming import EventStream
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
 from protocol.messages.telemetry import TelemetryFrame

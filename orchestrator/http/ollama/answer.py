@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from orchestrator.api.result import Chosen, Result
-from orchestrator.core.model_table import Seconds
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
+from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, warned
+from orchestrator.http.generation import OutputEvent, PromptProgress, WaitingStream, warned
+from orchestrator.http.model_table import Seconds
+from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -31,27 +32,13 @@ def empty_line(model: str, *, chat: bool, **more: Any) -> dict[str, Any]:
 class OllamaAnswer:
     """Renders the response to one request."""
 
-    if_cut = ""
-
-    def __init__(
-        self,
-        model: str,
-        content: AnswerContent,
-        *,
-        chat: bool,
-        loading: Seconds = 0.0,
-        warnings: Sequence[str] = (),
-        transcript: LogprobTranscript | None = None,
-    ) -> None:
-        """`loading`: how long the request waited for its model. `warnings`: what of it was changed or is not read.
-        `transcript`: of the log-probabilities, if the request asks for them."""
+    def __init__(self, model: str, content: AnswerContent, *, chat: bool, loading: Seconds = 0.0) -> None:
+        """`loading`: how long the request waited for its model."""
         self._model = model
-        self._transcript = transcript
         self._content = content
         self._joiner = ThoughtJoiner()
         self._chat = chat
         self._loading = loading
-        self._warned = {"warnings": warnings} if warnings else {}
 
     def idle(self) -> bytes:
         return line(empty_line(self._model, chat=self._chat))
@@ -62,20 +49,21 @@ class OllamaAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        text = TextPiece(0, result.text, tuple(map(Chosen, result.tokens, result.likelihoods)))
-        parts = [part for event in (text, ChoiceEnd(0, result)) for part in self._parse(event)]
+        text, end = self._content.events(result)
+        parts = [*self._parse(text), *self._parse(end)]
         texts = {kind: "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Spoken, Reasoning)}
         calls = [_call(part) for part in parts if isinstance(part, Call)]
-        told = {} if self._transcript is None else {"logprobs": self._logprobs(text)}
+        logprobs = self._content.logprobs(text)
+        told = {} if logprobs is None else {"logprobs": logprobs}
         return {**self._piece(texts[Spoken], texts[Reasoning], calls), **told, **self._end(result)}
 
     def opening(self) -> Iterator[bytes]:
-        if self._warned:
-            yield line(empty_line(self._model, chat=self._chat, **self._warned))
+        if warnings := self._content.prompt.warnings:
+            yield line(empty_line(self._model, chat=self._chat, warnings=warnings))
 
     def render(self, event: OutputEvent) -> Iterator[bytes]:
         pieces = [self._of_part(part) for part in self._parse(event)]
-        if logprobs := self._logprobs(event):
+        if logprobs := self._content.logprobs(event):
             pieces = pieces or [self._piece("")]
             pieces[0]["logprobs"] = logprobs
         yield from map(line, pieces)
@@ -86,12 +74,6 @@ class OllamaAnswer:
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
         (result,) = results
         return [line({**self._piece(""), **self._end(result)})]
-
-    def _logprobs(self, event: OutputEvent) -> list[dict[str, Any]]:
-        if self._transcript is None or not isinstance(event, TextPiece):
-            return []
-        ready = self._transcript.push(event.text, event.chosen, self._content.thoughts)
-        return [] if ready is None else ready["content"]
 
     def _parse(self, event: OutputEvent) -> Iterator[Part]:
         return map(self._joiner.push, self._content.parse(event))
@@ -116,7 +98,7 @@ class OllamaAnswer:
         return found
 
     def _end(self, result: Result) -> dict[str, Any]:
-        figures = result.statistics
+        figures, prompt = result.statistics, self._content.prompt
         rate = figures.tokens_per_second
         return {
             "done": True,
@@ -127,8 +109,23 @@ class OllamaAnswer:
             "prompt_eval_duration": _nanoseconds(figures.prefill_seconds),
             "eval_count": figures.generated_tokens,
             "eval_duration": _nanoseconds(figures.generated_tokens / rate if rate else 0.0),
-            **warned(self._warned.get("warnings", ()), self.if_cut, [result]),
+            **warned([*prompt.warnings, *prompt.if_cut([result])]),
         }
+
+
+class WaitingLines(WaitingStream):
+    """Lines without text."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self._empty = partial(empty_line, model, chat=chat)
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        return [line(self._empty(loading=loading))]
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [line(error.ollama_body())]
 
 
 def _call(part: Call) -> dict[str, Any]:

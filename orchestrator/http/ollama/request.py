@@ -10,13 +10,13 @@ from itertools import count
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
-from orchestrator.core.model_table import Seconds
-from orchestrator.http.chat_request import ChatRequest, question
-from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.history import Note
-from orchestrator.http.openai.request import CompletionRequest
+from orchestrator.http.errors import ApiError, refuse_given, unsupported
+from orchestrator.http.model_table import Seconds
+from orchestrator.http.openai.chat_request import ChatRequest, question
+from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.history import Note, parts
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
 
 _LATEST = ":latest"
@@ -73,11 +73,11 @@ def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     for message in messages:
         kept: Message = {"role": message.get("role"), "content": message.get("content") or ""}
         if images := message.get("images"):
-            kept["content"] = [kept["content"], *({"type": "image"} for _ in _listed(images))]
+            kept["content"] = [kept["content"], *({"type": "image"} for _ in parts(images))]
         if message.get("thinking"):
             kept["reasoning_content"] = message["thinking"]
         if message.get("tool_calls"):
-            kept["tool_calls"] = [open_calls.add(call) for call in _listed(message["tool_calls"])]
+            kept["tool_calls"] = [open_calls.add(call) for call in parts(message["tool_calls"])]
         if kept["role"] == "tool":
             kept |= open_calls.answered(message.get("tool_name") or message.get("name"))
         found.append(kept)
@@ -119,10 +119,6 @@ class _OpenCalls:
         return {"name": name, "tool_call_id": id}
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 class OllamaOptions(msgspec.Struct, kw_only=True):
     """The options that have an effect. Others are about Ollama's own engine."""
 
@@ -136,15 +132,6 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """As OpenAI's requests call them; None is "not given"."""
-        same = ("temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop")
-        return {
-            **{name: getattr(self, name) for name in same},
-            "repetition_penalty": self.repeat_penalty,
-            "max_tokens": self.num_predict,
-        }
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
@@ -170,8 +157,9 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
     def common(self) -> dict[str, Any]:
         """Fields of OpenAI's requests."""
-        options = self.options or OllamaOptions()
-        return {"model": own_name(self.model), "stream": self.streamed, **options.fields()}
+        options = structs.asdict(self.options or OllamaOptions())
+        limit = {"max_tokens": options.pop("num_predict")}
+        return {"model": own_name(self.model), "stream": self.streamed, **options, **limit}
 
     def of_chat(self) -> dict[str, Any]:
         """Those of a chat."""
@@ -183,7 +171,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
         if not self.format:
             return None
         if isinstance(self.format, dict):
-            return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.format, "strict": True}}
+            return {"type": "json_schema", "schema": self.format}
         if self.format == "json":
             return {"type": "json_object"}
         raise unsupported("format", 'format is "json" or a JSON schema.')
@@ -217,9 +205,7 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        for name in ("suffix", "template", "images"):
-            if getattr(self, name):
-                raise unsupported(name, f"{name} is not supported: leave it out.")
+        refuse_given(self, dict.fromkeys(("suffix", "template", "images"), "leave it out"))
         if self.raw and self.system:
             raise unsupported("system", "A raw prompt is continued as it is: put the system message into it.")
 

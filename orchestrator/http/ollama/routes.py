@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -16,13 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.core.model_table import Seconds
 from orchestrator.http.access.disconnects import body, unless_gone
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
-from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
 from orchestrator.http.embeddings.routes import json_response, named
-from orchestrator.http.model_server import ModelServer
+from orchestrator.http.generation import EventStream
+from orchestrator.http.model_table import Seconds
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
 from orchestrator.http.ollama.request import (
     OllamaChatRequest,
@@ -31,12 +29,12 @@ from orchestrator.http.ollama.request import (
     keep_seconds,
     own_name,
 )
-from orchestrator.http.openai.request import CompletionRequest
-from orchestrator.http.prompts import ChatPrompts, PreparedRequest, RenderedChat
+from orchestrator.http.openai.answer_content import AnswerContent
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.prompts import Asked, ChatPrompts, PreparedRequest
+from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import decoded, read_body
-from orchestrator.http.request_fields import read_fields
-from orchestrator.http.streaming import EventStream
-from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.contracts.model_folder import ModelFolder
 
@@ -53,51 +51,24 @@ class OllamaRoutes:
 
     async def chat(self, request: Request) -> Response:
         question, asked = await read_body(request, _chat)
-        if asked is None:
-            return await self._empty(question, chat=True)
-        return await self._converse(request, question, asked, chat=True)
+        return await (self._empty(question, chat=True) if asked is None else self._answer(request, asked, chat=True))
 
     async def generate(self, request: Request) -> Response:
         question, asked = await read_body(request, _generation)
-        if asked is None:
-            return await self._empty(question, chat=False)
-        if isinstance(asked, ChatRequest):
-            return await self._converse(request, question, asked, chat=False)
-        return await self._continue(request, asked)
+        return await (self._empty(question, chat=False) if asked is None else self._answer(request, asked, chat=False))
 
-    async def _converse(self, request: Request, question: OllamaRequest, asked: ChatRequest, *, chat: bool) -> Response:
+    async def _answer(self, request: Request, asked: Asked, *, chat: bool) -> Response:
         (name, asked), codec = self._server.named(asked), self._server.codec
+        # How long the request waited for its model.
+        loading: float = getattr(request.state, "loading_seconds", 0.0)
 
-        def answer(prompt: RenderedChat, _: int) -> OllamaAnswer:
-            told = asked.alternatives is not None
-            return OllamaAnswer(
-                name,
-                AnswerContent(prompt.new_parser(), calls=bool(asked.offered)),
-                chat=chat,
-                loading=_loading(request),
-                warnings=prompt.warnings,
-                transcript=LogprobTranscript("chat", codec, prompt.shown, prompt.marked) if told else None,
-            )
+        def answer(prompt: PreparedRequest) -> OllamaAnswer:
+            return OllamaAnswer(name, AnswerContent(prompt, asked, codec), chat=chat, loading=loading)
 
-        return _lines(await self._server.converse(request, asked, answer))
-
-    async def _continue(self, request: Request, asked: CompletionRequest) -> Response:
-        name, asked = self._server.named(asked)
-
-        def renderer(_: Sequence[Sequence[int]]) -> OllamaAnswer:
-            return OllamaAnswer(
-                name,
-                AnswerContent(MarkedParser(), calls=False),
-                chat=False,
-                loading=_loading(request),
-                warnings=[note.text for note in asked.notes],
-                transcript=None if asked.told is None else LogprobTranscript("chat", self._server.codec),
-            )
-
-        def prepare() -> PreparedRequest:
-            return PreparedRequest(asked.prompts, renderer, asked.grammar, notes=asked.notes)
-
-        return _lines(await self._server.answer(request, asked, prepare))
+        response = await self._server.answer(request, asked, answer)
+        if isinstance(response, EventStream):
+            response.headers["content-type"] = MEDIA_TYPE
+        return response
 
     async def _empty(self, question: OllamaRequest, *, chat: bool) -> Response:
         """A request without a prompt only loads the model, or with a keep_alive of 0 unloads it.
@@ -108,7 +79,7 @@ class OllamaRoutes:
         name = self._server.model_name(own_name(question.model))
         gone = question.keep_alive is not None and keep_seconds(question.keep_alive) == 0
         if not gone:
-            await self._server.require()
+            await self._server.health.require()
         return JSONResponse(empty_line(name, chat=chat, done=True, done_reason="unload" if gone else "load"))
 
 
@@ -118,23 +89,12 @@ def _chat(content: bytes) -> tuple[OllamaChatRequest, ChatRequest | None]:
     return question, question.chat(notes) if question.messages else None
 
 
-def _generation(content: bytes) -> tuple[OllamaGenerateRequest, ChatRequest | CompletionRequest | None]:
+def _generation(content: bytes) -> tuple[OllamaGenerateRequest, Asked | None]:
     """The request, and the chat or the completion that it stands for, if it has a prompt."""
     question, notes = read_fields(content, OllamaGenerateRequest, within="options")
     if not question.prompt:
         return question, None
     return question, question.completion(notes) if question.raw else question.chat(notes)
-
-
-def _loading(request: Request) -> float:
-    """How long the request waited for its model."""
-    return getattr(request.state, "loading_seconds", 0.0)
-
-
-def _lines(response: Response) -> Response:
-    if isinstance(response, EventStream):
-        response.headers["content-type"] = MEDIA_TYPE
-    return response
 
 
 class _EmbedRequest(msgspec.Struct):

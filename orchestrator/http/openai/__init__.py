@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions: request models, structured output, tool calls, answers.
+"""OpenAI's chat completions and completions: requests, histories, prompts, answers, and the server of one model.
 
-Pure. The Responses API and Anthropic's API translate their requests to chat requests, and reuse parts of the answers.
+The other APIs translate their requests to these, and reuse parts of the answers.
 """

@@ -9,11 +9,20 @@ from typing import Any, Literal, NamedTuple
 from msgspec import structs
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.answer_content import LogprobTranscript, chat_call, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import COMMENT, ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
-from orchestrator.text.answer.parsers import MarkedParser
-from orchestrator.text.answer.parts import AnswerParser, Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
+from orchestrator.http.generation import (
+    COMMENT,
+    ChoiceEnd,
+    OutputEvent,
+    PromptProgress,
+    TextPiece,
+    WaitingStream,
+    frame,
+    warned,
+)
+from orchestrator.http.openai.answer_content import LogprobTranscript, call_id, echoed_logprobs, no_logprobs, usage
+from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
 
 
@@ -49,22 +58,14 @@ class ChoiceAnswer:
 
     kind: AnswerKind
     model: str
-    prompts: int
-    """Number of prompts: `usage` counts a prompt once for all its choices."""
     with_usage: bool = False
     """The stream ends with a chunk that holds the usage."""
     codec: TextCodec | None = None
     """Decodes the tokens of log-probabilities; None if the request asks for none."""
-    new_parser: Callable[[], AnswerParser] = MarkedParser
-    """Makes the parser of one choice."""
-    shown: frozenset[int] = frozenset()
-    """Special tokens whose text is part of the output."""
-    marked: frozenset[int] = frozenset()
-    """Tokens whose text in the output comes behind a mark."""
+    prompt: PreparedRequest = PreparedRequest(())
+    """How the answers are read."""
     reasoning_tokens: Callable[[str], int] = len
     """Counts the tokens of a text."""
-    warnings: Sequence[str] = ()
-    """What of the request the model does not read; told in the answer and in the first chunk."""
     echoed: Sequence[Echo] = ()
     """Of each choice, the prompt that comes before it."""
     silent: bool = False
@@ -76,19 +77,19 @@ class ChoiceAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         results = [_silenced(result) for result in results] if self.silent else results
-        shown = results if self.returned is None else best(results, self.prompts, self.returned)
+        shown = results if self.returned is None else best(results, self._prompts, self.returned)
         parsed = [self._parsed(result) for result in shown]
         choices = [self._choice(index, *each) for index, each in enumerate(zip(shown, parsed, strict=True))]
         reasoning = [_joined(parts, Reasoning) for parts, _ in parsed]
         answer = {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self.usage(results, reasoning)}
-        return answer | self._warned
+        return answer | warned([*self.prompt.warnings, *self.prompt.if_cut(results)])
 
     def opening(self, choices: int) -> list[dict[str, Any]]:
         """Chunks before the first text."""
         if self.kind == "text":
             return [self.piece(index, echo.text) for index, echo in enumerate(self.echoed)]
         first, *others = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
-        return [first | self._warned, *others]
+        return [first | warned(self.prompt.warnings), *others]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
         return self._chunk(index, {"content": text} if self.kind == "chat" else text, logprobs=logprobs)
@@ -98,7 +99,7 @@ class ChoiceAnswer:
 
     def call(self, index: int, place: int, call: Call) -> dict[str, Any]:
         """`place`: the call's index among those of the choice."""
-        return self._chunk(index, {"tool_calls": [{"index": place, **chat_call(call)}]})
+        return self._chunk(index, {"tool_calls": [{"index": place, **_chat_call(call)}]})
 
     def end(self, index: int, reason: str) -> dict[str, Any]:
         return self._chunk(index, {} if self.kind == "chat" else "", reason)
@@ -109,11 +110,12 @@ class ChoiceAnswer:
 
     def usage(self, results: Sequence[Result], reasoning: Sequence[str]) -> dict[str, Any]:
         """`reasoning`: of each choice."""
-        return usage(results, self.prompts, sum(self.reasoning_tokens(text) for text in reasoning if text))
+        return usage(results, self._prompts, sum(self.reasoning_tokens(text) for text in reasoning if text))
 
     @property
-    def _warned(self) -> dict[str, Any]:
-        return {"warnings": self.warnings} if self.warnings else {}
+    def _prompts(self) -> int:
+        """`usage` counts a prompt once for all its choices."""
+        return max(1, len(self.prompt.tokens))
 
     @property
     def _chunk_object(self) -> str:
@@ -129,14 +131,14 @@ class ChoiceAnswer:
 
     def _parsed(self, result: Result) -> tuple[list[Part], Sequence[ThoughtSpan]]:
         """The parts of an answer, and its thoughts, as of AnswerParser."""
-        parser = self.new_parser()
+        parser = self.prompt.new_parser()
         parts = [*parser.push(result.text), *parser.finish()]
         return [*map(ThoughtJoiner().push, parts)], parser.thoughts
 
     def _choice(self, index: int, result: Result, parsed: tuple[list[Part], Sequence[ThoughtSpan]]) -> dict[str, Any]:
         parts, thoughts = parsed
         text, reasoning = _joined(parts, Spoken), _joined(parts, Reasoning)
-        calls = [chat_call(part) for part in parts if isinstance(part, Call)]
+        calls = [_chat_call(part) for part in parts if isinstance(part, Call)]
         echo = self.echoed[index] if self.echoed else None
         logprobs = self._logprobs(result, thoughts, echo)
         reason = finish_reason(result, bool(calls))
@@ -156,7 +158,7 @@ class ChoiceAnswer:
         if echo is not None:
             chosen = list(map(Chosen, result.tokens, result.likelihoods))
             return echoed_logprobs(self.codec, echo.tokens, result.prompt_likelihoods, echo.text, chosen)
-        transcript = LogprobTranscript(self.kind, self.codec, self.shown, self.marked)
+        transcript = LogprobTranscript(self.kind, self.codec, self.prompt.shown, self.prompt.marked)
         found = transcript.push(result.text, map(Chosen, result.tokens, result.likelihoods), thoughts)
         return found or no_logprobs(self.kind, self.codec)
 
@@ -175,14 +177,12 @@ class ChoiceAnswer:
 class Chunks:
     """Renders `answer` for a request with `choices` choices."""
 
-    if_cut = ""
-
     def __init__(self, answer: ChoiceAnswer, choices: int) -> None:
         self._answer = answer
         self._choices = [_ChoiceChunks(answer, index) for index in range(choices)]
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        return self._answer.whole(results) | warned(self._answer.warnings, self.if_cut, results)
+        return self._answer.whole(results)
 
     def opening(self) -> Iterable[bytes]:
         return map(frame, self._answer.opening(len(self._choices)))
@@ -196,7 +196,7 @@ class Chunks:
     def render(self, event: OutputEvent) -> Iterable[bytes]:
         made = [*self._choices[event.index].chunks(event)]
         if isinstance(event, ChoiceEnd):
-            made[-1] |= warned((), self.if_cut, [event.result])
+            made[-1] |= warned(self._answer.prompt.if_cut([event.result]))
         return map(frame, made)
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
@@ -207,15 +207,28 @@ class Chunks:
         return [frame(self._answer.last(results, reasoning)), _DONE] if self._answer.with_usage else [_DONE]
 
 
+class WaitingChunks(WaitingStream):
+    """Chunks without text."""
+
+    def __init__(self, kind: AnswerKind, model: str) -> None:
+        self._answer = ChoiceAnswer(kind, model)
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        return [frame({**self._answer.piece(0, ""), "loading": loading})]
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [frame(error.openai_body())]
+
+
 class _ChoiceChunks:
     """The chunks of one choice."""
 
     def __init__(self, answer: ChoiceAnswer, index: int) -> None:
         self._answer = answer
         self._index = index
-        self._parser = answer.new_parser()
-        codec = answer.codec
-        self._transcript = None if codec is None else LogprobTranscript(answer.kind, codec, answer.shown, answer.marked)
+        self._parser = answer.prompt.new_parser()
+        codec, prompt = answer.codec, answer.prompt
+        self._transcript = None if codec is None else LogprobTranscript(answer.kind, codec, prompt.shown, prompt.marked)
         self._joiner = ThoughtJoiner()
         self._calls = 0
         self.reasoning = ""
@@ -249,6 +262,10 @@ class _ChoiceChunks:
         if self._transcript is None:
             return None
         return self._transcript.push(event.text, event.chosen, self._parser.thoughts)
+
+
+def _chat_call(call: Call) -> dict[str, Any]:
+    return {"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _joined(parts: Iterable[Part], kind: type[Reasoning] | type[Spoken]) -> str:

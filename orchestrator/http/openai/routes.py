@@ -1,17 +1,16 @@
 """/v1/completions and /v1/chat/completions: the routes of OpenAI's older APIs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.chat_request import ChatRequest, read
-from orchestrator.http.model_server import ModelServer
 from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
-from orchestrator.http.openai.request import CompletionRequest
-from orchestrator.http.prompts import PreparedRequest, RenderedChat
+from orchestrator.http.openai.chat_request import ChatRequest, read
+from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.request_bodies import read_body
 
 CHATS = ("/v1/chat/completions", "/api/v0/chat/completions")
@@ -31,46 +30,39 @@ class CompletionRoutes:
 
     async def complete(self, request: Request) -> Response:
         name, question = self._server.named(await read_body(request, lambda content: read(content, CompletionRequest)))
-        answer = ChoiceAnswer(
-            "text",
-            name,
-            question.prompt_count,
-            with_usage=question.with_usage,
-            codec=None if question.told is None else self._server.codec,
-            silent=question.silent,
-            returned=question.returned if question.choices > question.returned else None,
-            warnings=[note.text for note in question.notes],
-        )
+        codec = self._server.codec
 
-        def renderer(prompts: Sequence[Sequence[int]]) -> Chunks:
-            echoed = self._echoed(question, prompts)
-            return Chunks(replace(answer, echoed=echoed), len(prompts) * question.choices)
+        def renderer(prompt: PreparedRequest) -> Chunks:
+            answer = ChoiceAnswer(
+                "text",
+                name,
+                with_usage=question.with_usage,
+                codec=None if question.told is None else codec,
+                prompt=prompt,
+                echoed=self._echoed(question, prompt.tokens),
+                silent=question.silent,
+                returned=question.returned if question.choices > question.returned else None,
+            )
+            return Chunks(answer, len(prompt.tokens) * question.choices)
 
-        def prepare() -> PreparedRequest:
-            return PreparedRequest(question.prompts, renderer, question.grammar, notes=question.notes)
-
-        return await self._server.answer(request, question, prepare)
+        return await self._server.answer(request, question, renderer)
 
     async def chat(self, request: Request) -> Response:
         name, question = self._server.named(await read_body(request, lambda content: read(content, ChatRequest)))
         codec = self._server.codec
 
-        def renderer(prompt: RenderedChat, _: int) -> Chunks:
+        def renderer(prompt: PreparedRequest) -> Chunks:
             answer = ChoiceAnswer(
                 "chat",
                 name,
-                1,
                 with_usage=question.with_usage,
                 codec=None if question.alternatives is None else codec,
-                new_parser=prompt.new_parser,
-                shown=prompt.shown,
-                marked=prompt.marked,
+                prompt=prompt,
                 reasoning_tokens=codec.count,
-                warnings=prompt.warnings,
             )
             return Chunks(answer, question.choices)
 
-        return await self._server.converse(request, question, renderer)
+        return await self._server.answer(request, question, renderer)
 
     def _echoed(self, question: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[Echo]:
         """The prompt of each choice that is returned, if the client wants it back."""

@@ -3,14 +3,15 @@
 The object is made from the events, so that both forms have the same content.
 """
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from orchestrator.api.result import Chosen, Result
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript, chat_call, usage
+from orchestrator.api.result import Result
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, TextPiece, frame, warned
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, PromptProgress, WaitingStream, frame, warned
+from orchestrator.http.openai.answer_content import AnswerContent, usage
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
 
 OutputItem = dict[str, Any]
@@ -95,11 +96,6 @@ class CallItem:
             **({} if namespace is None else {"namespace": namespace}),
         }
 
-    @classmethod
-    def of(cls, place: int, call: Mapping[str, Any]) -> "CallItem":
-        """`call` in the form of chat responses."""
-        return cls(place, call["id"], call["function"]["name"], call["function"]["arguments"])
-
     def events(self) -> Iterator[OutputItem]:
         content = self.item[self._field]
         yield item_event("added", self._place, {**self.item, "status": "in_progress", self._field: ""})
@@ -124,24 +120,20 @@ class MadeItem(Protocol):
 class ResponseAnswer:
     """Renders the response to one request."""
 
-    if_cut = ""
-
     def __init__(
         self,
         head: Mapping[str, Any],
         content: AnswerContent,
-        transcript: LogprobTranscript | None,
         store: Callable[[dict[str, Any]], None],
         count: Callable[[str], int],
-        call_item: Callable[[int, Mapping[str, Any]], CallItem] = CallItem.of,
+        call_item: Callable[[int, Call], CallItem],
         sent: int = 0,
     ) -> None:
         """`head`: the fields that are known before generation. `store` gets the finished response. `count`: number of
-        tokens of a text. `call_item`: makes the item of a call from its index and its form in chat responses. `sent`:
+        tokens of a text. `call_item`: makes the item of a call from its index and the call. `sent`:
         events of this response that the client has already, `response.created` among them."""
-        self._head = head
+        self._head = {**head, **warned(content.prompt.warnings)}
         self._content = content
-        self._transcript = transcript
         self._store = store
         self._count = count
         self._call_item = call_item
@@ -152,8 +144,7 @@ class ResponseAnswer:
 
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         (result,) = results
-        chosen = tuple(map(Chosen, result.tokens, result.likelihoods))
-        for event in (TextPiece(0, result.text, chosen), ChoiceEnd(0, result)):
+        for event in self._content.events(result):
             # Each event adds to the items.
             for _ in self._events(event):
                 pass
@@ -175,10 +166,9 @@ class ResponseAnswer:
         return map(self._numbered, self._events(event))
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         if self._open is not None:
             self._open.interrupt()
-        response = self._object("failed", error={"code": code, "message": str(error)})
+        response = self._object("failed", error=_error(error))
         return [self._numbered({"type": "response.failed", "response": response})]
 
     def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
@@ -193,7 +183,7 @@ class ResponseAnswer:
         return frame({**content, "sequence_number": self._sent - 1}, content["type"])
 
     def _events(self, event: OutputEvent) -> Iterator[OutputItem]:
-        parts, logprobs = self._content.parse(event), self._logprobs(event)
+        parts, logprobs = self._content.parse(event), self._content.logprobs(event) or []
         if logprobs and not any(isinstance(part, Spoken) for part in parts):
             parts = [*parts, Spoken("")]
         for part in parts:
@@ -213,7 +203,7 @@ class ResponseAnswer:
                 yield self._open.add(text, logprobs)
             case Call():
                 yield from self._close("completed")
-                item = self._call_item(len(self._items), chat_call(part))
+                item = self._call_item(len(self._items), part)
                 self._items.append(item)
                 yield from item.events()
 
@@ -229,23 +219,19 @@ class ResponseAnswer:
         if item is not None:
             yield from item.end(status)
 
-    def _logprobs(self, event: OutputEvent) -> list[dict[str, Any]]:
-        """The log-probabilities to send with an event, if the request asks for them."""
-        if self._transcript is None or not isinstance(event, TextPiece):
-            return []
-        ready = self._transcript.push(event.text, event.chosen, self._content.thoughts)
-        return [] if ready is None else ready["content"]
-
     def _finished(self, result: Result) -> dict[str, Any]:
         status = self._status(result)
         incomplete = None if status == "completed" else {"reason": "max_output_tokens"}
         response = self._object(status, incomplete_details=incomplete, usage=_usage(self._counted(result)))
-        response |= warned(self._head.get("warnings", ()), self.if_cut, [result])
+        response |= warned([*self._content.prompt.warnings, *self._if_cut(result)])
         self._store(response)
         return response
 
     def _status(self, result: Result) -> str:
         return "completed" if result.finish_reason == "stop" else "incomplete"
+
+    def _if_cut(self, result: Result) -> list[str]:
+        return self._content.prompt.if_cut([result])
 
     def _counted(self, result: Result) -> dict[str, Any]:
         thoughts = [item.text for item in self._items if isinstance(item, TextItem) and item.reasoning]
@@ -254,6 +240,44 @@ class ResponseAnswer:
     def _object(self, status: str, **more: Any) -> dict[str, Any]:
         defaults = {"error": None, "incomplete_details": None, "usage": None}
         return {**self._head, **defaults, **more, "status": status, "output": [item.item for item in self._items]}
+
+
+class QueuedResponse(WaitingStream):
+    """A created response that is queued. The answer continues its id and its numbers."""
+
+    def __init__(self, model: str) -> None:
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._sent = 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"response_id": self._id, "events_sent": self._sent}
+
+    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
+        response = self._response("queued")
+        first = [] if self._sent else [{"type": "response.created", "response": response}]
+        events = [*first, {"type": "response.queued", "response": response, "loading": loading}]
+        return [self._numbered(event) for event in events]
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        response = {**self._response("failed"), "error": _error(error)}
+        return [self._numbered({"type": "response.failed", "response": response})]
+
+    def _response(self, status: str) -> dict[str, Any]:
+        head = {"id": self._id, "object": "response", "created_at": self._created, "model": self._model}
+        asked = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        return {**head, **asked, "status": status, "error": None, "output": []}
+
+    def _numbered(self, content: dict[str, Any]) -> bytes:
+        self._sent += 1
+        return frame({**content, "sequence_number": self._sent - 1}, content["type"])
+
+
+def _error(error: ApiError) -> dict[str, Any]:
+    code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+    return {"code": code, "message": str(error)}
 
 
 def _usage(counted: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,6 @@ class SummaryAnswer(ResponseAnswer):
     """Its last item is the summary, and there is exactly one. A summary that was cut off is one too: clients take an
     incomplete response for a failure."""
 
-    if_cut = "The summary was cut off at its limit of tokens: give a larger one."
     _text = ""
     _pieces = 0
 
@@ -92,6 +91,10 @@ class SummaryAnswer(ResponseAnswer):
 
     def _status(self, result: Result) -> str:
         return "completed"
+
+    def _if_cut(self, result: Result) -> list[str]:
+        cut = "The summary was cut off at its limit of tokens: give a larger one."
+        return [cut] if result.finish_reason == "length" else []
 
 
 class _Compaction:

@@ -11,12 +11,14 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, structs
 
-from orchestrator.http.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
-from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.history import Note, shown
-from orchestrator.http.request_fields import left_out_tools
+from orchestrator.http.errors import ApiError, refuse_given, unsupported
+from orchestrator.http.openai.answer_content import call_id
+from orchestrator.http.openai.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
+from orchestrator.http.openai.history import Note, shown
+from orchestrator.http.openai.request_fields import left_out_tools
 from orchestrator.http.responses.answer import CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
+from orchestrator.text.answer.parts import Call
 from protocol.messages.base import MAX_FUNCTIONS
 
 Tool = Mapping[str, Any]
@@ -54,13 +56,11 @@ class OfferedTools:
         """About tools that the model is not told of."""
         return left_out_tools(self._left_out)
 
-    def call_item(self, place: int, call: Mapping[str, Any]) -> CallItem:
-        """The item at index `place` for a call in the form of chat responses."""
-        function = call["function"]
-        origin = self._origins.get(function["name"], Origin(function["name"]))
-        arguments = function["arguments"]
-        content = custom_input(arguments) if origin.custom else arguments
-        return CallItem(place, call["id"], origin.name, content, origin.namespace, custom=origin.custom)
+    def call_item(self, place: int, call: Call) -> CallItem:
+        """The item at index `place`."""
+        origin = self._origins.get(call.name, Origin(call.name))
+        content = custom_input(call.arguments) if origin.custom else call.arguments
+        return CallItem(place, call_id(call), origin.name, content, origin.namespace, custom=origin.custom)
 
     def _add(self, tool: Tool) -> None:
         if tool.get("type") != "namespace":
@@ -142,12 +142,11 @@ def _wrong_tool(message: str) -> ApiError:
 Item = Mapping[str, Any]
 Message = dict[str, Any]
 _THOUGHTS = ("reasoning_text", "summary_text", "text")
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def messages(items: Iterable[Item]) -> list[Message]:
-    """The messages of a chat, whose contents are texts, or parts if not all of these are text. Items that a chat does
-    not have become such parts of the assistant's."""
+    """The messages of a chat, with the parts of this API as contents. Items that a chat does not have become parts of
+    the assistant's."""
     found: list[Message] = []
     thoughts: list[str] = []
     for item in items:
@@ -156,7 +155,7 @@ def messages(items: Iterable[Item]) -> list[Message]:
             thoughts.append(_reasoning(item))
             continue
         if kind == "message":
-            found.append({"role": item.get("role"), "content": _content(item.get("content"))})
+            found.append({"role": item.get("role"), "content": item.get("content")})
         elif kind == "custom_tool_call" and isinstance(item.get("input"), str):
             _add_call(found, item, item.get("name"), custom_arguments(item["input"]), any(thoughts))
         elif kind in ("function_call", "custom_tool_call", "mcp_call"):
@@ -194,8 +193,7 @@ def _reasoning(item: Item) -> str:
 def _add_call(found: list[Message], item: Item, name: object, arguments: object, new: bool) -> None:
     """`new`: reasoning came before, which begins a message."""
     name = joined_name(name, item.get("namespace")) if isinstance(name, str) else name
-    written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments or {}).decode()
-    call = {"id": _call_id(item), "type": "function", "function": {"name": name, "arguments": written}}
+    call = {"id": _call_id(item), "type": "function", "function": {"name": name, "arguments": arguments or {}}}
     if found and found[-1]["role"] == "assistant" and not new:
         found[-1].setdefault("tool_calls", []).append(call)
     else:
@@ -206,21 +204,12 @@ def _output(item: Item) -> Message:
     """The result of a call, which has it as its output or its error."""
     output = item.get("output") if item.get("output") is not None else item.get("error")
     known = "output" in item or output is not None
-    content = _content(output) if known else [{"type": item.get("type")}]
+    content = output if known else [{"type": item.get("type")}]
     return {"role": "tool", "tool_call_id": _call_id(item), "content": content}
 
 
 def _call_id(item: Item) -> object:
     return item.get("call_id", item.get("id"))
-
-
-def _content(content: Any) -> Any:
-    """The text of parts that are text; other content as it is."""
-    if not isinstance(content, list | tuple):
-        return content
-    texts = [part.get(_TEXTS.get(str(part.get("type")), "")) if isinstance(part, Mapping) else None for part in content]
-    known = [text for text in texts if isinstance(text, str)]
-    return "".join(known) if len(known) == len(content) else content
 
 
 Items = list[dict[str, Any]]
@@ -310,14 +299,11 @@ class Response(UncheckedSamplingFields, kw_only=True):
             "tool_choice": _choice(self.tool_choice),
             "logprobs": self._likelihoods or None,
             "top_logprobs": self.top_logprobs or None,
-            "response_format": _format((self.text or {}).get("format")),
+            "response_format": (self.text or {}).get("format"),
             "reasoning": self.reasoning,
             "continue_final_message": self._begun or None,
         }
-        try:
-            return question(fields, ChatRequest, [*notes, *self._unused, *offered.notes])
-        except ApiError as error:
-            raise error.in_words_of(_CALLED) from error
+        return question(fields, ChatRequest, [*notes, *self._unused, *offered.notes], called=_CALLED)
 
     @property
     def _unused(self) -> list[Note]:
@@ -337,9 +323,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
             raise unsupported(
                 "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."
             )
-        for name, instead in _NOT_DONE.items():
-            if getattr(self, name):
-                raise unsupported(name, f"{name} is not supported: {instead}.")
+        refuse_given(self, _NOT_DONE)
 
 
 _NOT_DONE = {
@@ -360,9 +344,3 @@ def _choice(choice: Any) -> Any:
     if isinstance(name, str):
         name = joined_name(name, choice.get("namespace"))
     return {"type": "function" if kind == "custom" else kind, "function": {"name": name}}
-
-
-def _format(form: Any) -> Any:
-    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
-        return form
-    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}

@@ -14,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
-from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
-from orchestrator.http.history import Note
-from orchestrator.http.model_server import ModelServer, RendererFactory
-from orchestrator.http.prompts import RenderedChat
+from orchestrator.http.openai.answer_content import AnswerContent
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.history import Note
+from orchestrator.http.openai.model_server import ModelServer, NewRenderer
+from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import read_body
-from orchestrator.http.request_fields import read_fields
 from orchestrator.http.responses.answer import ResponseAnswer
 from orchestrator.http.responses.compaction import SummaryAnswer, by_users, compaction, demands
 from orchestrator.http.responses.request import Items, OfferedTools
@@ -73,13 +73,13 @@ class ResponsesRoutes:
                 self._store.add(answer["id"], answer, [*kept, *answer["output"]])
 
         make = SummaryAnswer if summary else ResponseAnswer
-        return await self._server.converse(request, chat, self._answers(make, head, chat, tools, store, sent))
+        return await self._server.answer(request, chat, self._answers(make, head, chat, tools, store, sent))
 
     async def compact(self, request: Request) -> Response:
         question, before, chat, tools, _ = await read_body(request, self._read_for_summary, aside=True)
         name, chat = self._server.named(chat)
         answers = self._answers(SummaryAnswer, self._head(name, question, chat), chat, tools, lambda _: None)
-        response = await self._server.converse(request, chat, answers)
+        response = await self._server.answer(request, chat, answers)
         return JSONResponse(compaction(msgspec.json.decode(response.body), [*before, *question.items[:-1]]))
 
     def _answers(
@@ -90,24 +90,19 @@ class ResponsesRoutes:
         tools: OfferedTools,
         store: Callable[[dict[str, Any]], None],
         sent: int = 0,
-    ) -> RendererFactory:
+    ) -> NewRenderer:
         """Arguments as of ResponseAnswer."""
 
-        def answer(prompt: RenderedChat, _: int) -> ResponseAnswer:
+        def answer(prompt: PreparedRequest) -> ResponseAnswer:
             codec = self._server.codec
-            transcript = (
-                None if chat.alternatives is None else LogprobTranscript("chat", codec, prompt.shown, prompt.marked)
-            )
-            content = AnswerContent(prompt.new_parser(), calls=bool(chat.offered))
-            told = {**head, "warnings": prompt.warnings} if prompt.warnings else head
-            return make(told, content, transcript, store, codec.count, tools.call_item, sent)
+            return make(head, AnswerContent(prompt, chat, codec), store, codec.count, tools.call_item, sent)
 
         return answer
 
     async def count(self, request: Request) -> Response:
         _, _, chat, _, _ = await read_body(request, self._read, aside=True)
         self._server.model_name(chat.model)
-        tokens = await self._server.chat_tokens(request, chat)
+        tokens = await self._server.tokens(request, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     def _read(self, content: bytes) -> _Asked:

@@ -10,8 +10,8 @@ import pytest
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.commands.serve import serve_models
 from orchestrator.cli.serving.model_table import ConfiguredModel
-from orchestrator.core.model_table import ModelEntry
 from orchestrator.http import run
+from orchestrator.http.model_table import ModelEntry
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
 from orchestrator.machine.memory.budget import GIB
 from protocol.errors import InputError

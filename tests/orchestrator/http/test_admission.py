@@ -13,7 +13,7 @@ from orchestrator.http.access.disconnects import in_thread
 from orchestrator.http.app import application
 from orchestrator.http.models.one import server_of_one
 from orchestrator.http.settings import ServerSettings
-from tests.orchestrator.http.test_rules import CHAT, CODEC, COMPLETIONS, HELLO, SCOPE, TEMPLATE, receiving, talk
+from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, SCOPE, TEMPLATE, receiving, talk
 from tests.support.fake_pipeline import FakePipeline
 
 COUNTS: list[tuple[str, Any]] = [

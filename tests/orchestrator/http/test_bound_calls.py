@@ -10,18 +10,19 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import AddedToken
 
-from orchestrator.http.chat_request import ChatRequest
-from orchestrator.http.prompts import ChatPrompts
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
 from orchestrator.text.answer.parts import Call, Spoken
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families.minimax import MUSE_SPARK
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
-from tests.orchestrator.http.test_rules import CHAT, HELLO, post
 from tests.orchestrator.http.test_structured_output import FORM, tool
-from tests.orchestrator.http.test_thinking import model, takes
+from tests.orchestrator.http.test_thinking import takes
 from tests.protocol.sampling.test_grammar import SAID
+from tests.support.asked_server import CHAT, HELLO, post
+from tests.support.models.chat_models import model
 
 dumps = partial(json.dumps, ensure_ascii=False)
 

@@ -8,10 +8,10 @@ from msgspec import structs
 
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_odd_histories import TEMPLATES
-from tests.orchestrator.http.test_responses import events
-from tests.orchestrator.http.test_rules import get, post, talk
-from tests.orchestrator.http.test_thinking import model
+from tests.support.asked_server import get, post, talk
+from tests.support.dialects import RESPONSES as RESPONSES_API
 from tests.support.fake_pipeline import READY, FakePipeline
+from tests.support.models.chat_models import model
 
 RESPONSES, COMPACT = "/v1/responses", "/v1/responses/compact"
 HI: dict[str, Any] = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
@@ -125,7 +125,7 @@ def test_an_item_at_the_end_asks_for_exactly_one_compaction(chatml: ChatTemplate
 
     async def ask(client: httpx.AsyncClient) -> tuple[Any, Any]:
         answer = await client.post(RESPONSES, json=asked)
-        found = events(answer)[-1]["response"] if streamed else answer.json()
+        found = RESPONSES_API.events(answer)[-1]["response"] if streamed else answer.json()
         later = await client.post(RESPONSES, json={"previous_response_id": found["id"], "input": [HI]})
         return answer, later.json()
 
@@ -134,14 +134,14 @@ def test_an_item_at_the_end_asks_for_exactly_one_compaction(chatml: ChatTemplate
     read, later = (chatml.codec.decode(prompt) for prompt, _ in pipeline.asked)
     assert read.startswith("<user>Hi<user>Summarize this conversation")
     assert later == "<user>Hi<user>Summary of the conversation so far:\nHello<user>Hi"
-    response = events(answer)[-1]["response"] if streamed else answer.json()
+    response = RESPONSES_API.events(answer)[-1]["response"] if streamed else answer.json()
     # Codex takes an incomplete response for a failure.
     assert response["status"] == "completed"
     assert [item["type"] for item in response["output"]] == ["compaction"]
     assert ("warnings" in response) == (ends == "length")
     assert pipeline.asked[0][1].grammar is None
     if streamed:
-        kinds = [event["type"].removeprefix("response.") for event in events(answer)]
+        kinds = [event["type"].removeprefix("response.") for event in RESPONSES_API.events(answer)]
         assert kinds == ["created", "in_progress", "output_item.added", "output_item.done", "completed"]
 
 
@@ -149,4 +149,4 @@ def test_a_long_summary_gives_signs_of_life(chatml: ChatTemplate):
     pipeline = FakePipeline(lambda _: ["x"] * 200, condition=structs.replace(READY, context=4096))
     answer = post(RESPONSES, {"input": [HI, TRIGGER], "stream": True}, pipeline, template=chatml)
 
-    assert [event["type"] for event in events(answer)].count("response.in_progress") == 1 + 200 // 64
+    assert [event["type"] for event in RESPONSES_API.events(answer)].count("response.in_progress") == 1 + 200 // 64

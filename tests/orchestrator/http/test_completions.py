@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.api.result import Result
 from orchestrator.http.openai.answer import best
 from protocol.messages.sampling import Likelihood
-from tests.orchestrator.http.test_rules import CODEC, COMPLETIONS, chunks, post
+from tests.support.asked_server import CODEC, COMPLETIONS, chunks, post
 from tests.support.fake_pipeline import FakePipeline, statistics
 
 
@@ -34,13 +34,6 @@ def result(text: str, *logs: float) -> Result:
     return Result(text, (1,) * len(logs), "stop", statistics(1, len(logs)), 0, likelihoods=likelihoods)
 
 
-def test_the_best_answers_have_the_highest_log_probability_per_token():
-    first = [result("long", -1.0, -1.0, -1.0), result("short", -2.0), result("sure", -0.5, -0.1)]
-    second = [result("x", -3.0), result("y", -1.0), result("z", -2.0)]
-
-    assert [each.text for each in best([*first, *second], 2, 2)] == ["sure", "long", "y", "z"]
-
-
 @given(logs=st.lists(st.lists(st.floats(-9, 0), max_size=3), min_size=1, max_size=5), count=st.integers(1, 5))
 def test_no_answer_that_is_left_out_is_better(logs: list[list[float]], count: int):
     def mean(each: list[float]) -> float:
@@ -62,6 +55,14 @@ def test_best_of_generates_more_than_it_returns_and_counts_all():
     assert found == [(index, f"{'aabb'[index]}Hello", None) for index in range(4)]
     assert answer["usage"]["completion_tokens"] == 6 * 5
     assert [params.logprobs for _, params in plain.asked] == [None, None]
+
+
+def test_a_stream_tells_how_far_the_prompt_was_read():
+    told = chunks(post(COMPLETIONS, {"prompt": "a b c d", "stream": True}, FakePipeline(read=(3, 5))))
+
+    assert [chunk["prompt_progress"]["processed"] for chunk in told if "prompt_progress" in chunk] == [3, 5]
+    assert "".join(chunk["choices"][0]["text"] for chunk in told) == "Hello"
+    assert {chunk["object"] for chunk in told} == {"text_completion"}
 
 
 # Log-probabilities of prompts ---------------------------------------------------------------------

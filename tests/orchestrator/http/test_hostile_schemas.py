@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.http.chat_request import ChatRequest
 from orchestrator.http.errors import ApiError
-from orchestrator.http.prompts import ChatPrompts
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.prompts import ChatPrompts
 from orchestrator.http.request_bodies import converted
 from orchestrator.text.answer import bound_calls
 from orchestrator.text.answer.parameters import Parameters
@@ -19,8 +19,8 @@ from protocol.messages.base import MAX_SCHEMA
 from protocol.sampling.schema_bounds import surely_longer
 from tests.orchestrator.http.test_bound_calls import Model, answering
 from tests.orchestrator.http.test_large_bodies import JSON
-from tests.orchestrator.http.test_rules import CHAT, HELLO, post
 from tests.orchestrator.http.test_structured_output import tool
+from tests.support.asked_server import CHAT, HELLO, post
 
 __all__ = ["answering"]
 

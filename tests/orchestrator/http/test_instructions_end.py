@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.text.chat_template import ChatTemplate
-from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post
+from tests.support.asked_server import CHAT, TEMPLATE, post
 from tests.support.fake_pipeline import READY, FakePipeline
 
 RULES = "".join(f"Rule {number}: answer in {number} words.\n" for number in range(120))

@@ -15,15 +15,15 @@ from msgspec import structs
 
 from orchestrator.http import request_bodies
 from orchestrator.http.app import answering
-from orchestrator.http.chat_request import MOST_MESSAGES, ChatRequest
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.ollama.routes import EmbedRoutes
-from orchestrator.http.openai.request import CompletionRequest
+from orchestrator.http.openai.chat_request import MOST_MESSAGES, ChatRequest
+from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.tokenizer import MOST_CHARACTERS
-from tests.orchestrator.http.test_rules import CHAT, CODEC, COMPLETIONS, HELLO, post, talk
+from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
 
 LONG = "word " * (1 << 14)

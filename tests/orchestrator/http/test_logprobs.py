@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.answer_content import LogprobTranscript
 from orchestrator.http.generation import ChoiceEnd, TextPiece
 from orchestrator.http.openai.answer import AnswerKind, ChoiceAnswer, Chunks
+from orchestrator.http.openai.answer_content import LogprobTranscript
+from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.answer.parsers import ThoughtMarkers
 from orchestrator.text.answer_format import AnswerFormat
@@ -59,9 +60,9 @@ def both(
     """The text, its log-probabilities as a whole, and those in the chunks of a stream. `form`: of an answer that
     begins inside a thought."""
     texts, result = generated(stops, seed)
-    answer = ChoiceAnswer(kind, "m", 1, codec=CODEC)
+    answer = ChoiceAnswer(kind, "m", codec=CODEC)
     if form is not None:
-        answer = replace(answer, new_parser=lambda: form.parser(True, (), None))
+        answer = replace(answer, prompt=PreparedRequest((), lambda: form.parser(True, (), None)))
     (choice,) = answer.whole([result])["choices"]
     chunks = Chunks(answer, 1)
     frames = [frame for event in [*texts, ChoiceEnd(0, result)] for frame in chunks.render(event)]
@@ -137,8 +138,8 @@ def test_completions_tell_lists_and_where_in_the_text_each_token_begins(seed: in
 
 def test_without_a_request_no_log_probabilities_are_sent():
     texts, result = generated()
-    (choice,) = ChoiceAnswer("chat", "m", 1).whole([result])["choices"]
-    frames = [frame for text in texts for frame in Chunks(ChoiceAnswer("chat", "m", 1), 1).render(text)]
+    (choice,) = ChoiceAnswer("chat", "m").whole([result])["choices"]
+    frames = [frame for text in texts for frame in Chunks(ChoiceAnswer("chat", "m"), 1).render(text)]
 
     assert choice["logprobs"] is None
     assert all(b'"logprobs":null' in frame for frame in frames)

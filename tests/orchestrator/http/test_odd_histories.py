@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from orchestrator.http.history import template_messages
+from orchestrator.http.openai.history import readable, template_messages
 from orchestrator.text.chat_template import ChatTemplate
-from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, TEMPLATE, post
-from tests.orchestrator.http.test_thinking import model
+from tests.support.asked_server import CHAT, COMPLETIONS, TEMPLATE, post
 from tests.support.fake_pipeline import READY, FakePipeline
+from tests.support.models.chat_models import model
 
 RESPONSES, MESSAGES, OLLAMA = "/v1/responses", "/v1/messages", "/api/chat"
 Asks: TypeAlias = Callable[..., tuple[str, list[str]]]
@@ -204,6 +204,7 @@ def test_a_conversation_that_goes_on_is_mended_as_before(
             messages += [said("" if alone else text, *map(call, ids)), *map(result, ids)]
         else:
             messages.append({"role": role, "content": text})
+    messages = readable(messages).messages
     whole = templates[name].render(template_messages(messages), answering=False).text
 
     # The KV of what the model read before each answer is used again.

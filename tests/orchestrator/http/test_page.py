@@ -30,7 +30,7 @@ from protocol.messages.telemetry import (
     WorkerSummary,
     WorkSpan,
 )
-from tests.orchestrator.http.test_rules import get, post
+from tests.support.asked_server import get, post
 from tests.support.fake_pipeline import READY, FakePipeline
 
 FRAME = TelemetryFrame(

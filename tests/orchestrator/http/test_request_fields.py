@@ -8,13 +8,13 @@ import pytest
 from msgspec import structs
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.structured_output import response_grammar
+from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_logprobs import generated
-from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, post
-from tests.orchestrator.http.test_thinking import QWEN, model
 from tests.orchestrator.http.test_tool_calls import hermes
+from tests.support.asked_server import CHAT, COMPLETIONS, post
 from tests.support.fake_pipeline import READY, FakePipeline
+from tests.support.models.chat_models import QWEN, model
 
 __all__ = ["hermes"]
 RESPONSES, MESSAGES, OLLAMA, GENERATE = "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
@@ -257,7 +257,7 @@ def test_no_body_can_write_the_warnings():
 # Ollama's log-probabilities -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("path", "raw"), [(OLLAMA, {}), (GENERATE, {}), (GENERATE, {"raw": True})])
+@pytest.mark.parametrize(("path", "raw"), [(GENERATE, {}), (GENERATE, {"raw": True})])
 @pytest.mark.parametrize("stream", [False, True])
 def test_ollama_tells_log_probabilities(path: str, raw: dict[str, Any], stream: bool):
     texts, result = generated((), 1)

@@ -9,171 +9,26 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.answer_content import AnswerContent, LogprobTranscript
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceEnd
-from orchestrator.http.request_bodies import decoded
-from orchestrator.http.responses.answer import ResponseAnswer
-from orchestrator.http.responses.request import Response, custom_arguments, custom_input, messages
+from orchestrator.http.responses.request import Response, custom_arguments, custom_input
 from orchestrator.http.responses.routes import ResponseStore
-from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.chat_template import ChatTemplate
-from protocol.errors import PipelineError
 from protocol.messages.grammar import Json
-from tests.orchestrator.http import test_logprobs as likely
-from tests.orchestrator.http.test_rules import CHAT, TEMPLATE, post, talk
-from tests.orchestrator.http.test_tool_calls import BOTH, SAID, functions, hermes
+from tests.orchestrator.http.test_tool_calls import hermes
+from tests.support.asked_server import TEMPLATE, post, saying, talk
+from tests.support.dialects import RESPONSES as RESPONSES_API
 from tests.support.fake_pipeline import FakePipeline
 
 __all__ = ["hermes"]
 
 RESPONSES = "/v1/responses"
 TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
-CHAT_TOOLS = [{"type": "function", "function": {name: TOOLS[0][name] for name in ("name", "parameters", "strict")}}]
-SAME_CHAT = {"messages": [{"role": "user", "content": "a"}], "seed": 1}
-SCHEMA = {"name": "n", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-
-
-def saying(said: list[str], reason: Any = "stop") -> FakePipeline:
-    def pieces(_: SamplingParams) -> Any:
-        return said
-
-    return FakePipeline(pieces, ends=(reason, None))
-
-
-def events(response: httpx.Response) -> list[Any]:
-    """Of a stream, in their order, which their numbers tell too."""
-    found = []
-    for block in response.text.strip().split("\n\n"):
-        name, data = block.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
-
-
-def unnamed(answer: Any) -> Any:
-    """Without what is drawn anew for each answer."""
-    if isinstance(answer, dict):
-        drawn = ("id", "call_id", "created_at")
-        return {name: unnamed(value) for name, value in answer.items() if name not in drawn}
-    return [unnamed(each) for each in answer] if isinstance(answer, list) else answer
-
-
-def rebuilt(sent: list[Any]) -> list[Any]:
-    """The items that the events between the first and the last tell of, by their small steps alone."""
-    items: dict[int, Any] = {}
-    for event in sent:
-        match event["type"]:
-            case "response.output_item.added":
-                assert event["output_index"] == len(items)
-                items[event["output_index"]] = event["item"]
-            case "response.content_part.added":
-                items[event["output_index"]]["content"] = [event["part"]]
-            case "response.output_text.delta" | "response.reasoning_text.delta":
-                items[event["output_index"]]["content"][event["content_index"]]["text"] += event["delta"]
-            case "response.output_text.done" | "response.reasoning_text.done":
-                assert items[event["output_index"]]["content"][event["content_index"]]["text"] == event["text"]
-            case "response.function_call_arguments.delta":
-                items[event["output_index"]]["arguments"] += event["delta"]
-            case "response.custom_tool_call_input.delta":
-                items[event["output_index"]]["input"] += event["delta"]
-            case "response.output_item.done":
-                items[event["output_index"]]["status"] = event["item"]["status"]
-                assert items[event["output_index"]] == event["item"]
-    return [items[place] for place in sorted(items)]
 
 
 # What is asked -----------------------------------------------------------------------------------
-
-WORDS = st.text("ab <", max_size=4)
-TURNS = st.lists(
-    st.one_of(
-        st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["system", "user"]), WORDS),
-        st.builds(
-            lambda text, calls: {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})},
-            WORDS,
-            st.lists(
-                st.builds(
-                    lambda id, name: {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}},
-                    WORDS,
-                    WORDS,
-                ),
-                max_size=2,
-            ),
-        ),
-        st.builds(lambda id, text: {"role": "tool", "tool_call_id": id, "content": text}, WORDS, WORDS),
-    ),
-    max_size=6,
-)
-
-
-def as_items(turn: dict[str, Any]) -> list[dict[str, Any]]:
-    if turn["role"] == "tool":
-        output = [{"type": "input_text", "text": turn["content"]}]
-        return [{"type": "function_call_output", "call_id": turn["tool_call_id"], "output": output}]
-    kind = "output_text" if turn["role"] == "assistant" else "input_text"
-    said = {"role": turn["role"], "content": [{"type": kind, "text": turn["content"]}]}
-    calls = [
-        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in turn.get("tool_calls", [])
-    ]
-    return [said, *calls]
-
-
-@given(turns=TURNS)
-def test_a_chat_survives_being_items(turns: list[dict[str, Any]]):
-    assert messages([item for turn in turns for item in as_items(turn)]) == turns
-
-
-def test_a_request_is_translated_to_a_chat():
-    asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7}
-    pipeline = FakePipeline()
-
-    post(RESPONSES, {"instructions": "Be brief.", "input": "Hi", "max_output_tokens": 9, **asked}, pipeline)
-    heading = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    post(CHAT, {"messages": heading, "max_completion_tokens": 9, **asked}, pipeline)
-
-    (prompt, params), (expected, chat) = pipeline.asked
-    assert (list(prompt), params) == (list(expected), chat)
-
-
-def test_a_request_may_allow_one_call_at_most():
-    assert Response(input="a", tools=TOOLS, tool_choice="auto", parallel_tool_calls=False).chat([]).most_calls == 1
-
-
-def became(path: str, body: Any, template: ChatTemplate) -> Any:
-    """What a question came to: how it was refused, or what the pipeline was asked."""
-    pipeline = FakePipeline()
-    answer = post(path, body, pipeline, template=template)
-    return (answer.json()["error"]["code"] if answer.status_code == 400 else ""), pipeline.asked
-
-
-NAMED = {"type": "function", "function": {"name": "add"}}
-IN_CHATS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    *(
-        ({"tools": TOOLS, "tool_choice": choice}, {"tools": CHAT_TOOLS, "tool_choice": in_chat})
-        for choice, in_chat in (
-            *((word, word) for word in ("none", "auto", "required", "nonsense")),
-            ({"type": "function", "name": "add"}, NAMED),
-        )
-    ),
-    *(({"text": {"format": form}}, {"response_format": form}) for form in ({"type": "text"}, {"type": "json_object"})),
-    (
-        {"text": {"format": {"type": "json_schema", **SCHEMA}}},
-        {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "in_chats"), IN_CHATS)
-def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, fields: Any, in_chats: Any):
-    found = became(RESPONSES, {"input": "a", "seed": 1, **fields}, hermes)
-
-    assert found == became(CHAT, {**SAME_CHAT, **in_chats}, hermes)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +39,6 @@ def test_choices_and_formats_are_what_they_are_in_a_chat(hermes: ChatTemplate, f
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
         ({"input": [{"content": "a"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]}, "input"),
         ({"input": "a", "temperature": "hot"}, "temperature"),
         ({"input": "a", "stream": 1}, "stream"),
@@ -210,53 +64,17 @@ def test_an_error_names_the_wrong_or_unsupported_field(body: Any, param: str):
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-1, 9), st.sampled_from(["", "a", "user", "function", "text"])),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(
-            st.sampled_from(["type", "role", "content", "text", "name", "id", "call_id", "output", "input", "format"]),
-            inner,
-            max_size=4,
-        ),
-    ),
-    max_leaves=12,
-)
-"""Anything, with words that mean something here."""
-WORDS_OF_ITEMS = ["message", "function_call", "function_call_output", "input_text", "tool_use", "tool_result", "text"]
-WORDS_OF_ITEMS += ["reasoning", "reasoning_text", "thinking"]
-ITEM = st.builds(
-    lambda kind, other: {**other, "type": kind},
-    st.sampled_from(WORDS_OF_ITEMS),
-    st.dictionaries(
-        st.sampled_from(["role", "content", "name", "arguments", "call_id", "output", "id", "input", "text"]),
-        JSON,
-        max_size=4,
-    ),
-)
-
-
-@settings(max_examples=40)
-@given(
-    items=st.lists(st.one_of(ITEM, JSON), max_size=3),
-    others=st.dictionaries(st.sampled_from(["tools", "tool_choice", "text", "include", "instructions"]), JSON),
-)
-def test_any_input_is_a_chat_or_a_refusal(items: list[Any], others: dict[str, Any]):
-    with suppress(ApiError):
-        chat = decoded(json.dumps({"input": items, **others}).encode(), Response).chat([])
-        assert all(isinstance(message["content"], str) for message in chat.messages)
-
-
 # What is answered --------------------------------------------------------------------------------
 
 
 def test_an_answer_says_what_was_asked_and_what_it_cost():
-    answer = post(RESPONSES, {"input": "Hi", "temperature": 0.5, "metadata": {"a": "b"}}).json()
+    answer = post(RESPONSES, {"input": "Hi", "temperature": 0.5, "metadata": {"a": "b"}, "user": "u"}).json()
 
     prompt = len(TEMPLATE.tokens([{"role": "user", "content": "Hi"}]))
     (item,) = answer["output"]
     assert (answer["object"], answer["status"], answer["model"]) == ("response", "completed", "demo")
     assert (answer["temperature"], answer["top_p"], answer["metadata"]) == (0.5, 1.0, {"a": "b"})
+    assert (answer["user"], "user" in post(RESPONSES, {"input": "Hi"}).json()) == ("u", False)
     assert (item["role"], item["content"][0]["type"], item["content"][0]["text"]) == (
         "assistant",
         "output_text",
@@ -271,72 +89,11 @@ def test_an_answer_says_what_was_asked_and_what_it_cost():
     }
 
 
-@pytest.mark.parametrize("reason", ["stop", "length"])
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_events_add_up_to_the_answer(hermes: ChatTemplate, size: int, reason: str):
-    cut = [SAID[start : start + size] for start in range(0, len(SAID), size)]
-    asked = {"input": "Hi", "tools": TOOLS, "seed": 1}
-    whole = post(RESPONSES, asked, saying([SAID], reason), template=hermes).json()
-
-    sent = events(post(RESPONSES, {**asked, "stream": True}, saying(cut, reason), template=hermes))
-
-    last = sent[-1]["response"]
-    status = {"stop": "completed", "length": "incomplete"}[reason]
-    assert [event["type"] for event in sent[:2]] == ["response.created", "response.in_progress"]
-    assert (sent[-1]["type"], last["status"]) == (f"response.{status}", status)
-    assert rebuilt(sent) == last["output"]
-    assert unnamed(last) == unnamed(whole)
-    message, *calls = last["output"]
-    assert message["content"][0]["text"] == "Let me see."
-    assert functions([{"function": call} for call in calls]) == BOTH
-    assert last["incomplete_details"] == ({"reason": "max_output_tokens"} if reason == "length" else None)
-
-
-def test_each_item_ends_before_the_next_begins(hermes: ChatTemplate):
-    sent = events(post(RESPONSES, {"input": "Hi", "tools": TOOLS, "stream": True}, saying([SAID]), template=hermes))
-
-    kinds = [event["type"].removeprefix("response.") for event in sent]
-    of_text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
-    of_call = ["function_call_arguments.delta", "function_call_arguments.done"]
-    items = [kind for each in (of_text, of_call, of_call) for kind in ("output_item.added", *each, "output_item.done")]
-    assert kinds == ["created", "in_progress", *items, "completed"]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_log_probabilities_are_those_of_a_chat(seed: int):
-    texts, result = likely.generated((" end",), seed)
-    _, expected, _ = likely.both("chat", (" end",), seed)
-
-    def answer() -> ResponseAnswer:
-        content = AnswerContent(MarkedParser(), calls=False)
-        return ResponseAnswer({}, content, LogprobTranscript("chat", likely.CODEC), lambda _: None, len)
-
-    streamed = answer()
-    frames = [frame for event in [*texts, ChoiceEnd(0, result)] for frame in streamed.render(event)]
-    decoded_frames = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
-    deltas = [event for event in decoded_frames if event["type"] == "response.output_text.delta"]
-    (item,) = answer().whole([result])["output"]
-    assert item["content"][0]["logprobs"] == expected["content"]
-    assert [one for event in deltas for one in event["logprobs"]] == expected["content"]
-    assert "".join(event["delta"] for event in deltas) == result.text
-
-
 def test_log_probabilities_are_asked_for_in_either_way():
     for asked in ({"top_logprobs": 3}, {"include": ["message.output_text.logprobs"]}):
         pipeline = FakePipeline()
         post(RESPONSES, {"input": "a", **asked}, pipeline)
         assert pipeline.asked[0][1].logprobs == asked.get("top_logprobs", 0)
-
-
-def test_a_late_failure_ends_the_stream_with_the_partial_output():
-    pipeline = FakePipeline(lambda _: ["Hel", PipelineError("Oh.")])
-
-    sent = events(post(RESPONSES, {"input": "Hi", "stream": True}, pipeline))
-
-    response = sent[-1]["response"]
-    assert (sent[-1]["type"], response["status"]) == ("response.failed", "failed")
-    assert response["error"] == {"code": "server_error", "message": "Oh."}
-    assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "Hel")
 
 
 # What is referred to -----------------------------------------------------------------------------
@@ -431,17 +188,6 @@ def test_items_are_read_in_pages_the_latest_first():
 @pytest.mark.parametrize("query", ["?limit=0", "?limit=101", "?limit=x", "?order=up", "?after=nothing"])
 def test_a_wrong_page_is_refused(query: str):
     assert read("Hi", query=query)["error"]["param"] == query.strip("?").partition("=")[0]
-
-
-def test_tokens_are_counted_as_the_answer_counts_them():
-    question = {"input": "Hi", "instructions": "Be brief.", "user": "u"}
-
-    counted = post(f"{RESPONSES}/input_tokens", question).json()
-
-    answer = post(RESPONSES, question).json()
-    assert counted == {"object": "response.input_tokens", "input_tokens": answer["usage"]["input_tokens"]}
-    assert answer["user"] == "u"
-    assert "user" not in post(RESPONSES, {"input": "Hi"}).json()
 
 
 @given(sizes=st.lists(st.integers(0, 60), max_size=12))
@@ -587,7 +333,7 @@ def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream
 
     answer = post(RESPONSES, question, saying(["\n".join(said)]), template=hermes)
 
-    output = events(answer)[-1]["response"]["output"] if stream else answer.json()["output"]
+    output = (RESPONSES_API.whole(RESPONSES_API.events(answer)) if stream else answer.json())["output"]
     kept = ("type", "namespace", "name", "arguments", "input", "status")
     assert [{name: item[name] for name in kept if name in item} for item in output] == [
         {"type": "function_call", "name": "add", "arguments": '{"a":1}', "status": "completed"},
@@ -603,27 +349,10 @@ def test_calls_come_back_as_what_the_client_offered(hermes: ChatTemplate, stream
     ]
 
 
-def test_the_events_of_a_custom_call_add_up_to_its_item(hermes: ChatTemplate):
-    said = called("apply_patch", {"input": "abc"})
-    question = {"input": "Hi", "tools": [PATCH]}
-    whole = post(RESPONSES, question, saying([said]), template=hermes).json()
-
-    sent = events(post(RESPONSES, {**question, "stream": True}, saying([said]), template=hermes))
-
-    kinds = [event["type"].removeprefix("response.") for event in sent[2:-1]]
-    assert kinds == [
-        "output_item.added",
-        "custom_tool_call_input.delta",
-        "custom_tool_call_input.done",
-        "output_item.done",
-    ]
-    assert unnamed(rebuilt(sent)) == unnamed(whole["output"])
-
-
 def test_tools_that_are_not_run_here_are_left_out_and_told(hermes: ChatTemplate):
     answer = post(RESPONSES, {"input": "Hi", "tools": CODEX, "stream": True}, template=hermes)
 
-    for event in (events(answer)[0], events(answer)[-1]):
+    for event in (RESPONSES_API.events(answer)[0], RESPONSES_API.events(answer)[-1]):
         assert [warning.split("'")[1] for warning in event["response"]["warnings"]] == [
             "web_search",
             "image_generation",
@@ -636,15 +365,14 @@ def test_tools_that_are_not_run_here_are_left_out_and_told(hermes: ChatTemplate)
 def test_earlier_calls_have_the_names_that_the_model_knows():
     call = {"call_id": "1", "name": "add", "namespace": "mcp__sums"}
 
-    assistant, added, patched = messages(
-        [
-            {"type": "reasoning", "summary": [], "encrypted_content": "x"},
-            {**call, "type": "function_call", "arguments": "{}"},
-            {**call, "type": "custom_tool_call", "name": "apply_patch", "namespace": None, "input": "abc"},
-            {"type": "function_call_output", "call_id": "1", "output": "4"},
-            {"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "5"}]},
-        ]
-    )
+    items = [
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {**call, "type": "function_call", "arguments": "{}"},
+        {**call, "type": "custom_tool_call", "name": "apply_patch", "namespace": None, "input": "abc"},
+        {"type": "function_call_output", "call_id": "1", "output": "4"},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "5"}]},
+    ]
+    assistant, added, patched = Response(input=items).chat([]).messages
 
     assert [each["function"] for each in assistant["tool_calls"]] == [
         {"name": "mcp__sums__add", "arguments": "{}"},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.text.chat_template import ChatTemplate
-from tests.orchestrator.http.test_rules import CODEC, get, post
+from tests.support.asked_server import CODEC, get, post
 from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import FakePipeline
 

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.errors import ApiError
-from orchestrator.http.structured_output import call_grammar, response_grammar
+from orchestrator.http.openai.structured_output import call_grammar, response_grammar
 from orchestrator.text.answer.parts import Call, Part
 from orchestrator.text.answer_format import AnswerFormat
 from orchestrator.text.chat_template import ChatTemplate
@@ -15,9 +15,9 @@ from orchestrator.text.families.qwen import JSON_SYNTAX
 from protocol.messages.grammar import Grammar
 from protocol.sampling.grammar import flaw
 from tests.conftest import Reference
-from tests.orchestrator.http.test_rules import CHAT, COMPLETIONS, HELLO, post
 from tests.orchestrator.http.test_tool_calls import hermes
 from tests.protocol.sampling.test_grammar import PERSON, SAID, takes
+from tests.support.asked_server import CHAT, COMPLETIONS, HELLO, post
 from tests.support.fake_pipeline import FakePipeline
 
 __all__ = ["hermes"]

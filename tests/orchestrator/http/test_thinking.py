@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
 
-from orchestrator.http.structured_output import response_grammar
+from orchestrator.http.openai.structured_output import response_grammar
+from orchestrator.http.responses.request import messages
 from orchestrator.runtime.request_state import RequestState
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import MARK, TextCodec
@@ -17,51 +17,19 @@ from protocol.messages.grammar import Grammar
 from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.transport.codec import Stamp
-from tests.orchestrator.http import test_anthropic as anthropic
-from tests.orchestrator.http import test_responses as responses
-from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
-from tests.orchestrator.http.test_tool_calls import TOOLS, functions
+from tests.orchestrator.http.test_tool_calls import TOOLS
+from tests.support.asked_server import CHAT, DEMO, HELLO, TEMPLATE, post, saying
+from tests.support.dialects import CHATS, MESSAGES, RESPONSES
 from tests.support.fake_pipeline import FakePipeline
+from tests.support.models.chat_models import ALWAYS, CHANNEL_MARKS, HARMONY, MARKS, QWEN, model
 
-HI = anthropic.HI
-ASKED: dict[Any, tuple[str, dict[str, Any]]] = {
-    responses: (responses.RESPONSES, {"input": "Hi", "tools": responses.TOOLS, "seed": 1}),
-    anthropic: (anthropic.MESSAGES, {**HI, "tools": anthropic.TOOLS}),
-}
+HI: dict[str, Any] = {**HELLO, "max_tokens": 9}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-SAID = f"<think>\nLet me\nadd.\n</think>\n\nI add. {CALL}"
-QWEN = (
-    '{% if tools %}{{ tools | tojson }}<tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
-    "{% for message in messages %}{{ message.role }}:"
-    "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-ALWAYS = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
-HARMONY = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}Reasoning: {{ reasoning_effort | default('medium') }}\n"
-    "{% for message in messages %}"
-    "{% if message.tool_calls and message.content and message.thinking %}{{ raise_exception('both') }}{% endif %}"
-    "<|start|>{{ message.role }}{% if message.thinking %}<|channel|>analysis<|message|>{{ message.thinking }}<|end|>"
-    "{% endif %}<|message|>{{ message.content }}<|end|>{% endfor %}<|start|>assistant"
-)
-MARKS = [AddedToken(text, normalized=False) for text in ("<think>", "</think>")]
 FINAL = "<|channel|>final<|message|>"
-SPECIAL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>")
 CHANNELS = (
     "<|channel|>analysis<|message|>Let me\nadd.<|end|><|start|>assistant<|channel|>commentary<|message|>I add.<|end|>"
     '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a":1}'
 )
-
-
-def model(folder: Path, template: str, added: Sequence[AddedToken] = ()) -> ChatTemplate:
-    """Of the demo's vocabulary and `added`."""
-    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    tokenizer.add_tokens([*added])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_bytes((DEMO / "config.json").read_bytes())
-    (folder / "chat_template.jinja").write_text(template)
-    return ChatTemplate(folder)
 
 
 @pytest.fixture(scope="module")
@@ -84,126 +52,32 @@ def always(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    added = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
-    return model(tmp_path_factory.mktemp("harmony"), HARMONY, added)
-
-
-def cut(said: str, size: int) -> list[str]:
-    return [said[start : start + size] for start in range(0, len(said), size)]
-
-
-def streamed(api: Any, asked: dict[str, Any], said: str, size: int, template: ChatTemplate) -> list[Any]:
-    """The events of an answer that comes in pieces of this size, by `responses` or `anthropic`."""
-    path, pipeline = ASKED[api][0], responses.saying(cut(said, size))
-    return api.events(post(path, {**ASKED[api][1], **asked, "stream": True}, pipeline, template=template))
-
-
-SAYINGS = [("qwen", SAID), ("always", SAID.removeprefix("<think>\n")), ("harmony", CHANNELS)]
-
-
-@pytest.fixture(params=SAYINGS[::2], ids=["qwen", "harmony"])
-def thinker(request: pytest.FixtureRequest) -> tuple[ChatTemplate, str]:
-    """A model that knows tools, and its answer with a thought, a text and a call."""
-    name, said = request.param
-    return request.getfixturevalue(name), said
+    return model(tmp_path_factory.mktemp("harmony"), HARMONY, CHANNEL_MARKS)
 
 
 # What is answered --------------------------------------------------------------------------------
 
 
-def test_a_chat_has_the_thought_beside_the_content(thinker: tuple[ChatTemplate, str]):
-    template, said = thinker
-
-    answer = post(CHAT, {**HELLO, "tools": TOOLS}, responses.saying([said]), template=template).json()
-
-    (choice,) = answer["choices"]
-    assert choice["message"]["reasoning_content"] == "Let me\nadd."
-    assert choice["message"]["content"] == "I add."
-    assert functions(choice["message"]["tool_calls"]) == [("add", {"a": 1})]
-    assert choice["finish_reason"] == "tool_calls"
-    counted = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
-    assert counted == len(TextCodec(DEMO).encode("Let me\nadd."))
-
-
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_a_streamed_chat_has_the_same_parts(thinker: tuple[ChatTemplate, str], size: int):
-    template, said = thinker
-    asked = {**HELLO, "tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}
-
-    *sent, last = chunks(post(CHAT, asked, responses.saying(cut(said, size)), template=template))
-
-    deltas = [chunk["choices"][0]["delta"] for chunk in sent]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Let me\nadd."
-    assert "".join(delta.get("content", "") for delta in deltas).strip() == "I add."
-    assert functions([call for delta in deltas for call in delta.get("tool_calls", [])]) == [("add", {"a": 1})]
-    places = [next(iter(delta)) for delta in deltas if delta]
-    assert places == sorted(places, key=["role", "reasoning_content", "content", "tool_calls"].index)
-    assert last["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
-
-
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_a_response_has_a_reasoning_item(thinker: tuple[ChatTemplate, str], size: int):
-    template, said = thinker
-    path, asked = ASKED[responses]
-    whole = post(path, asked, responses.saying([said]), template=template).json()
-
-    sent = streamed(responses, {}, said, size, template)
-
-    assert responses.unnamed(sent[-1]["response"]) == responses.unnamed(whole)
-    assert responses.rebuilt(sent) == sent[-1]["response"]["output"]
-    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call"]
-    assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": "Let me\nadd."}]
-    assert whole["output"][1]["content"][0]["text"] == "I add."
-    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
-
-
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_a_message_has_a_thinking_block(thinker: tuple[ChatTemplate, str], size: int):
-    template, said = thinker
-    path, asked = ASKED[anthropic]
-    thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-    whole = post(path, {**asked, **thinking}, responses.saying([said]), template=template).json()
-
-    told = streamed(anthropic, thinking, said, size, template)
-
-    assert responses.unnamed(anthropic.rebuilt(told)) == responses.unnamed(whole)
-    thought, text, call = whole["content"]
-    assert (thought["type"], thought["thinking"]) == ("thinking", "Let me\nadd.")
-    assert thought["signature"]
-    assert (text["text"], call["input"]) == ("I add.", {"a": 1})
-    assert [event["type"] for event in told].count("content_block_stop") == 3
-
-
 AGAIN = f"{MARK}<think>a</think>One: <think>.\n{MARK}<think>\nb</think>\n{CALL}\n{MARK}<think>c</think>{CALL}"
 
 
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_a_chat_has_all_thoughts_in_its_reasoning(may: ChatTemplate, size: int):
-    asked = {**HELLO, "tools": TOOLS}
-    (choice,) = post(CHAT, asked, responses.saying([AGAIN]), template=may).json()["choices"]
-    message = choice["message"]
+def test_a_later_thought_is_an_item_of_its_own_and_a_block_of_its_own(may: ChatTemplate):
+    output = RESPONSES.answer(saying([AGAIN]), may, tools=TOOLS)["output"]
+    blocks = MESSAGES.answer(saying([AGAIN]), may, tools=TOOLS)["content"]
 
-    told = chunks(post(CHAT, {**asked, "stream": True}, responses.saying(cut(AGAIN, size)), template=may))
-
-    deltas = [chunk["choices"][0]["delta"] for chunk in told]
-    for name, text in (("reasoning_content", "a\n\nb\n\nc"), ("content", "One: <think>.")):
-        assert message[name] == text
-        assert "".join(delta.get(name, "") for delta in deltas).strip() == text
-    assert functions(message["tool_calls"]) == [("add", {"a": 1})] * 2
-
-
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_a_later_thought_is_an_item_of_its_own_and_a_block_of_its_own(may: ChatTemplate, size: int):
-    sent = streamed(responses, {}, AGAIN, size, may)
-    output = responses.rebuilt(sent)
-    blocks = anthropic.rebuilt(streamed(anthropic, {}, AGAIN, size, may))["content"]
-
-    assert output == sent[-1]["response"]["output"]
     kinds = ["reasoning", "message", "reasoning", "function_call", "reasoning", "function_call"]
     assert [item["type"] for item in output] == kinds
     assert [item["content"][0]["text"] for item in output if "content" in item] == ["a", "One: <think>.", "b", "c"]
     assert [block["type"] for block in blocks] == ["thinking", "text", "thinking", "tool_use", "thinking", "tool_use"]
     assert [block["thinking"] for block in blocks if "thinking" in block] == ["a", "b", "c"]
+
+
+def test_the_tokens_of_thoughts_are_counted(may: ChatTemplate):
+    told = [dialect.answer(saying([AGAIN]), may, tools=TOOLS)["usage"] for dialect in (CHATS, RESPONSES)]
+
+    details = [usage[f"{name}_tokens_details"] for usage, name in zip(told, ("completion", "output"), strict=True)]
+    expected = [len(may.codec.encode("a\n\nb\n\nc", special=False)), 3]
+    assert [each["reasoning_tokens"] for each in details] == expected
 
 
 def test_where_a_form_is_enforced_markers_are_text(may: ChatTemplate):
@@ -244,7 +118,7 @@ def test_the_mark_of_a_token_is_not_that_of_its_text(may: ChatTemplate):
     ("path", "asked"),
     [
         (CHAT, {**HELLO, "stop": ["Q?"]}),
-        (anthropic.MESSAGES, {**HI, "stop_sequences": ["Q?"]}),
+        ("/v1/messages", {**HI, "stop_sequences": ["Q?"]}),
         ("/api/chat", {**HELLO, "options": {"stop": ["Q?"]}}),
     ],
 )
@@ -265,14 +139,14 @@ def test_stop_strings_are_not_looked_for_in_thoughts(
 def test_a_thought_that_fills_the_answer_is_incomplete_reasoning(always: ChatTemplate):
     asked = {"input": "Hi", "stream": True}
 
-    sent = responses.events(post(responses.RESPONSES, asked, responses.saying(["Hm"], "length"), template=always))
+    sent = RESPONSES.events(post("/v1/responses", asked, saying(["Hm"], "length"), template=always))
 
     (item,) = sent[-1]["response"]["output"]
     assert (item["type"], item["status"], sent[-1]["type"]) == ("reasoning", "incomplete", "response.incomplete")
 
 
 def test_models_without_thoughts_write_markers_as_text():
-    message = post(CHAT, HELLO, responses.saying(["<think>a</think>b"])).json()["choices"][0]["message"]
+    message = post(CHAT, HELLO, saying(["<think>a</think>b"])).json()["choices"][0]["message"]
 
     assert message["content"] == "<think>a</think>b"
     assert "reasoning_content" not in message
@@ -338,8 +212,8 @@ def test_earlier_reasoning_reaches_templates_that_use_it(qwen: ChatTemplate):
 
     assert prompt(qwen, {"messages": EARLIER}) == expected
     assert prompt(qwen, {"messages": renamed}) == expected
-    assert prompt(qwen, {"input": items}, responses.RESPONSES) == expected
-    assert prompt(qwen, {"max_tokens": 9, "messages": turns}, anthropic.MESSAGES) == expected
+    assert prompt(qwen, {"input": items}, "/v1/responses") == expected
+    assert prompt(qwen, {"max_tokens": 9, "messages": turns}, "/v1/messages") == expected
     assert prompt(TEMPLATE, {"messages": EARLIER}) == "User: Hi\nAssistant: Yes.\nUser: Why?\nAssistant:"
 
 
@@ -348,7 +222,7 @@ def test_a_call_keeps_the_reasoning_before_it_and_encrypted_reasoning_is_left_ou
     hidden = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}
     summary = {"type": "reasoning", "id": "s", "summary": [{"type": "summary_text", "text": "Hm."}]}
 
-    turns = responses.messages([hidden, call, {"role": "user", "content": "a"}, summary, call, summary])
+    turns = messages([hidden, call, {"role": "user", "content": "a"}, summary, call, summary])
 
     assert [turn.get("reasoning_content") for turn in turns] == [None, None, "Hm."]
 
@@ -418,9 +292,7 @@ def test_a_schema_binds_the_answer_and_not_the_thought(name: str, thought: str, 
     assert takes(template, grammar, thought + '"yes"')
     assert not takes(template, grammar, thought + "yes")
     assert not takes(template, grammar, '"yes"')
-    message = post(CHAT, asked, responses.saying([thought + '"yes"']), template=template).json()["choices"][0][
-        "message"
-    ]
+    message = post(CHAT, asked, saying([thought + '"yes"']), template=template).json()["choices"][0]["message"]
     assert message["content"].endswith('"yes"')
     assert message["reasoning_content"]
 
@@ -520,12 +392,12 @@ def test_a_budget_ends_the_thought(always: ChatTemplate, harmony: ChatTemplate):
     assert takes(always, grammar, "a b</think>Yes.")
     assert not takes(always, grammar, "a b c d e f</think>Yes.")
     thinking = {"type": "enabled", "budget_tokens": 3}
-    assert bound(always, {**HI, "thinking": thinking}, anthropic.MESSAGES) == grammar
+    assert bound(always, {**HI, "thinking": thinking}, "/v1/messages") == grammar
     assert takes(always, grammar, "a</think>Yes.<think>b</think>No.")
     assert not takes(always, grammar, "a b</think>Yes.<think>c d e f</think>No.")
     assert bound(always, HELLO) is None
     assert bound(harmony, {**HELLO, "thinking_budget": 3}) is not None
     assert bound(harmony, {**HELLO, "thinking_budget": 3, "tools": TOOLS}) is None
     assert bound(TEMPLATE, {**HELLO, "thinking_budget": 3}) is None
-    wrong = post(anthropic.MESSAGES, {**HI, "thinking": {**thinking, "budget_tokens": "x"}}, template=always)
+    wrong = post("/v1/messages", {**HI, "thinking": {**thinking, "budget_tokens": "x"}}, template=always)
     assert wrong.status_code == 400

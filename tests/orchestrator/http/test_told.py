@@ -1,16 +1,12 @@
 """Laws of what the server tells about its models and their tokens, in the words of its clients."""
 
-from typing import Any
-
 import httpx
 import pytest
 
 from orchestrator.text.chat_template import ChatTemplate
-from tests.orchestrator.http import test_anthropic as anthropic
-from tests.orchestrator.http import test_responses as responses
-from tests.orchestrator.http.test_rules import CHAT, CODEC, HELLO, TEMPLATE, chunks, get, post, talk
-from tests.orchestrator.http.test_thinking import model
+from tests.support.asked_server import CHAT, CODEC, HELLO, TEMPLATE, get, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
+from tests.support.models.chat_models import model
 
 TURNS = HELLO["messages"]
 
@@ -72,12 +68,6 @@ def test_what_is_no_token_is_refused(tokens: object):
 
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"role": "tool", "tool_call_id": "1", "content": "4"}
-RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "4"}
-QUESTIONS: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {"messages": [HI, TOOL, TOOL]}),
-    (responses.RESPONSES, {"input": [HI, *({"type": "function_call_output", "call_id": "1", "output": "4"},) * 2]}),
-    (anthropic.MESSAGES, {"max_tokens": 5, "messages": [HI, {"role": "user", "content": [RESULT, RESULT]}]}),
-]
 
 
 @pytest.fixture(scope="module")
@@ -87,26 +77,6 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
         "{% for m in messages if m.role in ('system', 'user', 'assistant') %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
     )
     return model(tmp_path_factory.mktemp("forgetful"), source)
-
-
-@pytest.mark.parametrize(("path", "question"), QUESTIONS)
-def test_an_answer_says_which_messages_the_model_did_not_read(
-    forgetful: ChatTemplate, path: str, question: dict[str, Any]
-):
-    (warning,) = post(path, question, template=forgetful).json()["warnings"]
-
-    assert "2 message(s) with the role 'tool'" in warning
-
-
-def test_the_beginning_of_a_stream_says_so_too(forgetful: ChatTemplate):
-    (chat, asked), (responding, items), (messages, blocks) = QUESTIONS
-
-    first, *others = chunks(post(chat, {**asked, "stream": True, "n": 2}, template=forgetful))
-    created = responses.events(post(responding, {**items, "stream": True}, template=forgetful))[0]
-    started = anthropic.events(post(messages, {**blocks, "stream": True}, template=forgetful))[0]
-
-    assert all("'tool'" in told["warnings"][0] for told in (first, created["response"], started["message"]))
-    assert not any("warnings" in chunk for chunk in others)
 
 
 def test_answers_with_warnings_are_counted_in_the_log_and_in_the_metrics(

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,33 +10,24 @@ import pytest
 from msgspec import structs
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.chat_request import ChatRequest, read
-from orchestrator.http.history import template_messages
+from orchestrator.http.openai.chat_request import ChatRequest, read
+from orchestrator.http.openai.history import readable, template_messages
 from orchestrator.text.answer_format import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families.qwen import JSON_SYNTAX
-from tests.orchestrator.http.test_rules import CHAT, DEMO, HELLO, TEMPLATE, chunks, post
+from tests.support.asked_server import CHAT, HELLO, TEMPLATE, chunks, post
 from tests.support.fake_pipeline import READY, FakePipeline, FakeStream
+from tests.support.models.chat_models import HERMES, model
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
 SAID = "Let me see.\n" + CALL + "\n" + CALL.replace("1", "3")
-HERMES = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
-    'Answer <tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}\n{% endfor %}"
-)
 
 
 @pytest.fixture(scope="module")
 def hermes(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
     """Of a model that knows tools."""
-    folder = tmp_path_factory.mktemp("model")
-    for name in ("tokenizer.json", "config.json"):
-        shutil.copy(Path(DEMO) / name, folder)
-    (folder / "chat_template.jinja").write_text(HERMES)
-    return ChatTemplate(folder)
+    return model(tmp_path_factory.mktemp("model"), HERMES)
 
 
 def ask(hermes: ChatTemplate, said: list[str | None], **asked: Any) -> httpx.Response:
@@ -55,26 +44,10 @@ def functions(calls: Any) -> list[tuple[str, Any]]:
 BOTH = [("add", {"a": 1, "b": [2]}), ("add", {"a": 3, "b": [2]})]
 
 
-def test_a_call_is_an_answer_s_and_not_its_text(hermes: ChatTemplate):
-    (choice,) = ask(hermes, [SAID]).json()["choices"]
+def test_a_client_may_take_one_call_alone(hermes: ChatTemplate):
+    (choice,) = ask(hermes, [SAID], parallel_tool_calls=False).json()["choices"]
 
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me see.", "tool_calls")
-    assert functions(choice["message"]["tool_calls"]) == BOTH
-    (one,) = ask(hermes, [SAID], parallel_tool_calls=False).json()["choices"]
-    assert functions(one["message"]["tool_calls"]) == BOTH[:1]
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_streamed_call_is_the_same(hermes: ChatTemplate, size: int):
-    cut: list[str | None] = [SAID[start : start + size] for start in range(0, len(SAID), size)]
-
-    deltas = [chunk["choices"][0] for chunk in chunks(ask(hermes, cut, stream=True))]
-
-    assert "".join(choice["delta"].get("content", "") for choice in deltas) == "Let me see.\n"
-    calls = [call for choice in deltas for call in choice["delta"].get("tool_calls", [])]
-    assert [call["index"] for call in calls] == [0, 1]
-    assert functions(calls) == BOTH
-    assert deltas[-1]["finish_reason"] == "tool_calls"
+    assert functions(choice["message"]["tool_calls"]) == BOTH[:1]
 
 
 def test_a_stream_shows_life_while_a_call_is_generated(hermes: ChatTemplate, monkeypatch: pytest.MonkeyPatch):
@@ -125,19 +98,23 @@ RESULTS = [
 ]
 
 
+def read_by_a_template(messages: list[dict[str, Any]], **form: bool) -> list[dict[str, Any]]:
+    return template_messages(readable(messages).messages, **form)
+
+
 def test_results_have_the_names_of_their_functions():
-    found = template_messages([CALLED, *RESULTS, {**RESULTS[0], "name": "h"}])
+    found = read_by_a_template([CALLED, *RESULTS, {**RESULTS[0], "name": "h"}])
 
     assert [message.get("name") for message in found] == [None, "g", "f", None, "h"]
     for odd in (3, {"a": 1}, [3], [{"id": "1"}]):
-        assert template_messages([{**CALLED, "tool_calls": odd}, *RESULTS], joined=True)
+        assert read_by_a_template([{**CALLED, "tool_calls": odd}, *RESULTS], joined=True)
 
 
 def test_results_join_their_calls_where_the_template_has_it_so():
     parts = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": '{"b"'}, {"text": ": 2}"}]}
     asked = [{**CALLED, "tool_responses": 3}, *RESULTS, parts, {"role": "user", "content": "Hi"}]
 
-    (called, user) = template_messages(asked, joined=True)
+    (called, user) = read_by_a_template(asked, joined=True)
 
     assert [(each["name"], each["response"]) for each in called["tool_responses"]] == [
         ("g", {"a": 1}),
@@ -152,8 +129,8 @@ def test_templates_read_the_arguments_of_earlier_calls(hermes: ChatTemplate):
     function = {"name": "add", "arguments": '{"a": 41}'}
     messages = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}]
 
-    assert hermes.text(template_messages(messages)) == "assistant: 41"
-    assert template_messages([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])
+    assert hermes.text(read_by_a_template(messages)) == "assistant: 41"
+    assert read_by_a_template([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}, 3]}])
 
 
 DEEPSEEK = (
@@ -168,11 +145,7 @@ FORM = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep
 
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    folder = tmp_path_factory.mktemp("deepseek")
-    for name in ("tokenizer.json", "config.json"):
-        (folder / name).write_bytes((DEMO / name).read_bytes())
-    (folder / "chat_template.jinja").write_text(DEEPSEEK)
-    return ChatTemplate(folder)
+    return model(tmp_path_factory.mktemp("deepseek"), DEEPSEEK)
 
 
 @pytest.mark.parametrize("size", [1, 1000])
@@ -211,19 +184,19 @@ def test_without_tools_deepseek_is_told_nothing_and_its_markers_are_text(deepsee
 def test_arguments_stay_text_where_the_template_joins_texts(arguments: Any):
     call = {"id": "1", "function": {"name": "add", "arguments": arguments}}
 
-    (message,) = template_messages([{"role": "assistant", "tool_calls": [call]}], written=True)
+    (message,) = read_by_a_template([{"role": "assistant", "tool_calls": [call]}], written=True)
 
     assert message["tool_calls"][0]["function"]["arguments"] == '{"a":2}'
-    assert template_messages([{"role": "assistant", "tool_calls": [3, {}]}], written=True)
+    assert read_by_a_template([{"role": "assistant", "tool_calls": [3, {}]}], written=True)
 
 
 def test_calls_of_the_older_api_in_earlier_turns_are_read(hermes: ChatTemplate):
     called = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 41}'}}
     result = {"role": "function", "name": "add", "content": "42"}
 
-    assert hermes.render(template_messages([called, result])) == ("assistant: 41tool: 42", (), ())
+    assert hermes.render(read_by_a_template([called, result])) == ("assistant: 41tool: 42", (), ())
     assert ask(hermes, ["Fine."], messages=[*HELLO["messages"], called, result]).status_code == 200
-    (first, second) = template_messages([called, result])
+    (first, second) = read_by_a_template([called, result])
     assert second["tool_call_id"] == first["tool_calls"][0]["id"]
 
 

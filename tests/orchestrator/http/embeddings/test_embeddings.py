@@ -18,14 +18,14 @@ from tokenizers import Tokenizer
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import answering
 from orchestrator.http.embeddings.model import EmbeddingModel
+from orchestrator.http.embeddings.process import EmbeddingProcess
 from orchestrator.http.embeddings.routes import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.ollama.routes import EmbedRoutes
-from orchestrator.http.settings import EmbeddingSettings, ServerSettings
-from orchestrator.machine.embeddings.process import EmbeddingCommand, EmbeddingProcess
+from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings, ServerSettings
 from orchestrator.machine.models.checkpoints import demo_model
 from protocol.descriptors import raise_descriptor_limit
-from tests.orchestrator.http.test_rules import get, post
+from tests.support.asked_server import get, post
 from tests.support.fake_embeddings import BROKEN, COMMAND, SILENT, vector
 
 OPENAI, EMBED, OLDER = "/v1/embeddings", "/api/embed", "/api/embeddings"

@@ -9,9 +9,9 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from orchestrator.core.model_table import ModelEntry, ModelName
 from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import application
+from orchestrator.http.model_table import ModelEntry, ModelName
 from orchestrator.http.models.host import ModelHost
 from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
 from orchestrator.http.monitoring.metrics import Metrics
@@ -19,7 +19,7 @@ from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.settings import ServerSettings
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
-from tests.orchestrator.http.test_rules import SCOPE, receiving
+from tests.support.asked_server import SCOPE, receiving
 from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import READY, FakePipeline
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -19,25 +18,23 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.admission_limit import Places
 from orchestrator.http.access.disconnects import OpenWork
-from orchestrator.http.chat_request import ChatRequest, GenerationRequest
 from orchestrator.http.errors import ApiError
-from orchestrator.http.generation import ChoiceStream, OutputSource, Renderer
-from orchestrator.http.history import Note
-from orchestrator.http.monitoring.health import Condition, Health, StateSource
+from orchestrator.http.generation import ChoiceStream, EventStream, OutputSource, Renderer, frames
+from orchestrator.http.monitoring.health import Health, StateSource
 from orchestrator.http.monitoring.live import Watchable
 from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
-from orchestrator.http.prompts import Preparation, PreparedRequest, Ready, RenderedChat
+from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.openai.history import Note
+from orchestrator.http.openai.prompts import Asked, Choice, Preparation, PreparedRequest
 from orchestrator.http.settings import ServerSettings
-from orchestrator.http.streaming import EventStream, frames
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_CONTEXT
-from protocol.messages.client import PipelineState
 
 log = logging.getLogger(__name__)
-Q = TypeVar("Q", bound=GenerationRequest)
-RendererFactory: TypeAlias = Callable[[RenderedChat, int], Renderer]
-"""Makes the renderer of a response from the prompt and the number of its tokens."""
+Q = TypeVar("Q", bound=Asked)
+NewRenderer: TypeAlias = Callable[[PreparedRequest], Renderer]
+"""Makes the renderer of a response."""
 
 
 class Backend(StateSource, Watchable, Protocol):
@@ -66,72 +63,25 @@ class ModelServer:
         for fault in template.faults:
             log.warning("%s can't chat, only complete texts. %s", settings.names[0], fault)
 
-    @property
-    def folder(self) -> Path:
-        """Of the target."""
-        return self.template.folder
-
-    async def condition(self) -> Condition:
-        """The pipeline's."""
-        return await self.health.check()
-
-    async def require(self) -> PipelineState:
-        """The state of a pipeline that serves requests. Raises ApiError 503 if it does not."""
-        return await self.health.require()
-
-    async def converse(self, request: Request, question: ChatRequest, make_renderer: RendererFactory) -> Response:
-        """The response to a chat request of any API."""
-
-        def prepare() -> PreparedRequest:
-            prompt = self.prompts.render(question)
-
-            def renderer(prompts: Sequence[Sequence[int]]) -> Renderer:
-                return make_renderer(prompt, len(prompts[0]))
-
-            return PreparedRequest(
-                [prompt.text],
-                renderer,
-                prompt.grammar,
-                prompt.shown,
-                prompt.marked,
-                prompt.thought,
-                prompt.rules,
-                prompt.notes,
-            )
-
-        return await self.answer(request, question, prepare)
-
-    async def chat_tokens(self, request: Request, question: ChatRequest) -> Sequence[int]:
-        """The tokens of a chat's prompt. Raises ApiError for what the model's chat template can't render, and for far
-        more text than the context has."""
+    async def tokens(self, request: Request, asked: ChatRequest | str, *, special: bool = True) -> Sequence[int]:
+        """As of `Preparation`. Raises ApiError for far more text than the context has."""
         with self._figures.limit.take(1):
-            work = self._preparation.chat_tokens(question, await self._context())
-            return await self._work.unless_ended(request, work)
+            serving = (await self.health.check()).serving
+            # The largest of all contexts while no pipeline serves.
+            context = MAX_CONTEXT if serving is None else serving.context
+            return await self._work.unless_ended(request, self._preparation.tokens(asked, context, special=special))
 
-    async def text_tokens(self, request: Request, text: str, *, special: bool) -> Sequence[int]:
-        """The tokens of a text. `special`: as in `TextCodec.encode`. Raises ApiError for far more text than the context
-        has."""
-        with self._figures.limit.take(1):
-            work = self._preparation.text_tokens(text, await self._context(), special=special)
-            return await self._work.unless_ended(request, work)
-
-    async def rendered(self, request: Request, question: ChatRequest) -> RenderedChat:
+    async def prepared(self, request: Request, question: ChatRequest) -> PreparedRequest:
         """Raises ApiError for what the model's chat template can't render."""
         with self._figures.limit.take(1):
-            return await self._work.unless_ended(request, asyncio.to_thread(self.prompts.render, question))
+            return await self._work.unless_ended(request, self._preparation.prepared(question))
 
-    async def answer(
-        self,
-        request: Request,
-        question: GenerationRequest,
-        prepare: Callable[[], PreparedRequest],
-    ) -> Response:
-        """Generate all choices, and respond with one object or a stream. `prepare` is called in a thread. Raises
+    async def answer(self, request: Request, question: Asked, new_renderer: NewRenderer) -> Response:
+        """Generate all choices, and respond with one object or a stream. `new_renderer` is called in a thread. Raises
         ApiError."""
         with ExitStack() as stack:
             places = stack.enter_context(self._figures.limit.take(question.choices * question.prompt_count))
-            work = self._ready(question, lambda: self._noted(prepare()))
-            choices, renderer = await self._work.unless_ended(request, work)
+            choices, renderer = await self._work.unless_ended(request, self._ready(question, new_renderer))
             sources = [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices]
             generation = ChoiceStream(sources, on_end=partial(_free, request, places))
             self._open.add(generation)
@@ -155,18 +105,11 @@ class ModelServer:
         for generation in self._open:
             generation.abort(told)
 
-    async def _context(self) -> int:
-        """The pipeline's, or the largest of all while none serves."""
-        serving = (await self.condition()).serving
-        return MAX_CONTEXT if serving is None else serving.context
-
-    def _noted(self, prepared: PreparedRequest) -> PreparedRequest:
-        self._figures.noted({note.kind for note in prepared.notes})
-        return prepared
-
-    async def _ready(self, question: GenerationRequest, prepare: Callable[[], PreparedRequest]) -> Ready:
+    async def _ready(self, question: Asked, new_renderer: NewRenderer) -> tuple[list[Choice], Renderer]:
         """The choices to generate, of a pipeline that serves. One that has just ended may take long to say so."""
-        return await self._preparation.ready(question, prepare, await self.require())
+        prepared, choices = await self._preparation.ready(question, await self.health.require())
+        self._figures.noted({note.kind for note in prepared.notes})
+        return choices, await asyncio.to_thread(new_renderer, prepared)
 
     def _end(self, generation: ChoiceStream) -> None:
         generation.close()

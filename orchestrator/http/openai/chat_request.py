@@ -11,11 +11,11 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from orchestrator.api.sampling import SamplingParams, number_fields
-from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.history import Note, readable
+from orchestrator.http.errors import ApiError, refuse_given, unsupported
+from orchestrator.http.openai.history import Note, readable
+from orchestrator.http.openai.request_fields import function_tools, unknown, unused, usual
+from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.http.request_bodies import converted, decoded
-from orchestrator.http.request_fields import function_tools, unknown, unused, usual
-from orchestrator.http.structured_output import allowed, call_grammar, response_grammar
 from orchestrator.text.answer.bound_calls import CallWriter
 from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
@@ -109,6 +109,11 @@ class GenerationRequest(CheckedSamplingFields, kw_only=True):
         return None
 
     @property
+    def offered(self) -> tuple[dict[str, Any], ...]:
+        """Tools that the model is to know of. Raises ApiError."""
+        return ()
+
+    @property
     def prompt_logprobs(self) -> bool:
         """Whether the log-probabilities of the prompt's tokens are told too."""
         return False
@@ -141,7 +146,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def offered(self) -> tuple[dict[str, Any], ...]:
-        """Tools that the model is to know of. Raises ApiError."""
         if self.tool_choice == "none":
             return ()
         tools, _ = allowed(self.tools or (), self.tool_choice)
@@ -178,9 +182,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         self.grammar()
         for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
             raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
-        for name in ("functions", "function_call", "audio"):
-            if getattr(self, name) not in (*IGNORED, "none", "auto"):
-                raise unsupported(name, f"{name} is not supported: leave it out.")
+        refuse_given(self, dict.fromkeys(("functions", "function_call", "audio"), "leave it out"), ("none", "auto"))
         if self.modalities not in (*IGNORED, ["text"]):
             raise unsupported("modalities", "Only text is supported.")
 
@@ -199,20 +201,25 @@ def read(body: bytes, kind: type[Q]) -> Q:
     return question(fields, kind, [*unused(unknown(fields, kind)), *(Note("character", text) for text in mended)])
 
 
-def question(fields: Mapping[str, Any], kind: type[Q], notes: Sequence[Note] = ()) -> Q:
+def question(
+    fields: Mapping[str, Any], kind: type[Q], notes: Sequence[Note] = (), *, called: Mapping[str, str] | None = None
+) -> Q:
     """The question that these fields ask; a field that is None counts as absent. `notes`: what the API that they come
-    from has changed. Raises ApiError naming what is wrong with it."""
+    from has changed. `called`: what that API calls some of them. Raises ApiError naming what is wrong with it."""
     fields = {**usual(fields), "notes": None}
-    if isinstance(fields.get("tools"), list | tuple):
-        fields["tools"], told = function_tools(fields["tools"])
-        notes = [*notes, *told]
-    found = converted(fields, kind)
-    if isinstance(found, ChatRequest):
-        history = readable(found.messages)
-        found = replace(found, messages=tuple(history.messages))
-        notes = [*notes, *history.notes]
-    found = replace(found, notes=tuple(notes))
-    found.refuse_unsupported()
+    try:
+        if isinstance(fields.get("tools"), list | tuple):
+            fields["tools"], told = function_tools(fields["tools"])
+            notes = [*notes, *told]
+        found = converted(fields, kind)
+        if isinstance(found, ChatRequest):
+            history = readable(found.messages)
+            found = replace(found, messages=tuple(history.messages))
+            notes = [*notes, *history.notes]
+        found = replace(found, notes=tuple(notes))
+        found.refuse_unsupported()
+    except ApiError as error:
+        raise error.in_words_of(called or {}) from error
     return found
 
 

@@ -7,8 +7,10 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from orchestrator.api.result import Chosen, Result
-from orchestrator.http.generation import OutputEvent, TextPiece
-from orchestrator.text.answer.parts import AnswerParser, Call, Part, Spoken, ThoughtSpan
+from orchestrator.http.generation import ChoiceEnd, OutputEvent, TextPiece
+from orchestrator.http.openai.chat_request import GenerationRequest
+from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.text.answer.parts import Call, Part, Spoken, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.sampling import Likelihood
 
@@ -16,17 +18,29 @@ from protocol.messages.sampling import Likelihood
 class AnswerContent:
     """The content of an answer. White space between the text and a call is dropped."""
 
-    def __init__(self, parser: AnswerParser, calls: bool) -> None:
-        """`calls`: whether the answer may have any."""
-        self._parser = parser
-        self._calls = calls
+    def __init__(self, prompt: PreparedRequest, asked: GenerationRequest, codec: TextCodec) -> None:
+        self.prompt = prompt
+        self._parser = prompt.new_parser()
+        self._calls = bool(asked.offered)
         self._called = False
         self._space = ""
+        tells = asked.alternatives is not None
+        self._transcript = LogprobTranscript("chat", codec, prompt.shown, prompt.marked) if tells else None
 
-    @property
-    def thoughts(self) -> Sequence[ThoughtSpan]:
-        """As of AnswerParser."""
-        return self._parser.thoughts
+    @classmethod
+    def events(cls, result: Result) -> tuple[OutputEvent, OutputEvent]:
+        """Those of a whole answer."""
+        chosen = tuple(map(Chosen, result.tokens, result.likelihoods))
+        return TextPiece(0, result.text, chosen), ChoiceEnd(0, result)
+
+    def logprobs(self, event: OutputEvent) -> list[dict[str, Any]] | None:
+        """The log-probabilities to send with an event that was parsed; None if the request asks for none."""
+        if self._transcript is None:
+            return None
+        if not isinstance(event, TextPiece):
+            return []
+        ready = self._transcript.push(event.text, event.chosen, self._parser.thoughts)
+        return [] if ready is None else ready["content"]
 
     def parse(self, event: OutputEvent) -> Sequence[Part]:
         """The new parts."""
@@ -50,11 +64,9 @@ class AnswerContent:
         return [Spoken(stripped)] if stripped else []
 
 
-def chat_call(call: Call) -> dict[str, Any]:
-    """A call in the form of chat responses, with a new id if the model gave it none. Mistral's templates read only ids
-    of nine letters and digits."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id or uuid.uuid4().hex[:9], "type": "function", "function": function}
+def call_id(call: Call) -> str:
+    """A new one if the model gave it none. Mistral's templates read only ids of nine letters and digits."""
+    return call.id or uuid.uuid4().hex[:9]
 
 
 class LogprobTranscript:

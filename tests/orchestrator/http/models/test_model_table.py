@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.model_table import (
+from orchestrator.http.model_table import (
     Admit,
     Command,
     Event,

@@ -5,13 +5,13 @@ import binascii
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
 
+from orchestrator.http.settings import EmbeddingCommand
 from orchestrator.machine.downloads.package_index import Unavailable, environment
 from orchestrator.machine.hardware import installed_version, usable_cores, worker_environment
 from orchestrator.machine.models.checkpoints import hub_file, resolve
@@ -41,15 +41,6 @@ class _Ready(msgspec.Struct):
 class _Answer(msgspec.Struct):
     vectors: str = ""
     error: str = ""
-
-
-@dataclass(frozen=True)
-class EmbeddingCommand:
-    """What runs the program, and with what."""
-
-    arguments: Sequence[str]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Of its environment, beyond our own."""
 
 
 def embedding_command(folder: Path, on_progress: OnProgress) -> EmbeddingCommand:

@@ -1,27 +1,30 @@
 """From a request to what the pipeline generates for it: the prompt in the model's format, its tokens, sampling
-parameters, the renderer.
+parameters.
 
 This runs beside the event loop: long texts and schemas take time, which must not delay the tokens of other requests.
 """
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import structs
 from msgspec.structs import replace
 
+from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.chat_request import ChatRequest, GenerationRequest, sampling
 from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported
-from orchestrator.http.generation import CUT_JSON, Renderer
-from orchestrator.http.history import Note, template_messages
+from orchestrator.http.openai.chat_request import ChatRequest, sampling
+from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.history import Note, template_messages
 from orchestrator.machine.grammar_check import require_enforceable
+from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser
 from orchestrator.text.answer_format import AnswerFormat, infer_answer_format
 from orchestrator.text.chat_template import ChatTemplate
@@ -40,32 +43,44 @@ _LONG_RULES = 1 << 11
 """Characters of instructions and tools, below which it does not matter where they end."""
 _RULES_KNOWN = 4
 """Different ones whose tokens are kept."""
+_CUT_JSON = "The JSON is incomplete, since the answer was cut off at its limit of tokens: give a larger one."
+
+
+Prompt: TypeAlias = str | Sequence[int]
+"""Text, or token ids."""
 
 
 @dataclass(frozen=True)
-class RenderedChat:
-    """A prompt, and how to read the answers to it."""
+class PreparedRequest:
+    """What is generated for a request, and how to read the answers."""
 
-    text: str
-    new_parser: Callable[[], AnswerParser]
+    prompts: Sequence[Prompt]
+    new_parser: Callable[[], AnswerParser] = MarkedParser
     """Makes the parser of one choice."""
-    shown: frozenset[int]
-    """Special tokens whose text the parser needs."""
-    marked: frozenset[int]
-    """Tokens that begin a thought in the midst of an answer."""
-    grammar: Grammar | None
-    """What the answer is held to."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens whose text is part of the output."""
+    marked: frozenset[int] = frozenset()
+    """Tokens whose text in the output comes behind a mark: they begin a thought in the midst of an answer."""
+    grammar: Grammar | None = None
+    """What the answers are held to."""
     thought: ThoughtText | None = None
     """Where no stop string is looked for."""
     rules: str = ""
     """The beginning of the text that other conversations have too; empty if it is short or not known."""
     notes: Sequence[Note] = ()
     """What of the request was changed, has no effect, or is not read by the model."""
+    tokens: Sequence[Sequence[int]] = ()
+    """Of the prompts, once they are encoded."""
 
     @property
     def warnings(self) -> list[str]:
         """`notes` for the client, each once."""
         return [*dict.fromkeys(note.text for note in self.notes)]
+
+    def if_cut(self, results: Sequence[Result]) -> list[str]:
+        """What a client is told of results that were cut off; empty if nothing."""
+        cut = any(result.finish_reason == "length" for result in results)
+        return [_CUT_JSON] if cut and self.grammar is not None and self.grammar.schema else []
 
 
 class ChatPrompts:
@@ -78,7 +93,7 @@ class ChatPrompts:
         # Such a template joins texts.
         self._writes_arguments = template.mentions("['arguments'] +")
 
-    def render(self, question: ChatRequest) -> RenderedChat:
+    def render(self, question: ChatRequest) -> PreparedRequest:
         """Raises ApiError for what the model's chat template can't render."""
         tools = question.offered
         if tools and not self.form.knows_tools:
@@ -117,8 +132,8 @@ class ChatPrompts:
         opened = room and self.form.opens_thought(text)
         # A form that is enforced leaves no room for a thought; the marker can only be part of a value.
         marked = self.form.marked if grammar is None or grammar.optional or grammar.free else frozenset[int]()
-        return RenderedChat(
-            text,
+        return PreparedRequest(
+            [text],
             lambda: self.form.parser(opened, tools, question.most_calls, marks=bool(marked)),
             self.form.shown,
             marked,
@@ -197,9 +212,6 @@ _SHORT_CHARACTERS = 1 << 16
 _USUAL_CHARACTERS = 4
 """Of a token."""
 
-Prompt: TypeAlias = str | Sequence[int]
-"""Text, or token ids."""
-
 
 class PromptEncoder:
     """Encodes prompts in threads. Long texts take turns, because each takes up to 200 times its length in memory."""
@@ -234,31 +246,9 @@ _COMPLETION_TOKENS = 16
 """Default of max_tokens in OpenAI's completions; a chat may fill the context."""
 
 
-class PreparedRequest(NamedTuple):
-    """A request whose prompts are texts or tokens."""
-
-    prompts: Sequence[Prompt]
-    new_renderer: Callable[[Sequence[Sequence[int]]], Renderer]
-    """Makes the renderer from the prompts' tokens."""
-    grammar: Grammar | None = None
-    """What the answers are held to."""
-    shown: frozenset[int] = frozenset()
-    """Special tokens whose text is part of the output."""
-    marked: frozenset[int] = frozenset()
-    """Tokens whose text in the output comes behind a mark."""
-    thought: ThoughtText | None = None
-    """Where no stop string is looked for."""
-    rules: str = ""
-    notes: Sequence[Note] = ()
-    """As of RenderedChat."""
-
-
-class Ready(NamedTuple):
-    """A request that is ready for the pipeline."""
-
-    choices: Sequence[tuple[Sequence[int], SamplingParams]]
-    """Prompt and sampling parameters of each."""
-    renderer: Renderer
+Choice: TypeAlias = tuple[Sequence[int], SamplingParams]
+"""A prompt's tokens, and its sampling parameters."""
+Asked: TypeAlias = ChatRequest | CompletionRequest
 
 
 class Preparation:
@@ -267,52 +257,44 @@ class Preparation:
     def __init__(self, codec: TextCodec, template: ChatTemplate, defaults: Mapping[str, Any]) -> None:
         """`defaults`: as of ServerSettings."""
         self._template = template
+        self._special: SpecialTokens = "begin" if template.own else "all"
         self._encoder = PromptEncoder(codec)
         self._defaults = defaults
         self._rules = lru_cache(maxsize=_RULES_KNOWN)(codec.encode_rendered if template.own else codec.encode)
         self.prompts = ChatPrompts(template)
 
-    async def ready(
-        self, question: GenerationRequest, prepare: Callable[[], PreparedRequest], state: PipelineState
-    ) -> Ready:
-        """`prepare` is called in a thread."""
-        prepared = await asyncio.to_thread(prepare)
-        special = "begin" if isinstance(question, ChatRequest) and self._template.own else "all"
-        prompts = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
-        return await asyncio.to_thread(self._ready, question, prepared, prompts, state)
+    async def ready(self, question: Asked, state: PipelineState) -> tuple[PreparedRequest, list[Choice]]:
+        """All choices of a request."""
+        prepared = await self.prepared(question)
+        special = self._special if isinstance(question, ChatRequest) else "all"
+        tokens = await self._encoder.encode(prepared.prompts, special=special, context=state.context)
+        prepared = dataclasses.replace(prepared, tokens=tokens)
+        return prepared, await asyncio.to_thread(self._all_choices, question, prepared, state)
 
-    async def chat_tokens(self, question: ChatRequest, context: int) -> Sequence[int]:
-        """The tokens of a chat's prompt, also more than `context`."""
-        prompt = await asyncio.to_thread(self.prompts.render, question)
-        return await self._tokens(prompt.text, "begin" if self._template.own else "all", context)
+    async def prepared(self, question: Asked) -> PreparedRequest:
+        """Its prompts are not encoded yet."""
+        if isinstance(question, ChatRequest):
+            return await asyncio.to_thread(self.prompts.render, question)
+        return PreparedRequest(question.prompts, grammar=question.grammar, notes=question.notes)
 
-    async def text_tokens(self, text: str, context: int, *, special: bool) -> Sequence[int]:
-        """`special`: as in `TextCodec.encode`."""
-        return await self._tokens(text, "all" if special else "none", context)
-
-    async def _tokens(self, text: str, special: SpecialTokens, context: int) -> Sequence[int]:
-        (tokens,) = await self._encoder.encode([text], special=special, context=context)
+    async def tokens(self, asked: ChatRequest | str, context: int, *, special: bool = True) -> Sequence[int]:
+        """Of a chat's prompt or a text, also more than `context`. `special`: of a text, as in `TextCodec.encode`."""
+        if isinstance(asked, str):
+            prompts, added = [asked], "all" if special else "none"
+        else:
+            prompts, added = (await self.prepared(asked)).prompts, self._special
+        (tokens,) = await self._encoder.encode(prompts, special=added, context=context)
         return tokens
 
-    def _ready(
-        self,
-        question: GenerationRequest,
-        prepared: PreparedRequest,
-        prompts: Sequence[Sequence[int]],
-        state: PipelineState,
-    ) -> Ready:
+    def _all_choices(self, question: Asked, prepared: PreparedRequest, state: PipelineState) -> list[Choice]:
         _require_enforceable(question, prepared.grammar)
-        if not prompts:
+        if not prepared.prompts:
             raise ApiError(400, "There is no prompt: give at least one.", param="prompt")
-        choices = [choice for tokens in prompts for choice in self._choices(question, prepared, tokens, state)]
-        renderer, grammar = prepared.new_renderer(prompts), prepared.grammar
-        if grammar is not None and grammar.schema:
-            renderer.if_cut = CUT_JSON
-        return Ready(choices, renderer)
+        return [choice for tokens in prepared.tokens for choice in self._choices(question, prepared, tokens, state)]
 
     def _choices(
-        self, question: GenerationRequest, prepared: PreparedRequest, tokens: Sequence[int], state: PipelineState
-    ) -> list[tuple[Sequence[int], SamplingParams]]:
+        self, question: Asked, prepared: PreparedRequest, tokens: Sequence[int], state: PipelineState
+    ) -> list[Choice]:
         """Those of one prompt."""
         _require_fitting(tokens, state)
         default = None if isinstance(question, ChatRequest) else _COMPLETION_TOKENS
@@ -334,7 +316,7 @@ class Preparation:
         return [(tokens, structs.replace(params, seed=seed)) for seed in seeds]
 
 
-def _require_enforceable(question: GenerationRequest, grammar: Grammar | None) -> None:
+def _require_enforceable(question: Asked, grammar: Grammar | None) -> None:
     try:
         require_enforceable(grammar)
     except InputError as error:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.http.history import Note, shown
+from orchestrator.http.openai.history import Note, shown
 from orchestrator.http.request_bodies import converted, decoded
 from protocol.messages.base import MAX_CONTEXT
 
@@ -96,8 +96,7 @@ def usual(fields: Json) -> dict[str, Any]:
     for name, (value, instead) in _MEANINGS.items():
         if _is_number(found.get(name)) and found[name] == value:
             found[name] = instead
-    if "think" in found:
-        found |= thinking_switch(found.pop("think"))
+    found |= _switch(found.pop("think", None))
     found |= _thinking(found.pop("thinking", None))
     found |= _reasoning(found.pop("reasoning", None))
     for name, mend in (("tool_choice", _choice), ("response_format", _form)):
@@ -120,11 +119,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def thinking_switch(think: Any) -> dict[str, Any]:
+def _switch(think: Any) -> dict[str, Any]:
     """Ollama's `think`: a switch, or a level."""
     if isinstance(think, str):
         return {"reasoning_effort": {"max": "high", "xhigh": "high", "minimal": "low"}.get(think, think)}
-    return {} if think is None else {"enable_thinking": think}
+    return _given(enable_thinking=think)
 
 
 def _thinking(thinking: Any) -> dict[str, Any]:
@@ -164,12 +163,13 @@ def _choice(choice: Any) -> Any:
 
 
 def _form(form: Any) -> Any:
-    """A schema beside `json_object`, and a schema where OpenAI has it one level deeper."""
+    """A schema beside `json_object`, and a schema where OpenAI's chats have it one level deeper."""
     if not isinstance(form, Mapping) or form.get("type") not in ("json_object", "json_schema"):
         return form
     inner = form.get("json_schema")
-    if isinstance(form.get("schema"), Mapping) and not isinstance(inner, Mapping):
-        return {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
+    if not isinstance(inner, Mapping) and (isinstance(form.get("schema"), Mapping) or form["type"] == "json_schema"):
+        flat = {name: value for name, value in form.items() if name not in ("type", "json_schema")}
+        return {"type": "json_schema", "json_schema": flat} if flat else form
     if isinstance(inner, Mapping) and "schema" not in inner and not _SCHEMA_WORDS.isdisjoint(inner):
         return {"type": "json_schema", "json_schema": {"schema": inner}}
     return form

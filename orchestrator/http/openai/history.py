@@ -49,7 +49,7 @@ def placeholder(kind: object) -> str:
 
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 _OTHER_ROLES = {"human": "user", "model": "assistant", "ai": "assistant"}
-_THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
+THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
 """Parts of earlier answers that most templates leave out too."""
 _SHOWN_CHARACTERS = 64
 """Of a client's word that a note repeats."""
@@ -77,15 +77,31 @@ def _with_known_roles(messages: Sequence[Message]) -> tuple[list[Message], list[
     return found, [Note("role", text) for text in sorted(told)]
 
 
+def _with_functions_as_tools(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]:
+    """Calls and results of OpenAI's older API (`function_call`, the role `function`) as those of tools."""
+    found: list[Message] = []
+    id = None
+    for place, message in enumerate(messages):
+        call = message.get("function_call")
+        if message["role"] == "assistant" and isinstance(call, Mapping) and not message.get("tool_calls"):
+            id = f"call{place:05}"
+            others = {name: value for name, value in message.items() if name != "function_call"}
+            message = {**others, "tool_calls": [{"id": id, "type": "function", "function": call}]}
+        elif message["role"] == "function":
+            message = {**message, "role": "tool", "tool_call_id": id}
+        found.append(message)
+    return found, []
+
+
 def _with_texts(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]:
     found: list[Message] = []
     missing: list[str] = []
     for place, message in enumerate(messages):
-        parts, unread = _parts(message.get("content")), list[str]()
-        texts = [text if (text := _part_text(part)) is not None else _left_out(part, unread) for part in parts]
+        content, unread = parts(message.get("content")), list[str]()
+        texts = [text if (text := _part_text(part)) is not None else _left_out(part, unread) for part in content]
         asks = place == len(messages) - 1 and message["role"] == "user"
         # A picture beside the result of a call is part of that result.
-        if unread and asks and (place == 0 or messages[place - 1]["role"] not in ("tool", "function")):
+        if unread and asks and (place == 0 or messages[place - 1]["role"] != "tool"):
             raise unsupported(
                 "messages",
                 f"A message has a part of type {unread[0]!r}, and these models read only text: leave it out.",
@@ -97,7 +113,8 @@ def _with_texts(messages: Sequence[Message]) -> tuple[list[Message], list[Note]]
     return found, [Note("part", note)] if missing else []
 
 
-def _parts(content: Any) -> Sequence[Any]:
+def parts(content: Any) -> Sequence[Any]:
+    """Those of a content, which may be one by itself."""
     if content is None:
         return ()
     return content if isinstance(content, list | tuple) else (content,)
@@ -110,7 +127,7 @@ def _part_text(part: Any) -> str | None:
     if not isinstance(part, Mapping):
         return None if part is None else msgspec.json.encode(part).decode()
     kind = part.get("type")
-    if isinstance(kind, str) and kind in _THOUGHTS:
+    if isinstance(kind, str) and kind in THOUGHTS:
         return ""
     text = part.get("text", part.get("refusal"))
     if isinstance(text, str):
@@ -121,7 +138,7 @@ def _part_text(part: Any) -> str | None:
     source = part.get("source")
     inner = source if isinstance(source, Mapping) and source.get("type") in ("text", "content") else part
     held = inner.get("data") if inner.get("type") == "text" else inner.get("content")
-    texts = [each if isinstance(each, str) else _plain_text(each) for each in _parts(held)]
+    texts = [each if isinstance(each, str) else _plain_text(each) for each in parts(held)]
     known = [text for text in texts if text is not None]
     return "\n".join(known) if known and len(known) == len(texts) else None
 
@@ -143,7 +160,7 @@ def _with_whole_calls(messages: Sequence[Message]) -> tuple[list[Message], list[
     for message in messages:
         rest = {name: value for name, value in message.items() if name != "tool_calls"}
         listed = message.get("tool_calls")
-        calls = [whole for call in _parts(listed) if (whole := _whole_call(call, broken))]
+        calls = [whole for call in parts(listed) if (whole := _whole_call(call, broken))]
         found.append({**rest, "tool_calls": calls} if calls else rest)
     note = "Arguments of earlier calls that are no JSON object are read as text, and calls without a name are left out."
     return found, [Note("call", note)] if broken else []
@@ -180,6 +197,7 @@ def shown(word: object) -> str:
 
 _READINGS: Sequence[Callable[[Sequence[Message]], tuple[list[Message], list[Note]]]] = (
     _with_known_roles,
+    _with_functions_as_tools,
     _with_texts,
     _with_whole_calls,
 )
@@ -191,8 +209,8 @@ _RESPONSES = "tool_responses"
 
 def template_messages(
     messages: Sequence[Mapping[str, Any]], *, both: bool = True, joined: bool = False, written: bool = False
-) -> list[dict[str, Any]]:
-    """The messages with the arguments of earlier calls as objects, as templates need them; clients send JSON text.
+) -> list[Message]:
+    """The messages that `readable` gave, with the arguments of earlier calls as objects, as templates need them.
     Reasoning of earlier turns gets every name that templates know; templates that do not use it leave it out. The
     result of a call gets the name of its function.
 
@@ -200,60 +218,33 @@ def template_messages(
     its reasoning is left out. `joined`: results are `tool_responses` of the message with their calls, as the first
     templates of Gemma 4 have it. `written`: arguments stay JSON text, as DeepSeek's templates need them.
     """
-    modern = _with_functions_as_tools(messages)
-    found = _with_names([_with_reasoning(_with_calls(message, written), both) for message in modern])
+    found = _with_names([_with_reasoning(_with_arguments(message, written), both) for message in messages])
     return _with_joined_results(found) if joined else found
 
 
-def _with_functions_as_tools(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Calls and results of OpenAI's older API (`function_call`, the role `function`) as those of tools."""
-    found: list[Mapping[str, Any]] = []
-    id = None
-    for place, message in enumerate(messages):
-        call = message.get("function_call")
-        if message.get("role") == "assistant" and isinstance(call, Mapping) and not message.get("tool_calls"):
-            id = f"call{place:05}"
-            others = {name: value for name, value in message.items() if name != "function_call"}
-            message = {**others, "tool_calls": [{"id": id, "type": "function", "function": call}]}
-        elif message.get("role") == "function":
-            message = {**message, "role": "tool", "tool_call_id": id}
-        found.append(message)
-    return found
-
-
-def _with_names(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_names(messages: Sequence[Message]) -> list[Message]:
     names: dict[str, str] = {}
-    found: list[dict[str, Any]] = []
+    found: list[Message] = []
     for message in messages:
-        calls = message.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict) and isinstance(call.get("id"), str):
-                names[call["id"]] = str(function.get("name"))
+        for call in message.get("tool_calls", ()):
+            if isinstance(call.get("id"), str):
+                names[call["id"]] = call["function"]["name"]
         id = message.get("tool_call_id")
-        known = names.get(id) if message.get("role") == "tool" and isinstance(id, str) else None
+        known = names.get(id) if message["role"] == "tool" and isinstance(id, str) else None
         found.append(message if known is None else {"name": known, **message})
     return found
 
 
-def _with_joined_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _with_joined_results(messages: Sequence[Message]) -> list[Message]:
+    found: list[Message] = []
     for message in messages:
-        content = _joined_parts(message.get("content"))
-        if message.get("role") == "tool" and isinstance(content, str) and found and found[-1].get("tool_calls"):
+        if message["role"] == "tool" and found and found[-1].get("tool_calls"):
+            content = message["content"]
             response = {"name": message.get("name", "unknown"), "response": _object(content) or content}
             found[-1].setdefault(_RESPONSES, []).append(response)
         else:
             found.append({name: value for name, value in message.items() if name != _RESPONSES})
     return found
-
-
-def _joined_parts(content: Any) -> Any:
-    """The text of content that is a list of text parts; other content as it is."""
-    if not isinstance(content, list):
-        return content
-    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -264,38 +255,25 @@ def _object(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _with_reasoning(message: dict[str, Any], both: bool) -> dict[str, Any]:
+def _with_reasoning(message: Message, both: bool) -> Message:
     found = next((text for name in _REASONING if isinstance(text := message.get(name), str) and text), None)
     rest = {name: value for name, value in message.items() if name not in _REASONING}
-    if found is None or message.get("role") != "assistant":
+    if found is None or message["role"] != "assistant":
         return rest
     if not both and message.get("tool_calls") and message.get("content"):
         return rest
     return {**rest, **dict.fromkeys(_REASONING, found)}
 
 
-def _with_calls(message: Mapping[str, Any], written: bool) -> dict[str, Any]:
+def _with_arguments(message: Mapping[str, Any], written: bool) -> Message:
+    def converted(call: Message) -> Message:
+        function = call["function"]
+        arguments = function["arguments"]
+        if isinstance(arguments, str) and not written:
+            arguments = msgspec.json.decode(arguments)
+        elif written and not isinstance(arguments, str):
+            arguments = msgspec.json.encode(arguments).decode()
+        return {**call, "function": {**function, "arguments": arguments}}
+
     calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return dict(message)
-    convert = _with_written_arguments if written else _with_parsed_arguments
-    return {**message, "tool_calls": [convert(call) for call in calls]}
-
-
-def _with_written_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
-        return call
-    written = msgspec.json.encode(function.get("arguments") or {}).decode()
-    return {**call, "function": {**function, "arguments": written}}
-
-
-def _with_parsed_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = msgspec.json.decode(function["arguments"] or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**message, "tool_calls": [*map(converted, calls)]} if calls else {**message}

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from orchestrator.http.chat_request import IGNORED, MOST_CHOICES, GenerationRequest
 from orchestrator.http.errors import ApiError, unsupported
-from orchestrator.http.structured_output import response_grammar
+from orchestrator.http.openai.chat_request import IGNORED, MOST_CHOICES, GenerationRequest
+from orchestrator.http.openai.structured_output import response_grammar
 from protocol.messages.base import Token
 from protocol.messages.grammar import Grammar
 

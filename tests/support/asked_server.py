@@ -1,0 +1,94 @@
+"""A server in this process with a scripted pipeline, and what is asked of it."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import httpx
+from starlette.applications import Starlette
+
+from orchestrator.http.app import application
+from orchestrator.http.models.one import server_of_one
+from orchestrator.http.settings import ServerSettings
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from tests.support.fake_pipeline import FakePipeline
+from tests.support.paths import DEMO_TARGET
+
+DEMO = DEMO_TARGET
+CODEC = TextCodec(DEMO)
+TEMPLATE = ChatTemplate(DEMO, CODEC)
+KEY = "a-key-of-tests"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+EVENTS = "/v1/pipeline/events"
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": CHAT,
+    "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    "query_string": b"",
+}
+
+T = TypeVar("T")
+
+
+def receiving(body: Any, gone: asyncio.Event) -> Callable[[], Awaitable[Any]]:
+    """The messages of a client that disconnects when `gone` is set."""
+    coming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+    async def receive() -> Any:
+        if not coming:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+        return coming.pop()
+
+    return receive
+
+
+def served(pipeline: FakePipeline, settings: ServerSettings, template: ChatTemplate = TEMPLATE) -> Starlette:
+    return application(server_of_one(pipeline, template.codec, template, settings))
+
+
+def talk(
+    conversation: Callable[[httpx.AsyncClient], Awaitable[T]],
+    pipeline: FakePipeline | None = None,
+    *,
+    headers: dict[str, str] | None = None,
+    host: str = "localhost",
+    template: ChatTemplate = TEMPLATE,
+    **settings: Any,
+) -> T:
+    """Send requests to a server in this process."""
+
+    async def held() -> T:
+        given = ServerSettings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
+        app = served(pipeline or FakePipeline(), given, template)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        sent = {"authorization": f"Bearer {KEY}"} if headers is None else headers
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", headers=sent) as client:
+            return await conversation(client)
+
+    return asyncio.run(held())
+
+
+def post(path: str, body: Any, pipeline: FakePipeline | None = None, **settings: Any) -> httpx.Response:
+    return talk(lambda client: client.post(path, json=body), pipeline, **settings)
+
+
+def get(path: str, pipeline: FakePipeline | None = None, **settings: Any) -> httpx.Response:
+    return talk(lambda client: client.get(path), pipeline, **settings)
+
+
+def chunks(response: httpx.Response) -> list[Any]:
+    """Of an event stream that ended well."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def saying(said: Sequence[str | None], reason: Any = "stop") -> FakePipeline:
+    return FakePipeline(lambda _: said, ends=(reason, None))
