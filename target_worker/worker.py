@@ -253,16 +253,16 @@ class TargetWorker:
             else:
                 yield Fault("lost", "The GPU gave up a command: start the sequence again.", id)
 
-    def lower(self, reason: str) -> bool:
-        """Evaluate at the next lower level, because a forward failed for this `reason`; False at the lowest one.
-        `begin_all_again` follows."""
-        lowered = self._engine.model.lower(reason)
-        if lowered:
-            log.warning("a forward failed, so the target is a %s model now: %s", self._engine.model.level, reason)
-        return lowered
+    def lower(self, reason: str) -> Iterator[Lowered | Fault] | None:
+        """Evaluate at the next lower level, because a forward failed for this `reason`: the proof at the start was
+        wrong. What is returned frees all sequences, whose KV is of the level before; each begins again with its next
+        Start. None at the lowest level."""
+        if not self._engine.model.lower(reason):
+            return None
+        log.warning("a forward failed, so the target is a %s model now: %s", self._engine.model.level, reason)
+        return self._begin_all_again(reason)
 
-    def begin_all_again(self, reason: str) -> Iterator[Lowered | Fault]:
-        """Free all sequences, whose KV is of the level before. Each begins again with its next Start."""
+    def _begin_all_again(self, reason: str) -> Iterator[Lowered | Fault]:
         ids = {*self._sequences, *self._at_work}
         self._free_with_cache(ids)
         yield Lowered(self._engine.model.level, plain(reason))
