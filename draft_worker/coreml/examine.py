@@ -32,6 +32,7 @@ from draft_worker.coreml.runtime.memory import HostMemory
 from draft_worker.coreml.runtime.tree_slots import PREFIX
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.drafters.block_forward import Block
+from protocol.child_process import claim_output
 from protocol.contracts.coreml.examination import (
     Agreed,
     Broken,
@@ -47,7 +48,6 @@ from protocol.contracts.coreml.examination import (
 )
 from protocol.errors import PipelineError
 from protocol.inference.device import compute_on_processor
-from protocol.report_output import claim_output
 
 OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
 _PROMPT = 24
