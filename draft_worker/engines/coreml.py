@@ -16,13 +16,12 @@ from draft_worker.coreml.runtime.backends.runtimes import open_runtime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.coreml.runtime.joint_memory import JointMemory, SequenceRows, SharedCall
-from draft_worker.coreml.runtime.memory import CachePool, exchange_of
-from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.coreml.runtime.memory import CachePool, HostMemory, exchange_of
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.block import BlockEngine
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.device import compute_on_processor
+from protocol.inference.slots import PREFIX
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference
@@ -117,7 +116,6 @@ class CoreMlEngine(ColumnsEngine):
         self.tokenizer = converted.vocabulary_fingerprint()
         self._forward = PackageForward(package, converted.tables, runtime)
         self._pool = CachePool(package, exchange_of(package, epoch, owner))
-        self._joint_memory = JointMemory(package)
         self._selectors: dict[int, CandidateSelector] = {}
         """By the size of the target's vocabulary."""
 
@@ -139,22 +137,18 @@ class CoreMlEngine(ColumnsEngine):
         return CoreMlSequence(self._forward, self._pool, sampling, vocabulary, self._selector)
 
     def joins(self, parts: Sequence[tuple["CoreMlSequence", int]]) -> bool:
-        if sum(rows for _, rows in parts) > self._forward.widest:
-            return False
-        return self._joint_memory.fits([(each.host, each.host.slots.taken + rows) for each, rows in parts])
+        return self._forward.joins([(sequence.host, rows) for sequence, rows in parts])
 
     def evaluate_together(self, parts: Sequence[tuple["CoreMlSequence", Batch]]) -> list[list[Candidates]]:
         together = [(sequence, len(batch.committed) + len(batch.tokens)) for sequence, batch in parts]
         if len(parts) < 2 or not self.joins(together):
-            self._joint_memory.count_step()
             return super().evaluate_together(parts)
         evaluations = [sequence.evaluation(batch) for sequence, batch in parts]
         rows = [sequence.placed(each) for (sequence, _), each in zip(parts, evaluations, strict=True)]
-        joined = [SequenceRows(sequence.host, own) for (sequence, _), own in zip(parts, rows, strict=True)]
-        call = SharedCall(self._joint_memory, joined)
         for each, own in zip(evaluations, rows, strict=True):
             each.begin(own)
-        logits, first = self._forward.run(call, call.numbers), 0
+        joined = [sequence.host.rows(own) for (sequence, _), own in zip(parts, rows, strict=True)]
+        logits, first = self._forward.evaluate(joined), 0
         for each, own in zip(evaluations, rows, strict=True):
             each.end(own, logits[first : first + len(own)])
             first += len(own)
@@ -177,8 +171,7 @@ class CoreMlSequence(EngineSequence):
         self._selectors = selectors
         self._forward = forward
         self._pool = pool
-        self._cache = pool.acquire()
-        self.host = pool.memory(self._cache)
+        self.host = HostMemory(pool)
         self._serve(sampling, vocabulary)
 
     @property
@@ -187,19 +180,19 @@ class CoreMlSequence(EngineSequence):
 
     @property
     def next_row(self) -> int:
-        return self.host.slots.next_row
+        return self.host.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
         path = range(self.next_row, self.next_row + len(tokens))
         for numbers in self._placed(tokens, chain(path)):
-            self._forward.run(self.host, numbers)
+            self._forward.run([self.host.rows(numbers)])
         self.keep(path, ())
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         evaluation = self.evaluation(batch)
         for numbers in self._placed(evaluation.tokens, evaluation.parents):
             evaluation.begin(numbers)
-            evaluation.end(numbers, self._forward.run(self.host, numbers))
+            evaluation.end(numbers, self._forward.evaluate([self.host.rows(numbers)]))
         return evaluation.candidates()
 
     def evaluation(self, batch: Batch) -> Evaluation:
@@ -211,21 +204,18 @@ class CoreMlSequence(EngineSequence):
         return [number for numbers in self._placed(evaluation.tokens, evaluation.parents) for number in numbers]
 
     def position(self, row: int) -> int:
-        return self.host.slots.row(row).position
+        return self.host.position(row)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        kept = self.host.slots.keep(path, surviving)
-        self.host.exchange(kept.exchanged)
-        if kept.unwritten:
-            self.prefill(kept.unwritten)
+        if unwritten := self.host.commit(path, surviving):
+            self.prefill(unwritten)
 
     def truncate(self, length: int) -> None:
-        self._cache.truncate(length)
-        self.host.slots.truncate(length)
+        self.host.truncate(length)
 
     @property
     def memory(self) -> int:
-        return self.host.size
+        return self.host.memory
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "CoreMlSequence":
         if exclusive:
@@ -233,31 +223,25 @@ class CoreMlSequence(EngineSequence):
             self._serve(sampling, vocabulary)
             return self
         other = CoreMlSequence(self._forward, self._pool, sampling, vocabulary, self._selectors)
-        # Committed tokens lie in the first slots, in order.
-        other._cache.array[:, :, :length] = self._cache.array[:, :, :length]
-        other.host.slots.adopt(length)
+        other.host.begin_with(self.host, length)
         return other
 
     @property
     def size(self) -> int:
-        return self._cache.size
+        return self.host.size
 
     def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
         try:
-            cache = self._pool.adopt(reference)
+            self.host.adopt(reference, reference.tokens)
         except (ArenaError, SegmentError) as error:
             return str(error)
-        self._pool.release(self._cache)
-        self._cache = cache
-        self.host = self._pool.memory(cache)
-        self.host.slots.adopt(reference.tokens)
         return ""
 
     def save(self) -> KvReference | None:
-        return self._cache.save(self.committed)
+        return self.host.save(self.committed)
 
     def close(self) -> None:
-        self._pool.release(self._cache)
+        self.host.close()
 
     def _serve(self, sampling: Sampling, vocabulary: int) -> None:
         """Set the request that the next forwards are for."""

@@ -46,7 +46,7 @@ class CoreMlPrefillEngine:
         self.tokenizer = converted.vocabulary_fingerprint()
         self._forward = PackageForward(package, converted.tables, runtime)
         self._selector = CandidateSelector(Columns(shape.vocabulary, shape.vocabulary))
-        self._pool = CachePool(package, None)
+        self._pool = CachePool(package)
         self._rows: CoreMlSequence | None = None
 
     @classmethod
