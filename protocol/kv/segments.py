@@ -23,6 +23,7 @@ import msgspec
 from protocol.errors import PipelineError
 from protocol.paths import SEGMENTS_VARIABLE, SHARED_MEMORY, segments_folder
 from protocol.process_identity import start_time
+from protocol.security.private_files import replacing
 
 PREFIX = "lp-"
 
@@ -50,7 +51,9 @@ def register(name: str, owner: int) -> None:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700, parents=True)
         _require_private(folder)
-        _write(folder, name, _Owner(owner, started))
+        # A sweep must never see half an entry.
+        with replacing(folder / name) as unfinished:
+            unfinished.write_bytes(msgspec.json.encode(_Owner(owner, started)))
     except OSError as error:
         raise SegmentError(
             f"Shared memory can't be listed in {folder} ({error.strerror}): make it writable."
@@ -74,13 +77,6 @@ def stale_segments() -> list[str]:
 
 def _entries(folder: Path) -> Iterator[Path]:
     return (entry for entry in folder.glob(f"{PREFIX}*") if is_segment_name(entry.name))
-
-
-def _write(folder: Path, name: str, owner: _Owner) -> None:
-    draft = folder / f".{name}"
-    draft.write_bytes(msgspec.json.encode(owner))
-    # A sweep must never see half an entry.
-    draft.rename(folder / name)
 
 
 def _require_private(folder: Path) -> None:
