@@ -203,9 +203,7 @@ class RepeatableCall:
         prompt = text[: min(_PROMPT, package.context // 2)]
         self._width = width
         self._tokens = text[len(prompt) :][: min(_PLACES, package.context - len(prompt))]
-        for begin in range(0, len(prompt), package.widths[-1]):
-            path = self._run(prompt[begin : begin + package.widths[-1]])[0]
-            self._memory.slots.keep(path, ())
+        self._forward.prefill(self._memory, prompt)
 
     def logits(self) -> Single:
         return self._dropped(self._run(self._tokens[: self._width])[1])

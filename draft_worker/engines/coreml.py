@@ -3,7 +3,7 @@
 A `Runtime` runs the package: Core ML on a Mac, the executor anywhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,9 +14,10 @@ from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import open_runtime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
-from draft_worker.coreml.runtime.calls import PackageForward, Runtime
+from draft_worker.coreml.runtime.calls import PackageForward, Runtime, chain
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.coreml.runtime.memory import CachePool, HostMemory, exchange_of
+from draft_worker.coreml.runtime.joint_memory import part_rows
+from draft_worker.coreml.runtime.memory import CachePool, CallPart, HostMemory, exchange_of
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.block import BlockEngine
 from protocol.contracts.engines import EngineDeclaration
@@ -81,11 +82,6 @@ class Evaluation:
         return [self._sequence.position(row) + 1 + self._batch.skipped for row in rows]
 
 
-def chain(numbers: range) -> list[int]:
-    """Parents of consecutive rows; the first row follows the committed prefix."""
-    return [PREFIX, *numbers[:-1]] if numbers else []
-
-
 ENGINE = EngineDeclaration(
     help="a converted model on the Neural Engine, or by an executor where there is none", model="package"
 )
@@ -144,14 +140,15 @@ class CoreMlEngine(ColumnsEngine):
         if len(parts) < 2 or not self.joins(together):
             return super().evaluate_together(parts)
         evaluations = [sequence.evaluation(batch) for sequence, batch in parts]
-        rows = [sequence.placed(each) for (sequence, _), each in zip(parts, evaluations, strict=True)]
-        for each, own in zip(evaluations, rows, strict=True):
-            each.begin(own)
-        joined = [sequence.host.rows(own) for (sequence, _), own in zip(parts, rows, strict=True)]
-        logits, first = self._forward.evaluate(joined), 0
-        for each, own in zip(evaluations, rows, strict=True):
-            each.end(own, logits[first : first + len(own)])
-            first += len(own)
+        placed: list[CallPart] = []
+        for (sequence, _), each in zip(parts, evaluations, strict=True):
+            # A step that joins fits into one call.
+            (part,) = self._forward.placed(sequence.host, each.tokens, each.parents)
+            each.begin(part.numbers)
+            placed.append(part)
+        logits = self._forward.evaluate(placed)
+        for each, part, rows in zip(evaluations, placed, part_rows(placed), strict=True):
+            each.end(part.numbers, logits[rows])
         return [each.candidates() for each in evaluations]
 
     def _selector(self, vocabulary: int) -> CandidateSelector:
@@ -183,32 +180,24 @@ class CoreMlSequence(EngineSequence):
         return self.host.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        path = range(self.next_row, self.next_row + len(tokens))
-        for numbers in self._placed(tokens, chain(path)):
-            self._forward.run([self.host.rows(numbers)])
-        self.keep(path, ())
+        self._forward.prefill(self.host, tokens)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         evaluation = self.evaluation(batch)
-        for numbers in self._placed(evaluation.tokens, evaluation.parents):
-            evaluation.begin(numbers)
-            evaluation.end(numbers, self._forward.evaluate([self.host.rows(numbers)]))
+        for part in self._forward.placed(self.host, evaluation.tokens, evaluation.parents):
+            evaluation.begin(part.numbers)
+            evaluation.end(part.numbers, self._forward.evaluate([part]))
         return evaluation.candidates()
 
     def evaluation(self, batch: Batch) -> Evaluation:
         """The evaluation of `batch`, whose calls the caller makes."""
         return Evaluation(self, self._selector, self._sampling, batch)
 
-    def placed(self, evaluation: Evaluation) -> list[int]:
-        """Add the rows of an evaluation for one call; those that have slots."""
-        return [number for numbers in self._placed(evaluation.tokens, evaluation.parents) for number in numbers]
-
     def position(self, row: int) -> int:
         return self.host.position(row)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        if unwritten := self.host.commit(path, surviving):
-            self.prefill(unwritten)
+        self._forward.keep(self.host, path, surviving)
 
     def truncate(self, length: int) -> None:
         self.host.truncate(length)
@@ -247,17 +236,6 @@ class CoreMlSequence(EngineSequence):
         """Set the request that the next forwards are for."""
         self._sampling = sampling
         self._selector = self._selectors(vocabulary)
-
-    def _placed(self, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[list[int]]:
-        """Add rows, as many at a time as one call takes; yield those with slots. The caller makes each call at once."""
-        slots, begin = self.host.slots, 0
-        while begin < len(tokens):
-            end = min(len(tokens), begin + self._forward.widest)
-            numbers = slots.add(tokens[begin:end], parents[begin:end])
-            written = [number for number in numbers if slots.row(number).slot is not None]
-            if written:
-                yield written
-            begin = end
 
 
 def drafter_engine(

@@ -5,7 +5,7 @@ Core ML may read its inputs after a call has returned (`apple.lend`). They are f
 inputs to fp32. Knows no sampling, no messages and no runtime.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import Package, rotation_inputs
 from draft_worker.coreml.runtime.joint_memory import JointMemory, part_rows
 from draft_worker.coreml.runtime.memory import CallPart, HostMemory
+from protocol.inference.slots import PREFIX
 
 
 class Runtime(Protocol):
@@ -145,9 +146,34 @@ class PackageForward(PackageCalls):
             part.memory.write(part.slots, outputs["kv_new"][:, :, rows])
         return outputs
 
+    def placed(self, memory: HostMemory, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[CallPart]:
+        """Add rows, as many at a time as one call takes; the parts with those that have slots. Each is run at once."""
+        for begin in range(0, len(tokens), self.widest):
+            numbers = memory.slots.add(tokens[begin : begin + self.widest], parents[begin : begin + self.widest])
+            written = [number for number in numbers if memory.slots.row(number).slot is not None]
+            if written:
+                yield memory.rows(written)
+
+    def prefill(self, memory: HostMemory, tokens: Sequence[int]) -> None:
+        """Commit these tokens."""
+        path = range(memory.next_row, memory.next_row + len(tokens))
+        for part in self.placed(memory, tokens, chain(path)):
+            self.run([part])
+        self.keep(memory, path, ())
+
+    def keep(self, memory: HostMemory, path: Sequence[int], surviving: Iterable[int]) -> None:
+        """Commit the rows of `path`, keep those in `surviving`, drop the rest."""
+        if unwritten := memory.commit(path, surviving):
+            self.prefill(memory, unwritten)
+
     def evaluate(self, parts: Sequence[CallPart]) -> Single:
         """Run these parts: `logits` of all their rows."""
         return self.logits(self.run(parts), range(sum(len(part.tokens) for part in parts)))
+
+
+def chain(numbers: range) -> list[int]:
+    """Parents of consecutive rows; the first row follows the committed prefix."""
+    return [PREFIX, *numbers[:-1]] if numbers else []
 
 
 _LARGEST = np.float32(65_504)
