@@ -139,7 +139,8 @@ class TargetWorker:
     def handle(self, message: ToWorker | ProjectionShipment) -> Iterator[WorkerReply]:
         if self._rings is not None and isinstance(message, FeaturesTaken | ProjectionShipment):
             # Neither changes what a sequence computes next.
-            yield from self._hear_of_features(self._rings, message)
+            taken = isinstance(message, FeaturesTaken)
+            yield from self._rings.taken(message.number) if taken else self._rings.take(message)
             return
         self._due = ()
         match message:
@@ -156,14 +157,6 @@ class TargetWorker:
                 self._release(name)
             case Stop(sequence):
                 yield from self._end(sequence)
-
-    def _hear_of_features(
-        self, rings: FeatureRings, message: FeaturesTaken | ProjectionShipment
-    ) -> Iterator[WorkerReply]:
-        if isinstance(message, FeaturesTaken):
-            yield from rings.taken(message.number)
-        else:
-            yield from rings.take(message)
 
     @property
     def has_work(self) -> bool:
@@ -232,7 +225,8 @@ class TargetWorker:
     def run_short(self) -> Iterator[Fault]:
         """Free the sequences at work. They begin again if the prefix cache had memory to spare; otherwise the one with
         most tokens ends, for which there is too little memory."""
-        lengths = {id: self._length(id) for id in self._at_work}
+        known = self._sequences
+        lengths = {id: len(known[id].tokens) if id in known else 0 for id in self._at_work}
         longest = max(lengths, key=lambda id: lengths[id], default=None)
         spared = self._free_with_cache(lengths)
         for id, length in lengths.items():
@@ -497,9 +491,6 @@ class TargetWorker:
         covered = 0 if sequence.checkpoint is None else sequence.checkpoint.covered
         if cut is not None and max(cut.kept, covered) + MIN_SHARED_TOKENS <= cut.tokens:
             yield KvCut(max(cut.kept, covered), cut.tokens, cut.memory)
-
-    def _length(self, id: SequenceId) -> int:
-        return len(self._sequences[id].tokens) if id in self._sequences else 0
 
     def _free_with_cache(self, ids: Iterable[SequenceId]) -> bool:
         """Remove these sequences, whose KV is of no use, and that of ended ones; whether the prefix cache had any."""
