@@ -174,7 +174,7 @@ class ModelServer:
         download."""
         if name is None:
             return self._settings.names[0]
-        if name not in (*self._settings.names, *self._settings.old_names):
+        if name not in self._settings.names:
             raise unknown_model(self._settings.names)
         return name
 

@@ -77,8 +77,6 @@ class OfferedModel:
     folder: Path
     """Of the target."""
     aliases: tuple[str, ...] = ()
-    old_names: tuple[str, ...] = ()
-    """Names that requests may use, and nothing lists."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,7 +140,6 @@ class Server:
         self._created = int(time.time())
         self._embedding = embedding_model(settings, figures.limit)
         self._owners: Mapping[str, OfferedModel] = {name: model for model in models.offered for name in model.names}
-        self._old = {name: model for model in models.offered for name in model.old_names}
         self._defaults = {model.name: settings.sampling_defaults(model.folder) for model in models.offered}
         facts = {
             "models": list(self._owners),
@@ -211,7 +208,7 @@ class Server:
         """The model that a request names, or the default. Raises ApiError 404: a name is never a path or a download."""
         if name is None:
             return self.models.offered[0].name
-        owner = self._owners.get(name) or self._old.get(name)
+        owner = self._owners.get(name)
         if owner is None:
             raise unknown_model(list(self._owners))
         return owner.name
