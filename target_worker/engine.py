@@ -10,8 +10,7 @@ from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
-from protocol.kv.prefix_cache import Found
-from protocol.kv.prefix_sharing import shared_tokens
+from protocol.kv.prefix_sharing import Found, shared_tokens
 from protocol.messages.base import Level, NodeId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Start, Verdict, Verify

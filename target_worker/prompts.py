@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from protocol.kv.prefix_cache import Found
-from protocol.kv.prefix_sharing import PrefixSharing
+from protocol.kv.prefix_sharing import Found, PrefixSharing
 from protocol.messages.base import MAX_NODES, SequenceId
 from protocol.messages.worker import Prefilling, PromptLikelihoods
 from protocol.worker.pacing import PacedPart, Pacer

@@ -21,7 +21,7 @@ from protocol.inference.recorded_network import KnownText
 from protocol.inference.tap import Recorded
 from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.kv.arena_header import ElementType
-from protocol.kv.prefix_cache import Found
+from protocol.kv.prefix_sharing import Found
 from protocol.messages.base import Level
 from protocol.messages.features import Outputs, Taps
 from protocol.messages.worker import Start

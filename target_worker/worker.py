@@ -9,9 +9,8 @@ from typing import NamedTuple
 import mlx.core as mx
 from msgspec.structs import replace
 
-from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
-from protocol.kv.prefix_sharing import PrefixSharing, shared_tokens
+from protocol.kv.prefix_sharing import Found, PrefixSharing, shared_tokens
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
 from protocol.messages.features import FeaturesTaken, ProjectionShipment, Tap

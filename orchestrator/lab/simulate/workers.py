@@ -16,7 +16,7 @@ from orchestrator.lab.simulate.language import VOCABULARY, Language
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from protocol.inference.tree_sequence import Tokens, TreeSequence
-from protocol.kv.prefix_cache import Found
+from protocol.kv.prefix_sharing import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Start, ToWorker
