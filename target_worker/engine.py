@@ -18,8 +18,7 @@ from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
-from target_worker.kv.checkpoint import MIN_TOKENS, KvCheckpoint
-from target_worker.kv.target_kv import Adoption, TargetKv, adopt
+from target_worker.kv import MIN_TOKENS, Adoption, KvCheckpoint, TargetKv, adopt
 from target_worker.verification import (
     UNKNOWN,
     Acceptance,

@@ -29,7 +29,7 @@ from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.security.private_files import replacing
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine, TargetSequence
-from target_worker.kv.target_kv import TargetKv
+from target_worker.kv import TargetKv
 
 _CHUNK = 512
 

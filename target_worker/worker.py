@@ -37,7 +37,7 @@ from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.work import DiskWork
 from target_worker.engine import Pick, Proposal, TargetEngine, TargetSequence
 from target_worker.feature_rings import Announcement, FeatureRings
-from target_worker.kv.target_kv import TargetKv
+from target_worker.kv import TargetKv
 from target_worker.prompts import Prompts
 from target_worker.verification import Acceptance, ProposedTree, flaw
 

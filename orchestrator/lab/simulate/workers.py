@@ -26,7 +26,7 @@ from protocol.speculation.token_tree import node_id
 from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import DevicePace, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
-from target_worker.kv.target_kv import Adoption, TargetKv
+from target_worker.kv import Adoption, TargetKv
 from target_worker.verification import Acceptance
 from target_worker.worker import TargetWorker
 
