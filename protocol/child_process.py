@@ -1,6 +1,6 @@
 """A process that reports in lines of JSON on its standard output: both ends. Knows neither its job nor its reports.
 
-Its standard output is for reports alone (`claim_output`), so that each whole line is one.
+Its standard output is for reports alone once it has claimed it; a line that is none is left out.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import IO, Any, Self, TypeVar
@@ -164,7 +164,7 @@ class ChildProcess:
         if not others:
             return []
         whole, self._pending = bytes(self._pending), bytearray(others.pop())
-        return [msgspec.json.decode(line, type=kind) for line in (whole, *others)]
+        return list(_reports((whole, *others), kind))
 
     def report(self, kind: Any, seconds: float | None = None) -> Any | None:
         """The next report; None at the end of the output. Raises TimeoutError if it takes more than so many seconds."""
@@ -218,3 +218,10 @@ class ChildProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.communicate()
+
+
+def _reports(lines: Iterable[bytes], kind: Any) -> Iterator[Any]:
+    for line in lines:
+        # A library may have printed something before the program claimed its output.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            yield msgspec.json.decode(line, type=kind)
