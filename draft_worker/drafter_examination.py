@@ -6,9 +6,9 @@
 import sys
 from importlib import import_module
 
+from protocol.child_process import claim_output
 from protocol.contracts.model_report import Loaded, ModelRefusal
 from protocol.errors import InputError
-from protocol.report_output import claim_output
 from protocol.worker.process import WorkerSetup
 
 

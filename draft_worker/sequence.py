@@ -12,6 +12,7 @@ import msgspec
 
 from draft_worker.engine import Batch, EngineSequence
 from draft_worker.feature_feed import FeatureFeed
+from draft_worker.growth import TreeGrowth
 from protocol.common_prefix import common_prefix
 from protocol.messages.base import MAX_NODES, NodeId, Round, SequenceId, plain
 from protocol.messages.features import Features, FeatureShipment
@@ -19,7 +20,6 @@ from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start, Unfit
 from protocol.speculation.candidates import Candidates
-from protocol.speculation.growth import TreeGrowth
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration, Node, TokenTree, node_id

@@ -11,8 +11,7 @@ from draft_worker.engine import Batch, Engine, EngineSequence, introduction
 from draft_worker.feature_feed import Attach, FeatureFeed
 from draft_worker.feature_sources import attached_ring
 from draft_worker.sequence import AcceptanceCheck, DraftSequence, FeatureFedSequence
-from protocol.kv.prefix_cache import Found
-from protocol.kv.prefix_sharing import PrefixSharing
+from protocol.kv.prefix_sharing import Found, PrefixSharing
 from protocol.messages.base import SequenceId
 from protocol.messages.features import Features, FeatureShipment, ProjectionWanted
 from protocol.messages.sampling import Sampling

@@ -58,27 +58,27 @@ class BoundedProcesses:
         self._closed = False
         atexit.register(self.close)
 
-    def ask(self, question: Any) -> bytes:
+    def ask(self, question: Any) -> msgspec.Raw:
         """The answer in JSON. Raises BoundExceeded, and PipelineError if this machine can't run the process."""
         # Again: the process may have been ended by another cause once.
         for _ in range(_ATTEMPTS):
             process = self._taken()
             try:
                 process.send(question)
-                line = process.line(_PATIENCE)
+                answer = process.report(msgspec.Raw, _PATIENCE)
             except TimeoutError:
                 self._end(process)
                 raise PipelineError(
                     f"This machine gave a process no time for {_PATIENCE:.0f} s: try again when it is less busy."
                 ) from None
             except OSError:
-                line = None
+                answer = None
             except BaseException:  # also Ctrl-C: its answer is nobody's
                 self._end(process)
                 raise
-            if line is not None:
+            if answer is not None:
                 self._release(process)
-                return line
+                return answer
             # Its output ends a moment before it does.
             code = process.wait(1.0)
             self._end(process)

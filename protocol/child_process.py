@@ -1,30 +1,91 @@
-"""A process that answers in lines of JSON on its standard output. Knows neither what it does nor its answers.
+"""A process that reports in lines of JSON on its standard output: both ends. Knows neither its job nor its reports.
 
-One thread at a time; `terminate` alone may come from another one.
+Its standard output is for reports alone once it has claimed it; a line that is none is left out.
 """
 
 import os
 import selectors
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
+
+from protocol.errors import InputError, PipelineError
+from protocol.own_modules import module_command
 
 _PIECE = 1 << 16
 _MOST_WORDS = 500
 """Characters of the last words."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+_Report = TypeVar("_Report")
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
+    """The end of a job that failed, with a sentence for the user."""
+
+    text: str
+    input_error: bool
+    """The user's input is the cause, not the machine."""
+
+
+def claim_output() -> Callable[[Any], None]:
+    """A function that writes a report as one line of JSON to the standard output. Nothing else gets there from now on:
+    what Python's `print` and native code (Core ML's compiler) write to descriptor 1 goes to the standard error."""
+    sys.stdout.flush()
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def report(what: Any) -> None:
+        output.write(msgspec.json.encode(what) + b"\n")
+        output.flush()
+
+    return report
+
+
+def reports(
+    module: str,
+    order: msgspec.Struct,
+    report: Any,
+    last: tuple[type[_Report], ...] = (),
+    *,
+    name: str,
+    grace: float = 0.0,
+    variables: Mapping[str, str] = NO_VARIABLES,
+) -> Generator[Any, None, None]:
+    """Run `python -m module ORDER`, one long job; its reports, of the union type `report`, up to one of the types
+    `last`, or to its end with exit code 0.
+
+    Closing the generator early asks the process to end and gives it `grace` seconds to put its files in order. Raises
+    InputError or PipelineError with the process's own sentence if the job fails. `name`: such as "The conversion".
+    """
+    command = [*module_command(module), msgspec.json.encode(order).decode()]
+    with ChildProcess(command, variables=variables, session=False) as process:
+        try:
+            while (found := process.report(report)) is not None:
+                if isinstance(found, Failed):
+                    raise (InputError if found.input_error else PipelineError)(found.text)
+                yield found
+                if isinstance(found, last):
+                    return
+            if last or process.wait(grace) != 0:
+                raise PipelineError(f"{name} ended unexpectedly; start it again. Its last words: {process.last_words}")
+        finally:
+            process.end(grace)
 
 
 class ChildProcess:
-    """Runs from its construction on, as long as the context that it is, unless `end` comes earlier."""
+    """Runs from its construction on, as long as the context that it is, unless `end` comes earlier.
+
+    One thread at a time; `terminate` alone may come from another one.
+    """
 
     def __init__(
         self,
@@ -42,7 +103,7 @@ class ChildProcess:
         started.
         """
         self._words = words or tempfile.TemporaryFile()  # noqa: SIM115 - closed behind the context
-        self._lines: deque[bytes] = deque()
+        self._reports: deque[Any] = deque()
         self._pending = bytearray()
         self._session = session
         try:
@@ -85,8 +146,8 @@ class ChildProcess:
         pipe.write(msgspec.json.encode(message) + b"\n")
         pipe.flush()
 
-    def read(self, seconds: float | None = None) -> list[bytes] | None:
-        """The whole lines that the next piece of its output completes; None at the end of the output.
+    def read(self, kind: Any, seconds: float | None = None) -> list[Any] | None:
+        """The reports of the type `kind` that the next piece of its output completes; None at the end of the output.
 
         None of them after so many seconds of silence.
         """
@@ -103,20 +164,20 @@ class ChildProcess:
         if not others:
             return []
         whole, self._pending = bytes(self._pending), bytearray(others.pop())
-        return [whole, *others]
+        return list(_reports((whole, *others), kind))
 
-    def line(self, seconds: float | None = None) -> bytes | None:
-        """The next line; None at the end of the output. Raises TimeoutError if it takes more than so many seconds."""
+    def report(self, kind: Any, seconds: float | None = None) -> Any | None:
+        """The next report; None at the end of the output. Raises TimeoutError if it takes more than so many seconds."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        while not self._lines:
+        while not self._reports:
             left = None if deadline is None else deadline - time.monotonic()
-            found = self.read(left)
+            found = self.read(kind, left)
             if found is None:
                 return None
             if left is not None and left <= 0.0 and not found:
                 raise TimeoutError
-            self._lines += found
-        return self._lines.popleft()
+            self._reports += found
+        return self._reports.popleft()
 
     def wait(self, seconds: float | None = None) -> int | None:
         """The exit code, negative for a signal; None if it still runs after so many seconds."""
@@ -138,7 +199,7 @@ class ChildProcess:
         return (said.partition(b"\n")[2] if cut else said).decode(errors="replace")
 
     def terminate(self, by: signal.Signals = signal.SIGTERM) -> None:
-        """Ask it to end, once: a second signal would interrupt its cleaning up. Who waits for a line gets None."""
+        """Ask it to end, once: a second signal would interrupt its cleaning up. Who waits for a report gets None."""
         if not self._told_to_end:
             self._told_to_end = True
             self._process.send_signal(by)
@@ -157,3 +218,10 @@ class ChildProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.communicate()
+
+
+def _reports(lines: Iterable[bytes], kind: Any) -> Iterator[Any]:
+    for line in lines:
+        # A library may have printed something before the program claimed its output.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            yield msgspec.json.decode(line, type=kind)

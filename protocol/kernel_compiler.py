@@ -11,6 +11,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from protocol.security.private_files import replacing
+
 _V3 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _PROGRAM = """#!/bin/sh
@@ -59,7 +61,6 @@ def _write(file: Path, text: str) -> None:
     with suppress(OSError):
         if file.read_text() == text:
             return
-    new = file.with_name(f"{file.name}.{os.getpid()}")
-    new.write_text(text)
-    new.chmod(0o700)
-    new.replace(file)
+    with replacing(file) as new:
+        new.write_text(text)
+        new.chmod(0o700)

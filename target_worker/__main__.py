@@ -17,12 +17,11 @@ def _build(setup: WorkerSetup) -> Worker:
     # Slow imports: `serve` notices the end of the parent process meanwhile.
     import_models()
     from target_worker.assembly import build
-    from target_worker.level_fall import FallingTarget
     from target_worker.tensor_parallel.rank_shortage import LeadingWorker
 
     worker = build(setup)
     # Ranks run the same forwards, so one of them can't leave a forward.
-    return SurvivingWorker(FallingTarget(worker)) if setup.hosts is None else LeadingWorker(worker, setup.hosts.ranks)
+    return SurvivingWorker(worker, worker.lower) if setup.hosts is None else LeadingWorker(worker, setup.hosts.ranks)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.exchange import KvExchange
-from protocol.kv.prefix_cache import Found
-from protocol.kv.prefix_sharing import shared_tokens
+from protocol.kv.prefix_sharing import Found, shared_tokens
 from protocol.messages.base import Level, NodeId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Start, Verdict, Verify
@@ -19,8 +18,7 @@ from protocol.sampling.grammar import GrammarError, Grammars
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.sampling.sampler import Noise
 from protocol.speculation.token_tree import node_id
-from target_worker.kv.checkpoint import MIN_TOKENS, KvCheckpoint
-from target_worker.kv.target_kv import Adoption, TargetKv, adopt
+from target_worker.kv import MIN_TOKENS, Adoption, KvCheckpoint, TargetKv, adopt
 from target_worker.verification import (
     UNKNOWN,
     Acceptance,

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
+from protocol.child_process import claim_output
 from protocol.contracts.model_report import ModelRefusal, ModelReport
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
-from protocol.report_output import claim_output
 
 
 def main() -> int:

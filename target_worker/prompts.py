@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from protocol.kv.prefix_cache import Found
-from protocol.kv.prefix_sharing import PrefixSharing
+from protocol.kv.prefix_sharing import Found, PrefixSharing
 from protocol.messages.base import MAX_NODES, SequenceId
 from protocol.messages.worker import Prefilling, PromptLikelihoods
 from protocol.worker.pacing import PacedPart, Pacer
 from target_worker.engine import TargetSequence
-from target_worker.kv.target_kv import TargetKv
+from target_worker.kv import TargetKv
 
 
 class Prompts:

@@ -3,7 +3,6 @@
 python -m target_worker.recorded MODEL TEXTS OUTPUTS computes the states once. Knows no message flow and no clock.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,15 +21,15 @@ from protocol.inference.recorded_network import KnownText
 from protocol.inference.tap import Recorded
 from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.kv.arena_header import ElementType
-from protocol.kv.prefix_cache import Found
+from protocol.kv.prefix_sharing import Found
 from protocol.messages.base import Level
 from protocol.messages.features import Outputs, Taps
 from protocol.messages.worker import Start
 from protocol.sampling.processors.logits_processors import LogitsProcessors
-from protocol.security.private_files import open_private
+from protocol.security.private_files import replacing
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine, TargetSequence
-from target_worker.kv.target_kv import TargetKv
+from target_worker.kv import TargetKv
 
 _CHUNK = 512
 
@@ -91,10 +90,8 @@ def compute(folder: Path, texts: Path, outputs: tuple[int, ...]) -> None:
     taps = model.tap.taps
     form = np.array([taps.layers, taps.width, int(model.tap.element), *outputs])
     rows = {str(index): _rows(model, text.whole) for index, text in enumerate(recorded.texts)}
-    unfinished = _file(texts).with_suffix(f".{os.getpid()}.unfinished")
-    with open_private(unfinished) as file:
-        np.savez(file, allow_pickle=False, form=form, **rows)
-    unfinished.replace(_file(texts))
+    with replacing(_file(texts)) as unfinished:
+        np.savez(unfinished, allow_pickle=False, form=form, **rows)
 
 
 def _rows(model: LanguageModel, tokens: Sequence[int]) -> NDArray[Any]:

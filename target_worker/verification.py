@@ -81,12 +81,15 @@ class ProposedTree:
 
 
 def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int, level: Level) -> str | None:
-    """The reason, as a sentence, why the target can't verify this tree; None if it can."""
-    structural = _structural_flaw(verify) or _level_flaw(verify, level)
-    if structural:
-        return structural
-    if max(verify.tokens) >= vocabulary:
-        return f"The tree holds token {max(verify.tokens)}; the target's vocabulary ends at {vocabulary - 1}."
+    """The reason, as a sentence, why the target can't verify this tree; None if it can.
+
+    The orchestrator's trees are well-formed and hold tokens of the vocabulary. But the target may have fallen to a
+    lower level meanwhile, and distributions are as a draft stated them.
+    """
+    if not fits(verify.parents, level):
+        if level == "chain":
+            return "The tree branches, and this target verifies one path a forward."
+        return "The tree has nodes below its root, and this target evaluates one token a forward."
     proposal = ProposedTree(verify)
     if max(proposal.positions) >= context:
         return f"The tree reaches position {max(proposal.positions)}; the target's context ends at {context - 1}."
@@ -94,37 +97,11 @@ def flaw(verify: Verify, sampling: Sampling, vocabulary: int, context: int, leve
         return None
     if any(len(children) > 1 for children in proposal.children):
         return "Rejection sampling verifies only chains, and this tree branches: use coupled verification."
-    return next(_distribution_flaws(proposal, verify.distributions, vocabulary), None)
+    return next(_distribution_flaws(proposal, vocabulary), None)
 
 
-def _structural_flaw(verify: Verify) -> str | None:
-    if len(verify.parents) != len(verify.tokens):
-        return f"The tree has {len(verify.parents)} parents for {len(verify.tokens)} tokens."
-    if verify.parents[0] != -1:
-        return "The tree's first entry is not a root."
-    if len(verify.tokens) == 1:
-        return None
-    if any(not 0 <= parent < entry for entry, (_, parent) in enumerate(_below_root(verify), start=1)):
-        return "The tree has an entry whose parent is not before it."
-    if len(set(_below_root(verify))) != len(verify.tokens) - 1:
-        return "The tree proposes a token twice behind the same entry."
-    return None
-
-
-def _level_flaw(verify: Verify, level: Level) -> str | None:
-    if fits(verify.parents, level):
-        return None
-    if level == "chain":
-        return "The tree branches, and this target verifies one path a forward."
-    return "The tree has nodes below its root, and this target evaluates one token a forward."
-
-
-def _distribution_flaws(
-    proposal: ProposedTree, distributions: Sequence[Distribution], vocabulary: int
-) -> Iterator[str]:
-    if len(proposal.distributions) != len(distributions):
-        yield "The tree has two distributions for one node."
-    for distribution in distributions:
+def _distribution_flaws(proposal: ProposedTree, vocabulary: int) -> Iterator[str]:
+    for distribution in proposal.distributions.values():
         if len(distribution.tokens) != len(distribution.probabilities):
             yield "A draft distribution has unequal numbers of tokens and probabilities."
         elif len(set(distribution.tokens)) != len(distribution.tokens):
@@ -132,18 +109,11 @@ def _distribution_flaws(
         elif max(distribution.tokens) >= vocabulary:
             yield f"A draft distribution has token {max(distribution.tokens)}, beyond the target's vocabulary."
     for entry, children in enumerate(proposal.children):
-        distribution = proposal.distribution(entry)
+        found = proposal.distribution(entry)
+        possible = None if found is None else dict(zip(found.tokens, found.probabilities, strict=True))
         for token in children:
-            if distribution is not None and not _possible(token, distribution):
+            if possible is not None and not possible.get(token):
                 yield f"Token {token} can't have been drawn from the distribution sent with it."
-
-
-def _possible(token: int, distribution: Distribution) -> bool:
-    return dict(zip(distribution.tokens, distribution.probabilities, strict=False)).get(token, 0.0) > 0.0
-
-
-def _below_root(verify: Verify) -> list[tuple[int, int]]:
-    return list(zip(verify.tokens[1:], verify.parents[1:], strict=True))
 
 
 class Acceptance(NamedTuple):

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import mlx.core as mx
 from msgspec.structs import replace
 
-from protocol.kv.prefix_cache import Found
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
-from protocol.kv.prefix_sharing import PrefixSharing, shared_tokens
+from protocol.kv.prefix_sharing import Found, PrefixSharing, shared_tokens
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
 from protocol.messages.features import FeaturesTaken, ProjectionShipment, Tap
@@ -38,7 +37,7 @@ from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.work import DiskWork
 from target_worker.engine import Pick, Proposal, TargetEngine, TargetSequence
 from target_worker.feature_rings import Announcement, FeatureRings
-from target_worker.kv.target_kv import TargetKv
+from target_worker.kv import TargetKv
 from target_worker.prompts import Prompts
 from target_worker.verification import Acceptance, ProposedTree, flaw
 
@@ -139,7 +138,8 @@ class TargetWorker:
     def handle(self, message: ToWorker | ProjectionShipment) -> Iterator[WorkerReply]:
         if self._rings is not None and isinstance(message, FeaturesTaken | ProjectionShipment):
             # Neither changes what a sequence computes next.
-            yield from self._hear_of_features(self._rings, message)
+            taken = isinstance(message, FeaturesTaken)
+            yield from self._rings.taken(message.number) if taken else self._rings.take(message)
             return
         self._due = ()
         match message:
@@ -156,14 +156,6 @@ class TargetWorker:
                 self._release(name)
             case Stop(sequence):
                 yield from self._end(sequence)
-
-    def _hear_of_features(
-        self, rings: FeatureRings, message: FeaturesTaken | ProjectionShipment
-    ) -> Iterator[WorkerReply]:
-        if isinstance(message, FeaturesTaken):
-            yield from rings.taken(message.number)
-        else:
-            yield from rings.take(message)
 
     @property
     def has_work(self) -> bool:
@@ -232,7 +224,8 @@ class TargetWorker:
     def run_short(self) -> Iterator[Fault]:
         """Free the sequences at work. They begin again if the prefix cache had memory to spare; otherwise the one with
         most tokens ends, for which there is too little memory."""
-        lengths = {id: self._length(id) for id in self._at_work}
+        known = self._sequences
+        lengths = {id: len(known[id].tokens) if id in known else 0 for id in self._at_work}
         longest = max(lengths, key=lambda id: lengths[id], default=None)
         spared = self._free_with_cache(lengths)
         for id, length in lengths.items():
@@ -253,16 +246,16 @@ class TargetWorker:
             else:
                 yield Fault("lost", "The GPU gave up a command: start the sequence again.", id)
 
-    def lower(self, reason: str) -> bool:
-        """Evaluate at the next lower level, because a forward failed for this `reason`; False at the lowest one.
-        `begin_all_again` follows."""
-        lowered = self._engine.model.lower(reason)
-        if lowered:
-            log.warning("a forward failed, so the target is a %s model now: %s", self._engine.model.level, reason)
-        return lowered
+    def lower(self, reason: str) -> Iterator[Lowered | Fault] | None:
+        """Evaluate at the next lower level, because a forward failed for this `reason`: the proof at the start was
+        wrong. What is returned frees all sequences, whose KV is of the level before; each begins again with its next
+        Start. None at the lowest level."""
+        if not self._engine.model.lower(reason):
+            return None
+        log.warning("a forward failed, so the target is a %s model now: %s", self._engine.model.level, reason)
+        return self._begin_all_again(reason)
 
-    def begin_all_again(self, reason: str) -> Iterator[Lowered | Fault]:
-        """Free all sequences, whose KV is of the level before. Each begins again with its next Start."""
+    def _begin_all_again(self, reason: str) -> Iterator[Lowered | Fault]:
         ids = {*self._sequences, *self._at_work}
         self._free_with_cache(ids)
         yield Lowered(self._engine.model.level, plain(reason))
@@ -497,9 +490,6 @@ class TargetWorker:
         covered = 0 if sequence.checkpoint is None else sequence.checkpoint.covered
         if cut is not None and max(cut.kept, covered) + MIN_SHARED_TOKENS <= cut.tokens:
             yield KvCut(max(cut.kept, covered), cut.tokens, cut.memory)
-
-    def _length(self, id: SequenceId) -> int:
-        return len(self._sequences[id].tokens) if id in self._sequences else 0
 
     def _free_with_cache(self, ids: Iterable[SequenceId]) -> bool:
         """Remove these sequences, whose KV is of no use, and that of ended ones; whether the prefix cache had any."""

@@ -28,10 +28,10 @@ from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.coreml.runtime.memory import HostMemory
-from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.drafters.block_forward import Block
+from protocol.child_process import claim_output
 from protocol.contracts.coreml.examination import (
     Agreed,
     Broken,
@@ -47,7 +47,7 @@ from protocol.contracts.coreml.examination import (
 )
 from protocol.errors import PipelineError
 from protocol.inference.device import compute_on_processor
-from protocol.report_output import claim_output
+from protocol.inference.slots import PREFIX
 
 OpenRuntime: TypeAlias = Callable[[Converted, Units], Runtime]
 _PROMPT = 24
@@ -197,15 +197,13 @@ class RepeatableCall:
     def __init__(self, converted: Converted, runtime: Runtime, width: int) -> None:
         package = converted.package
         self._forward = PackageForward(package, converted.tables, runtime)
-        self._memory = HostMemory(package, np.zeros(package.host_shape, np.float32))
+        self._memory = HostMemory(CachePool(package))
         self._head_rows, vocabulary = package.head_rows, package.shape.vocabulary
         text = _tokens(converted.folder, vocabulary)
         prompt = text[: min(_PROMPT, package.context // 2)]
         self._width = width
         self._tokens = text[len(prompt) :][: min(_PLACES, package.context - len(prompt))]
-        for begin in range(0, len(prompt), package.widths[-1]):
-            path = self._run(prompt[begin : begin + package.widths[-1]])[0]
-            self._memory.slots.keep(path, ())
+        self._forward.prefill(self._memory, prompt)
 
     def logits(self) -> Single:
         return self._dropped(self._run(self._tokens[: self._width])[1])
@@ -226,7 +224,7 @@ class RepeatableCall:
     def _run(self, tokens: list[int], behind: int = PREFIX) -> tuple[list[int], Single]:
         first = self._memory.slots.next_row
         numbers = self._memory.slots.add(tokens, [behind, *range(first, first + len(tokens) - 1)])
-        return numbers, self._forward.run(self._memory, numbers)
+        return numbers, self._forward.evaluate([self._memory.rows(numbers)])
 
 
 class RepeatableRows:

@@ -3,7 +3,7 @@
 A `Runtime` runs the package: Core ML on a Mac, the executor anywhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,15 +14,15 @@ from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import open_runtime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
-from draft_worker.coreml.runtime.calls import PackageForward, Runtime
+from draft_worker.coreml.runtime.calls import PackageForward, Runtime, chain
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.coreml.runtime.joint_memory import JointMemory, SequenceRows, SharedCall
-from draft_worker.coreml.runtime.memory import CachePool, exchange_of
-from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.coreml.runtime.joint_memory import part_rows
+from draft_worker.coreml.runtime.memory import CachePool, CallPart, HostMemory, exchange_of
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.engines.block import BlockEngine
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.device import compute_on_processor
+from protocol.inference.slots import PREFIX
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference
@@ -82,11 +82,6 @@ class Evaluation:
         return [self._sequence.position(row) + 1 + self._batch.skipped for row in rows]
 
 
-def chain(numbers: range) -> list[int]:
-    """Parents of consecutive rows; the first row follows the committed prefix."""
-    return [PREFIX, *numbers[:-1]] if numbers else []
-
-
 ENGINE = EngineDeclaration(
     help="a converted model on the Neural Engine, or by an executor where there is none", model="package"
 )
@@ -117,7 +112,6 @@ class CoreMlEngine(ColumnsEngine):
         self.tokenizer = converted.vocabulary_fingerprint()
         self._forward = PackageForward(package, converted.tables, runtime)
         self._pool = CachePool(package, exchange_of(package, epoch, owner))
-        self._joint_memory = JointMemory(package)
         self._selectors: dict[int, CandidateSelector] = {}
         """By the size of the target's vocabulary."""
 
@@ -139,25 +133,22 @@ class CoreMlEngine(ColumnsEngine):
         return CoreMlSequence(self._forward, self._pool, sampling, vocabulary, self._selector)
 
     def joins(self, parts: Sequence[tuple["CoreMlSequence", int]]) -> bool:
-        if sum(rows for _, rows in parts) > self._forward.widest:
-            return False
-        return self._joint_memory.fits([(each.host, each.host.slots.taken + rows) for each, rows in parts])
+        return self._forward.joins([(sequence.host, rows) for sequence, rows in parts])
 
     def evaluate_together(self, parts: Sequence[tuple["CoreMlSequence", Batch]]) -> list[list[Candidates]]:
         together = [(sequence, len(batch.committed) + len(batch.tokens)) for sequence, batch in parts]
         if len(parts) < 2 or not self.joins(together):
-            self._joint_memory.count_step()
             return super().evaluate_together(parts)
         evaluations = [sequence.evaluation(batch) for sequence, batch in parts]
-        rows = [sequence.placed(each) for (sequence, _), each in zip(parts, evaluations, strict=True)]
-        joined = [SequenceRows(sequence.host, own) for (sequence, _), own in zip(parts, rows, strict=True)]
-        call = SharedCall(self._joint_memory, joined)
-        for each, own in zip(evaluations, rows, strict=True):
-            each.begin(own)
-        logits, first = self._forward.run(call, call.numbers), 0
-        for each, own in zip(evaluations, rows, strict=True):
-            each.end(own, logits[first : first + len(own)])
-            first += len(own)
+        placed: list[CallPart] = []
+        for (sequence, _), each in zip(parts, evaluations, strict=True):
+            # A step that joins fits into one call.
+            (part,) = self._forward.placed(sequence.host, each.tokens, each.parents)
+            each.begin(part.numbers)
+            placed.append(part)
+        logits = self._forward.evaluate(placed)
+        for each, part, rows in zip(evaluations, placed, part_rows(placed), strict=True):
+            each.end(part.numbers, logits[rows])
         return [each.candidates() for each in evaluations]
 
     def _selector(self, vocabulary: int) -> CandidateSelector:
@@ -177,8 +168,7 @@ class CoreMlSequence(EngineSequence):
         self._selectors = selectors
         self._forward = forward
         self._pool = pool
-        self._cache = pool.acquire()
-        self.host = pool.memory(self._cache)
+        self.host = HostMemory(pool)
         self._serve(sampling, vocabulary)
 
     @property
@@ -187,45 +177,34 @@ class CoreMlSequence(EngineSequence):
 
     @property
     def next_row(self) -> int:
-        return self.host.slots.next_row
+        return self.host.next_row
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        path = range(self.next_row, self.next_row + len(tokens))
-        for numbers in self._placed(tokens, chain(path)):
-            self._forward.run(self.host, numbers)
-        self.keep(path, ())
+        self._forward.prefill(self.host, tokens)
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         evaluation = self.evaluation(batch)
-        for numbers in self._placed(evaluation.tokens, evaluation.parents):
-            evaluation.begin(numbers)
-            evaluation.end(numbers, self._forward.run(self.host, numbers))
+        for part in self._forward.placed(self.host, evaluation.tokens, evaluation.parents):
+            evaluation.begin(part.numbers)
+            evaluation.end(part.numbers, self._forward.evaluate([part]))
         return evaluation.candidates()
 
     def evaluation(self, batch: Batch) -> Evaluation:
         """The evaluation of `batch`, whose calls the caller makes."""
         return Evaluation(self, self._selector, self._sampling, batch)
 
-    def placed(self, evaluation: Evaluation) -> list[int]:
-        """Add the rows of an evaluation for one call; those that have slots."""
-        return [number for numbers in self._placed(evaluation.tokens, evaluation.parents) for number in numbers]
-
     def position(self, row: int) -> int:
-        return self.host.slots.row(row).position
+        return self.host.position(row)
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        kept = self.host.slots.keep(path, surviving)
-        self.host.exchange(kept.exchanged)
-        if kept.unwritten:
-            self.prefill(kept.unwritten)
+        self._forward.keep(self.host, path, surviving)
 
     def truncate(self, length: int) -> None:
-        self._cache.truncate(length)
-        self.host.slots.truncate(length)
+        self.host.truncate(length)
 
     @property
     def memory(self) -> int:
-        return self.host.size
+        return self.host.memory
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "CoreMlSequence":
         if exclusive:
@@ -233,47 +212,30 @@ class CoreMlSequence(EngineSequence):
             self._serve(sampling, vocabulary)
             return self
         other = CoreMlSequence(self._forward, self._pool, sampling, vocabulary, self._selectors)
-        # Committed tokens lie in the first slots, in order.
-        other._cache.array[:, :, :length] = self._cache.array[:, :, :length]
-        other.host.slots.adopt(length)
+        other.host.begin_with(self.host, length)
         return other
 
     @property
     def size(self) -> int:
-        return self._cache.size
+        return self.host.size
 
     def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
         try:
-            cache = self._pool.adopt(reference)
+            self.host.adopt(reference, reference.tokens)
         except (ArenaError, SegmentError) as error:
             return str(error)
-        self._pool.release(self._cache)
-        self._cache = cache
-        self.host = self._pool.memory(cache)
-        self.host.slots.adopt(reference.tokens)
         return ""
 
     def save(self) -> KvReference | None:
-        return self._cache.save(self.committed)
+        return self.host.save(self.committed)
 
     def close(self) -> None:
-        self._pool.release(self._cache)
+        self.host.close()
 
     def _serve(self, sampling: Sampling, vocabulary: int) -> None:
         """Set the request that the next forwards are for."""
         self._sampling = sampling
         self._selector = self._selectors(vocabulary)
-
-    def _placed(self, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[list[int]]:
-        """Add rows, as many at a time as one call takes; yield those with slots. The caller makes each call at once."""
-        slots, begin = self.host.slots, 0
-        while begin < len(tokens):
-            end = min(len(tokens), begin + self._forward.widest)
-            numbers = slots.add(tokens[begin:end], parents[begin:end])
-            written = [number for number in numbers if slots.row(number).slot is not None]
-            if written:
-                yield written
-            begin = end
 
 
 def drafter_engine(

@@ -10,20 +10,16 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.candidates.columns import Columns
-from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, default_runtime, open_runtime
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime
-from draft_worker.coreml.runtime.memory import CachePool
-from draft_worker.engines.coreml import CoreMlSequence
+from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout, ElementType
-from protocol.messages.sampling import Sampling
 
 _ELEMENTS = {"F16": ElementType.FLOAT16, "BF16": ElementType.BFLOAT16, "F32": ElementType.FLOAT32}
 
@@ -46,9 +42,8 @@ class CoreMlPrefillEngine:
         self.device = runtime.device
         self.tokenizer = converted.vocabulary_fingerprint()
         self._forward = PackageForward(package, converted.tables, runtime)
-        self._selector = CandidateSelector(Columns(shape.vocabulary, shape.vocabulary))
-        self._pool = CachePool(package, None)
-        self._rows: CoreMlSequence | None = None
+        self._pool = CachePool(package)
+        self._memory: HostMemory | None = None
 
     @classmethod
     def load(cls, folder: Path, source: Path) -> "CoreMlPrefillEngine":
@@ -63,23 +58,24 @@ class CoreMlPrefillEngine:
 
     def open(self) -> "CoreMlPrefillSequence":
         """A sequence for a new prompt. Invalidates the sequence opened before."""
-        if self._rows is not None:
-            self._rows.close()
-        self._rows = CoreMlSequence(self._forward, self._pool, Sampling(), self.vocabulary, lambda _: self._selector)
-        return CoreMlPrefillSequence(self._rows, self.layout.dtype)
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = HostMemory(self._pool)
+        return CoreMlPrefillSequence(self._forward, self._memory, self.layout.dtype)
 
 
 class CoreMlPrefillSequence:
     """The KV of one prompt, in slots [0, committed) of its cache."""
 
-    def __init__(self, rows: CoreMlSequence, element: ElementType) -> None:
-        self._rows = rows
+    def __init__(self, forward: PackageForward, memory: HostMemory, element: ElementType) -> None:
+        self._forward = forward
+        self._memory = memory
         self._element = element
 
     def prefill(self, tokens: Sequence[int]) -> tuple[LayerRows, LayerRows]:
-        begin = self._rows.committed
-        self._rows.prefill(tokens)
-        fresh = as_element(self._rows.host.kv[:, :, begin : begin + len(tokens)], self._element)
+        begin = self._memory.slots.committed
+        self._forward.prefill(self._memory, tokens)
+        fresh = as_element(self._memory.kv[:, :, begin : begin + len(tokens)], self._element)
         half = len(fresh) // 2
         return list(fresh[:half]), list(fresh[half:])
 

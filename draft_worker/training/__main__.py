@@ -28,7 +28,7 @@ from draft_worker.training.preparation import (
 )
 from draft_worker.training.saved_state import Progressed, require_same
 from draft_worker.training.target import Target, require_plain, trained
-from protocol.contracts.coreml.conversion import Failed
+from protocol.child_process import Failed, claim_output
 from protocol.contracts.training import (
     HeldOut,
     TrainingFinished,
@@ -39,7 +39,6 @@ from protocol.contracts.training import (
 )
 from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FINAL
-from protocol.report_output import claim_output
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
 REPORT = Path("training") / "report.json"

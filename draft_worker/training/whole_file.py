@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import PipelineError
-from protocol.security.private_files import open_private
+from protocol.security.private_files import replacing
 
 
 @contextmanager
@@ -15,15 +15,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises PipelineError naming `path`. MLX raises RuntimeError where others raise OSError, so the contents must be
     computed before.
     """
-    unfinished = path.with_suffix(f".unfinished{path.suffix}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        open_private(unfinished).close()
-        yield unfinished
-        unfinished.replace(path)
+        with replacing(path, path.with_suffix(f".unfinished{path.suffix}")) as unfinished:
+            yield unfinished
     except (OSError, RuntimeError) as error:
         raise PipelineError(
             f"{path} could not be written ({error}): free space on its disk, and start the same command again."
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -77,8 +77,6 @@ class OfferedModel:
     folder: Path
     """Of the target."""
     aliases: tuple[str, ...] = ()
-    old_names: tuple[str, ...] = ()
-    """Names that requests may use, and nothing lists."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,7 +141,6 @@ class Server:
         embedding = settings.embedding
         self._embedding = None if embedding is None else EmbeddingModel(embedding, figures.limit)
         self._owners: Mapping[str, OfferedModel] = {name: model for model in models.offered for name in model.names}
-        self._old = {name: model for model in models.offered for name in model.old_names}
         self._defaults = {model.name: settings.sampling_defaults(model.folder) for model in models.offered}
         facts = {
             "models": list(self._owners),
@@ -214,10 +211,10 @@ class Server:
         A background request does not load a model if another one is there."""
         if name is None:
             return self.models.offered[0].name
-        if background(name, {*self._owners, *self._old}):
+        if background(name, self._owners):
             names = [model.name for model in self.models.offered]
             return next((each for each in names if self.models.server(each) is not None), names[0])
-        owner = self._owners.get(name) or self._old.get(name)
+        owner = self._owners.get(name)
         if owner is None:
             raise unknown_model(list(self._owners))
         return owner.name

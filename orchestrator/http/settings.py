@@ -64,8 +64,6 @@ class ServerSettings:
 
     names: tuple[str, ...]
     """Names that requests may give the model; the first is the default."""
-    old_names: tuple[str, ...] = ()
-    """Names that earlier versions gave it: requests may use them, and nothing lists them."""
     key: str | None = None
     hosts: tuple[str, ...] = ()
     """Host names that requests may carry."""

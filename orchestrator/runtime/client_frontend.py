@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from orchestrator.core.commands import Emit, Finish, TellReading
 from orchestrator.core.events import Ended, Submitted
 from orchestrator.core.telemetry import Subscribers
+from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.request_state import RequestState, to_request
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -21,7 +22,6 @@ from protocol.messages.base import MAX_CONTEXT, SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Reading, Refused, Submit
 from protocol.messages.telemetry import FromClientOrSubscriber, Watch
 from protocol.transport.codec import Stamp
-from protocol.transport.hub import Arrival, Hub
 
 _MAX_REQUESTS = 256
 

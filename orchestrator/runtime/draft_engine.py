@@ -203,13 +203,13 @@ class PreparingProcess:
 
     def read(self) -> tuple[list[PreparationReport], bool]:
         """The next reports, and whether they were the last ones."""
-        lines = self._process.read()
-        reports = [report for line in lines or () if (report := _report(line)) is not None]
+        found = self._process.read(PreparationReport)
+        reports = found or []
         self._concluded = self._concluded or any(not isinstance(report, Preparing) for report in reports)
-        if lines is None and not self._concluded:
+        if found is None and not self._concluded:
             words = self._process.last_words
             reports.append(Declined(f"its preparation ended unexpectedly; its last words: {words}"))
-        return reports, lines is None
+        return reports, found is None
 
     def terminate(self) -> None:
         """Ask the process to end. `close` follows."""
@@ -219,10 +219,3 @@ class PreparingProcess:
         """End the process and all that it has started."""
         with self._life, self._process as process:
             process.end(_GRACE)
-
-
-def _report(line: bytes) -> PreparationReport | None:
-    """None for a line that a library printed."""
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(line, type=PreparationReport)
-    return None

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from protocol.contracts.coreml.conversion import Failed
+from protocol.child_process import Failed
 
 TrainedKind: TypeAlias = Literal["eagle3", "dspark", "dflash", "dflash2", "jetspec", "exit", "lm"]
 TRAINED_KINDS: tuple[str, ...] = get_args(TrainedKind)

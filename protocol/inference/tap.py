@@ -6,8 +6,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
+from numpy.typing import NDArray
 
 from protocol.inference.device import compute
 from protocol.inference.element_types import ELEMENT_TYPES
@@ -27,6 +29,13 @@ class Recorded(NamedTuple):
     outputs: tuple[int, ...]
     rows: mx.array
     """(L, outputs * width), not yet computed; bfloat16 as its bits, uint16."""
+
+    @property
+    def numbers(self) -> NDArray[np.float32]:
+        """The same, computed."""
+        rows: Any = self.rows.view(mx.bfloat16) if self.rows.dtype == mx.uint16 else self.rows
+        found: NDArray[np.float32] = np.array(rows.astype(mx.float32))
+        return found
 
     def part(self, begin: int, end: int | None = None) -> "Recorded":
         """That of some of the tokens."""

@@ -7,13 +7,11 @@ Knows nothing of the contents.
 """
 
 import _posixshmem
-import contextlib
 import mmap
 import os
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -25,6 +23,7 @@ import msgspec
 from protocol.errors import PipelineError
 from protocol.paths import SEGMENTS_VARIABLE, SHARED_MEMORY, segments_folder
 from protocol.process_identity import start_time
+from protocol.security.private_files import replacing
 
 PREFIX = "lp-"
 
@@ -52,7 +51,9 @@ def register(name: str, owner: int) -> None:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700, parents=True)
         _require_private(folder)
-        _write(folder, name, _Owner(owner, started))
+        # A sweep must never see half an entry.
+        with replacing(folder / name) as unfinished:
+            unfinished.write_bytes(msgspec.json.encode(_Owner(owner, started)))
     except OSError as error:
         raise SegmentError(
             f"Shared memory can't be listed in {folder} ({error.strerror}): make it writable."
@@ -65,8 +66,8 @@ def forget(name: str) -> None:
         (segments_folder() / name).unlink(missing_ok=True)
 
 
-def stale() -> list[str]:
-    """Names of entries whose owner has ended."""
+def stale_segments() -> list[str]:
+    """Names of registered segments whose owner has ended. Raises SegmentError if others can write the registry."""
     folder = segments_folder()
     _require_private(folder)
     # Most segments have the same owner.
@@ -74,48 +75,8 @@ def stale() -> list[str]:
     return sorted(entry.name for entry in _entries(folder) if not _owner_lives(entry, started))
 
 
-def owned() -> list[str]:
-    """Names of the segments that this process owns, also those that other processes created."""
-    owner = _Owner(os.getpid(), start_time(os.getpid()) or "")
-    names: list[str] = []
-    for entry in _entries(segments_folder()):
-        # Another process of this user may remove its own meanwhile.
-        with suppress(OSError):
-            if _owner(entry) == owner:
-                names.append(entry.name)
-    return names
-
-
-def take_over_old_entries() -> list[str]:
-    """Move the entries of earlier releases here, from the temporary folder. Returns those whose owner has ended.
-
-    An owner counts as living if its process id is in use: on macOS its start was written in local time.
-    """
-    old = Path(tempfile.gettempdir()) / f"launch-pipeline-{os.getuid()}-segments"
-    if SEGMENTS_VARIABLE in os.environ or not _is_private(old):
-        return []
-    ended: list[str] = []
-    with suppress(OSError):
-        for entry in _entries(old):
-            owner = _owner(entry)
-            if owner is None or start_time(owner.pid) is None:
-                ended.append(entry.name)
-            else:
-                register(entry.name, owner.pid)
-            entry.unlink()
-        old.rmdir()
-    return ended
-
-
 def _entries(folder: Path) -> Iterator[Path]:
     return (entry for entry in folder.glob(f"{PREFIX}*") if is_segment_name(entry.name))
-
-
-def _write(folder: Path, name: str, owner: _Owner) -> None:
-    draft = folder / f".{name}"
-    draft.write_bytes(msgspec.json.encode(owner))
-    # A sweep must never see half an entry.
-    draft.rename(folder / name)
 
 
 def _require_private(folder: Path) -> None:
@@ -203,19 +164,14 @@ def open_segment(name: str) -> mmap.mmap:
 def unlink_segment(name: str) -> None:
     """Remove the name; the memory is freed when the last process unmaps it. No error if that fails."""
     assert is_segment_name(name)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         _library["shm_unlink"]("/" + name)
     forget(name)
 
 
-def stale_segments() -> list[str]:
-    """Names of registered segments whose owner has ended. Raises SegmentError if others can write the registry."""
-    return stale()
-
-
 def sweep() -> list[str]:
     """Unlink every segment whose owner has ended; returns their names."""
-    names = [*take_over_old_entries(), *stale_segments()]
+    names = stale_segments()
     for name in names:
         unlink_segment(name)
     return names
@@ -223,8 +179,12 @@ def sweep() -> list[str]:
 
 def unlink_owned() -> None:
     """Unlink every segment that this process owns, also those that other processes created."""
-    for name in owned():
-        unlink_segment(name)
+    own = _Owner(os.getpid(), start_time(os.getpid()) or "")
+    for entry in _entries(segments_folder()):
+        # Another process of this user may remove its own meanwhile.
+        with suppress(OSError):
+            if _owner(entry) == own:
+                unlink_segment(entry.name)
 
 
 def free_shared_memory() -> int | None:
@@ -239,7 +199,7 @@ def free_shared_memory() -> int | None:
 
 
 def _untouched(segment: Path) -> int:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         status = segment.stat()
         return max(0, status.st_size - 512 * status.st_blocks)
     return 0

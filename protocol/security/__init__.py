@@ -1,4 +1,4 @@
-"""Authentication of other machines: addresses, keys, pinned keys, the ZAP authenticator, private files.
+"""Authentication of other machines: addresses and keys; private files.
 
 Knows neither messages nor models.
 """

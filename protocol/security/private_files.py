@@ -4,7 +4,8 @@ and replaced atomically."""
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,19 +66,30 @@ def lock_file(file: Path) -> BinaryIO:
     return os.fdopen(descriptor, "r+b", buffering=0)
 
 
-def write_private(file: Path, *pieces: bytes | memoryview, replace: bool = True) -> None:
-    """Write `pieces` atomically, mode 0600; without `replace`, an existing file stays."""
-    temporary = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+@contextmanager
+def replacing(file: Path, unfinished: Path | None = None, *, replace: bool = True) -> Generator[Path]:
+    """A path to write, of an empty file with mode 0600, which becomes `file` at the end; without `replace`, an existing
+    file stays. Nothing stays of a file that could not be written. Raises OSError.
+
+    `unfinished`: that path, where a killed process must leave one only; by default one that no other process writes.
+    """
+    # The end of the name stays: numpy and MLX go by it.
+    path = unfinished or file.with_name(f".{secrets.token_hex(8)}-{file.name}")
     try:
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.writelines(pieces)
-            opened.flush()
-            os.fsync(descriptor)
+        open_private(path).close()
+        yield path
         if replace:
-            temporary.replace(file)
+            path.replace(file)
         else:
             with suppress(FileExistsError):
-                os.link(temporary, file)
+                os.link(path, file)
     finally:
-        temporary.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def write_private(file: Path, *pieces: bytes | memoryview, replace: bool = True) -> None:
+    """Write `pieces` atomically, mode 0600, to last; without `replace`, an existing file stays."""
+    with replacing(file, replace=replace) as unfinished, unfinished.open("wb") as opened:
+        opened.writelines(pieces)
+        opened.flush()
+        os.fsync(opened.fileno())

@@ -1,10 +1,11 @@
-"""A worker that goes on after a call failed because memory ran out, or because the GPU gave a command up."""
+"""A worker that goes on after a call failed: memory ran out, the GPU gave a command up, or a model can do less."""
 
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from protocol.errors import PipelineError
 from protocol.messages.worker import Hello, ToWorker
 from protocol.worker.interface import Worker, WorkerReply
 
@@ -38,8 +39,11 @@ class Sparing(Worker, Protocol):
 class SurvivingWorker:
     """Behaves as `worker`; frees memory where that ran out, and begins again where the GPU gave up."""
 
-    def __init__(self, worker: Sparing) -> None:
+    def __init__(self, worker: Sparing, lower: Callable[[str], Iterable[WorkerReply] | None] = lambda _: None) -> None:
+        """`lower`: of a worker that can go on with less after any other error, which it gets as a sentence; what
+        follows is done as the replies are read. None: it can't, and the error is raised."""
         self._worker = worker
+        self._lower = lower
 
     def hello(self) -> Hello:
         return self._worker.hello()
@@ -57,14 +61,24 @@ class SurvivingWorker:
     def _answered(self, call: Callable[[], Iterable[WorkerReply]]) -> Iterator[WorkerReply]:
         try:
             yield from call()
-        except (MemoryError, RuntimeError) as error:
-            if not passes(error):
-                raise
-            short = is_shortage(error)
+        except PipelineError:
+            raise
+        except Exception as error:  # the border to model code of mlx-lm, which may raise anything
+            if passes(error):
+                recovery = self.recovery(is_shortage(error))
+            else:
+                lowered = self._lower(f"{type(error).__name__}: {error}")
+                if lowered is None:
+                    raise
+                recovery = lowered
             log.warning("a call failed, and its sequences begin again: %s", error)
         else:
             return
         # Behind the handler, since an exception holds what the failed call held.
+        yield from recovery
+
+    def recovery(self, short: bool) -> Iterator[WorkerReply]:
+        """What follows a call that failed for want of memory (`short`), or because the GPU gave up."""
         yield from self._worker.run_short() if short else self._worker.run_interrupted()
 
 

@@ -3,13 +3,13 @@ would be out of step with the others; all of them start anew."""
 
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Iterator
 
 import mlx.core as mx
 
 from protocol.errors import PipelineError
-from protocol.worker.failed_calls import SurvivingWorker
-from protocol.worker.interface import Worker
+from protocol.worker.failed_calls import Sparing, SurvivingWorker
+from protocol.worker.interface import WorkerReply
 
 _GIB = 1 << 30
 
@@ -17,32 +17,17 @@ _GIB = 1 << 30
 class LeadingWorker(SurvivingWorker):
     """Rank 0's worker. Where memory runs out or the GPU gives up, it raises PipelineError, which ends the process."""
 
-    def __init__(self, worker: Worker, ranks: int) -> None:
-        super().__init__(_Ending(worker, ranks))
-
-
-class _Ending:
-    """Behaves as `worker`, and can't do without a sequence."""
-
-    def __init__(self, worker: Worker, ranks: int) -> None:
-        self.hello = worker.hello
-        self.handle = worker.handle
-        self.work = worker.work
-        self._worker = worker
+    def __init__(self, worker: Sparing, ranks: int) -> None:
+        super().__init__(worker)
         self._ranks = ranks
 
-    @property
-    def has_work(self) -> bool:
-        return self._worker.has_work
-
-    def run_short(self) -> NoReturn:
+    def recovery(self, short: bool) -> Iterator[WorkerReply]:
+        if not short:
+            raise PipelineError("The GPU of rank 0 gave up a command: all ranks start again.")
         text = shortage(0, self._ranks)
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
         raise PipelineError(text)
-
-    def run_interrupted(self) -> NoReturn:
-        raise PipelineError("The GPU of rank 0 gave up a command: all ranks start again.")
 
 
 def shortage(rank: int, ranks: int) -> str:

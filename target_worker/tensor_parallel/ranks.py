@@ -5,7 +5,8 @@ no collective blocks, sends a byte a second and reads the other side's bytes.
 
 Rank 0 is the target worker. Before it runs a method of one of its sequences, it commands the other ranks to run the
 same method. Tokens, trees and accepted paths all come from rank 0: no other rank samples, so no rank can choose other
-tokens. Knows no messages of the pipeline.
+tokens. A command is named after the method of `TreeSequence` or `LanguageModel` that every rank runs with the same
+arguments. Knows no messages of the pipeline.
 """
 
 import contextlib
@@ -23,14 +24,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import msgspec
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits, kv_fingerprint
 from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divisible
-from protocol.errors import InputError, PipelineError
+from protocol.errors import InputError, PipelineError, WireError
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
@@ -42,20 +43,63 @@ from protocol.messages.features import Outputs
 from protocol.own_modules import module_command
 from protocol.security.keys import ranks_key
 from protocol.worker.failed_calls import is_shortage
-from target_worker.tensor_parallel.rank_commands import (
-    CloseCommand,
-    EvaluateCommand,
-    EvaluateTogetherCommand,
-    KeepCommand,
-    PrefillCommand,
-    RankCommand,
-    RecordCommand,
-    TruncateCommand,
-    encoded,
-    received,
-)
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 
+_LENGTH_BYTES = 4
+_MOST_BYTES = 16 << 20
+
+
+class PrefillCommand(msgspec.Struct, frozen=True, tag="prefill", array_like=True):
+    sequence: int
+    tokens: tuple[int, ...]
+
+
+class EvaluateCommand(msgspec.Struct, frozen=True, tag="evaluate", array_like=True):
+    sequence: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+
+
+class EvaluateTogetherCommand(msgspec.Struct, frozen=True, tag="evaluate_together", array_like=True):
+    """All parts in one forward."""
+
+    parts: tuple[EvaluateCommand, ...]
+
+
+class KeepCommand(msgspec.Struct, frozen=True, tag="keep", array_like=True):
+    """Commit the rows of `path`; all others are forgotten."""
+
+    sequence: int
+    path: tuple[int, ...]
+
+
+class TruncateCommand(msgspec.Struct, frozen=True, tag="truncate", array_like=True):
+    sequence: int
+    length: int
+
+
+class RecordCommand(msgspec.Struct, frozen=True, tag="record", array_like=True):
+    """Record these outputs from now on."""
+
+    outputs: tuple[int, ...]
+
+
+class CloseCommand(msgspec.Struct, frozen=True, tag="close", array_like=True):
+    """The sequence is not needed any more."""
+
+    sequence: int
+
+
+RankCommand: TypeAlias = (
+    PrefillCommand
+    | EvaluateCommand
+    | EvaluateTogetherCommand
+    | KeepCommand
+    | TruncateCommand
+    | RecordCommand
+    | CloseCommand
+)
+_DECODER = msgspec.msgpack.Decoder(RankCommand)
 SendCommand = Callable[[RankCommand], None]
 
 
@@ -182,6 +226,32 @@ def send_all(peers: Sequence[Peer], command: RankCommand) -> None:
         peer.commands.sendall(frame)
 
 
+def encoded(command: RankCommand) -> bytes:
+    body = msgspec.msgpack.encode(command)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def received(connection: socket.socket) -> RankCommand:
+    """The next command. Raises EOFError if the other end is closed, WireError for bytes that are no command."""
+    length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "big")
+    if length > _MOST_BYTES:
+        raise WireError(f"Rank 0 announced a command of {length:,} bytes; at most {_MOST_BYTES:,} are allowed.")
+    try:
+        return _DECODER.decode(_exactly(connection, length))
+    except msgspec.MsgspecError as error:
+        raise WireError(f"Rank 0 sent bytes that are no command ({error}).") from error
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
 _CONNECT_SECONDS = 30.0
 _HEARTBEAT_SECONDS = 1.0
 _KEY_VARIABLE = "LAUNCH_PIPELINE_RANKS_KEY"
@@ -200,8 +270,7 @@ def load_leading_model(
     require_divisible(folder, hosts.ranks)
     rank_setup = partial(RankSetup, hosts=hosts, model=str(folder), gpu_share=gpu_share, kv_bits=kv_bits)
     key = ranks_key(hosts.key_file) if hosts.key_file else secrets.token_hex(32).encode()
-    setups = (rank_setup(rank=n) for n in _local_ranks(hosts))
-    children = [_start_rank(setup, key) for setup in setups]
+    children = [_start_rank(rank_setup(rank=n), key) for n in range(1, hosts.ranks if hosts.local else 1)]
     peers = meet(hosts, key, kv_fingerprint(folder, kv_bits), lambda: _require_alive(children))
     for peer in peers:
         start_heartbeat(
@@ -239,10 +308,6 @@ def serve_rank(setup: RankSetup, ready: Callable[[], None], report: Callable[[st
 def _commands(peer: Peer) -> Iterator[RankCommand]:
     while True:
         yield received(peer.commands)
-
-
-def _local_ranks(hosts: TargetHosts) -> range:
-    return range(1, hosts.ranks) if hosts.local else range(0)
 
 
 def _start_rank(setup: RankSetup, key: bytes) -> subprocess.Popen[bytes]:

@@ -25,7 +25,7 @@ from protocol.kv.segments import unlink_segment
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.worker.process import WorkerSetup
-from target_worker.kv.checkpoint import KvCheckpoint
+from target_worker.kv import KvCheckpoint
 from tests.support.models.architectures import tiny
 from tests.support.models.drafter_files import write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

@@ -1,4 +1,4 @@
-"""An examining process that knows its reports by heart, and crashes, hangs or babbles where the environment says so."""
+"""An examining process that knows its reports by heart, and crashes or hangs where the environment says so."""
 
 import os
 import signal
@@ -51,8 +51,6 @@ def misbehave() -> None:
         case "full":
             say(Broken("OSError: No space left on device", lasting=False))
             sys.exit(1)
-        case "babbling":
-            print("Loading the model ...", flush=True)
         case "raising":
             say(Broken("RuntimeError: the compiler has had enough"))
             sys.exit(1)

@@ -1,4 +1,4 @@
-"""A stage's process that finds what it knows by heart, and crashes, hangs or babbles where the stage's name says so."""
+"""A stage's process that finds what it knows by heart, and crashes or hangs where the stage's name says so."""
 
 import os
 import signal
@@ -42,8 +42,6 @@ def main() -> None:
             time.sleep(600)
         case "waits":
             time.sleep(600)
-        case "babbles":
-            print("Loading the model ...", flush=True)
         case "fails late":
             answer(SoFar(Findings(notes=("one",))))
             answer(SoFar(Findings(notes=("one", "two"))))

@@ -27,7 +27,7 @@ from draft_worker.engine import Engine
 from draft_worker.engines.block import BlockEngine
 from draft_worker.sequence import DraftSequence
 from orchestrator.machine.hardware import worker_environment
-from protocol.features.ring_header import affordable_layout
+from protocol.features.ring import affordable_layout
 from protocol.inference.device import compute_on_processor
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import NodeId, SequenceId

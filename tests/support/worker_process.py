@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import zmq
 
+from orchestrator.runtime.hub import Hub
 from protocol.messages.worker import FromWorker, ToWorker
 from protocol.transport.codec import Stamp
-from protocol.transport.hub import Hub
 from protocol.worker.process import WorkerSetup
 
 STAMP = Stamp(epoch=3, incarnation=1)

@@ -12,7 +12,6 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Prefilled, Start, Stop, Verdict, Verify
 from protocol.worker.failed_calls import SurvivingWorker, is_shortage, passes
 from target_worker.engine import TargetEngine
-from target_worker.level_fall import FallingTarget
 from target_worker.worker import TargetWorker
 from tests.support.models.tiny_models import tree_model
 from tests.support.target_requests import HELLO, ROOT, answers
@@ -129,7 +128,7 @@ def test_another_error_is_no_shortage(limit):
 @pytest.mark.parametrize("text", GIVEN_UP)
 def test_all_sequences_begin_again_at_the_same_level_where_the_gpu_gives_up(text: str, monkeypatch: pytest.MonkeyPatch):
     target = TargetWorker(TargetEngine(tree_model(), 32), lambda: 0.0, HELLO, prefix_cache=1 << 24)
-    worker, expected = SurvivingWorker(FallingTarget(target)), _worker()
+    worker, expected = SurvivingWorker(target, target.lower), _worker()
     for each in (worker, expected):
         answers(each, _start(2, SHORT))
     with monkeypatch.context() as patch:

@@ -20,7 +20,7 @@ from target_worker.worker import TargetWorker
 from tests.support.logit_rows import rows, sorted_widths
 from tests.support.models.tiny_models import VOCABULARY, network, tree_model
 from tests.support.target_requests import HELLO, Request, answers
-from tests.target_worker.kv.test_checkpoint import PROMPT, start
+from tests.target_worker.test_kv import PROMPT, start
 
 TOLD = Sampling(prompt_logprobs=True, logprobs=2)
 

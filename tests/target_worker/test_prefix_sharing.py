@@ -15,7 +15,7 @@ from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.target_requests import HELLO, Request, answers
-from tests.target_worker.kv.test_checkpoint import PROMPT, exchange, model, start
+from tests.target_worker.test_kv import PROMPT, exchange, model, start
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -24,6 +24,7 @@ from protocol.messages.worker import (
     Start,
     Stop,
     Verdict,
+    Verify,
 )
 from protocol.sampling.sampler import Noise, scores
 from target_worker.disk_cache.kept_prefixes import DiskReading
@@ -239,7 +240,7 @@ def test_a_refused_tree_does_not_change_the_other_trees_of_its_forward():
     again = repeated.verify()
     verdict = repeated.step()
     unknown = msgspec.structs.replace(good.verify(), sequence=SequenceId(9))
-    bad = refused.verify([1, 2], [0, 7])
+    bad = _too_deep(refused)
 
     lost, repeat, fault, fresh = answers(worker, Forest((unknown, stale, again, bad, good.verify())))
 
@@ -420,34 +421,14 @@ def test_a_sequence_out_of_step_is_lost_and_unharmed(change: dict[str, Any]):
 _FAR = (_PROMPT[-1], *[0] * 505)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "parents"),
-    [
-        ((_PROMPT[-1], VOCABULARY), (-1, 0)),
-        ((_PROMPT[-1], 1), (0, 0)),
-        ((_PROMPT[-1], 1), (-1, 1)),
-        ((_PROMPT[-1], 1, 2), (-1, 2, 0)),
-        ((_PROMPT[-1], 1), (-1, -1)),
-        ((_PROMPT[-1], 1), (-1,)),
-        ((_PROMPT[-1], 1, 1), (-1, 0, 0)),
-        ((_PROMPT[-1],), ()),
-        (_FAR, range(-1, len(_FAR) - 1)),
-    ],
-    ids=[
-        "beyond the vocabulary",
-        "no root",
-        "own parent",
-        "parent after child",
-        "second root",
-        "parent missing",
-        "twins",
-        "no parents",
-        "beyond the context",
-    ],
-)
-def test_a_malformed_tree_is_refused_and_harms_nothing(tokens: tuple[int, ...], parents: Sequence[int]):
+def _too_deep(request: Request) -> Verify:
+    """A tree beyond the context."""
+    return msgspec.structs.replace(request.verify(), tokens=_FAR, parents=tuple(range(-1, len(_FAR) - 1)))
+
+
+def test_a_tree_beyond_the_context_is_refused_and_harms_nothing():
     orchestrator = Request(_worker(), _start(sampling=_HOT))
-    bad = msgspec.structs.replace(orchestrator.verify(), tokens=tokens, parents=tuple(parents))
+    bad = _too_deep(orchestrator)
 
     assert _fault(answers(orchestrator.worker, bad)) == ("refused", 1)
     assert tuple(_decoded(orchestrator, _nothing)) == _reference(_HOT)

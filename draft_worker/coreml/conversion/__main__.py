@@ -16,10 +16,10 @@ from draft_worker.coreml.conversion.trained import convert_drafter
 from draft_worker.coreml.package import HOST, MODEL, Package
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime.backends.operations import EXPANSIONS
-from protocol.contracts.coreml.conversion import ConversionOrder, ConversionReport, Failed, Finished
+from protocol.child_process import Failed, claim_output
+from protocol.contracts.coreml.conversion import ConversionOrder, ConversionReport, Finished
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError, PipelineError
-from protocol.report_output import claim_output
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 
 Report: TypeAlias = Callable[[ConversionReport], None]

@@ -1,7 +1,7 @@
 """A model to be converted: plain arrays by Llama's names, sizes, ropes. Knows no files and no network."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
@@ -80,16 +80,12 @@ class Convertible:
     def fingerprint(self) -> str:
         """SHA-256 (64 hex digits) over every parameter's name and fp16 bytes, the rotations and the head's tokens."""
         digest = hashlib.sha256()
-        for name, array in self._halves():
+        for name in sorted(self._arrays):
             digest.update(name.encode())
-            digest.update(np.ascontiguousarray(array).data)
+            digest.update(np.ascontiguousarray(self.half(name)).data)
         for rotation in self.rotations(min(self.shape.positions, 64)):
             for table in rotation:
                 digest.update(table.data)
         if self.head_tokens is not None:
             digest.update(self.head_tokens.data)
         return digest.hexdigest()
-
-    def _halves(self) -> Iterator[tuple[str, Half]]:
-        for name in sorted(self._arrays):
-            yield name, self.half(name)

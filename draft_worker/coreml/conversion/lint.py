@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, TensorType
+from draft_worker.coreml.program_file import FunctionFile, ProgramFile, StoredTensor, TensorType
 from protocol.contracts.coreml.conversion import LintFinding as Finding
 
 _NATIVE = frozenset(
@@ -69,13 +69,11 @@ def operations(function: FunctionFile) -> Iterator[Finding]:
             yield Finding("error", "operation", function.name, where, _FOREIGN[operation.type])
         elif operation.type not in _NATIVE:
             yield Finding("error", "operation", function.name, where, "it is not known to run on the Neural Engine")
-        elif operation.type == "constexpr_blockwise_shift_scale" and _is_blockwise(operation, function):
+        elif operation.type == "constexpr_blockwise_shift_scale" and any(
+            size > 1 for size in _tensor(operation.inputs["scale"][0], function).shape[1:]
+        ):
             reason = "scales of blocks within a channel run on the GPU only; use one scale for each channel"
             yield Finding("error", "weight form", function.name, where, reason)
-
-
-def _is_blockwise(operation: Operation, function: FunctionFile) -> bool:
-    return any(size > 1 for size in _tensor(operation.inputs["scale"][0], function).shape[1:])
 
 
 def tensors(function: FunctionFile) -> Iterator[Finding]:

@@ -122,11 +122,7 @@ def target_features(folder: Path, form: FeatureForm) -> TargetFeatures:
     mx.eval(network(mx.array([tokens]), cache=make_prompt_cache(network)))
     recorded = tap.take()
     assert recorded is not None, "every forward is recorded"
-    rows = np.array(
-        recorded.rows.view(mx.bfloat16).astype(mx.float32)
-        if recorded.rows.dtype == mx.uint16
-        else recorded.rows.astype(mx.float32)
-    )
+    rows = recorded.numbers
     if not np.isfinite(rows).all():
         raise InputError(f"The states of the target in {folder} are not finite: download it again.")
     return TargetFeatures(tokens, rows)

@@ -3,19 +3,19 @@
 Knows no trees and no sampling.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
 
 from draft_worker.candidates.few_tokens import SelectorTables
-from draft_worker.candidates.shortlist import GROUP_SIZE, best_tokens
-from draft_worker.coreml.arrays import Array, Single
+from draft_worker.candidates.shortlist import best_tokens
+from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.conditioning import SELECTOR
 from draft_worker.coreml.converted import Converted, HostTables
 from draft_worker.coreml.package import Package
-from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
-from draft_worker.coreml.runtime.memory import CachePool
+from draft_worker.coreml.runtime.calls import FeatureReader, PackageCalls, Runtime
+from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
 from draft_worker.drafters.block import BlockForm, MarkovHead, markov_head
 from draft_worker.drafters.block_forward import (
@@ -29,62 +29,31 @@ from draft_worker.drafters.block_forward import (
 )
 from draft_worker.projection import ProjectionMatrix
 from protocol.kv.exchange import KvExchange
-from protocol.messages.kv import KvReference
 
 
-class PackageContext:
-    """A `ContextStore`: the slots of one of the pool's caches, in the order in which tokens were added."""
+class PackageContext(HostMemory):
+    """A `ContextStore`: committed tokens, in the order in which they were added."""
 
     def __init__(self, pool: CachePool, reader: FeatureReader) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._reader = reader
-        self._cache = pool.acquire()
-        self._count = 0
-
-    @property
-    def kv(self) -> Single:
-        """The input of a call."""
-        return self._cache.kv
 
     def add(self, fed: FedRows, tokens: Sequence[int]) -> None:
         for count, outputs in self._reader.read(fed.rows, range(fed.first, fed.end)):
-            # A device may still make numbers of them that fp16 can't hold.
-            new = np.nan_to_num(outputs["kv_new"][:, :, :count], nan=0.0, posinf=0.0, neginf=0.0)
-            self._cache.array[: len(new), :, self._count : self._count + count] = new
-            self._count += count
+            first = self.slots.committed
+            self.slots.replace(first, count)
+            self.write(range(first, first + count), outputs["kv_new"][:, :, :count])
 
     def compute(self) -> None:
         """It is computed already."""
 
     def keep(self, count: int) -> None:
-        self._count = min(self._count, count)
-        self._cache.truncate(self._count)
+        self.truncate(min(self.slots.committed, count))
 
     def copy(self, count: int) -> "PackageContext":
         other = PackageContext(self._pool, self._reader)
-        other._cache.array[:, :, :count] = self._cache.array[:, :, :count]
-        other._count = count
+        other.begin_with(self, count)
         return other
-
-    @property
-    def memory(self) -> int:
-        return self._cache.array.nbytes
-
-    @property
-    def size(self) -> int:
-        return self._cache.size
-
-    def save(self, count: int) -> KvReference | None:
-        return self._cache.save(count)
-
-    def adopt(self, reference: KvReference, count: int) -> None:
-        cache = self._pool.adopt(reference)
-        self._pool.release(self._cache)
-        self._cache = cache
-        self._count = count
-
-    def close(self) -> None:
-        self._pool.release(self._cache)
 
 
 class PackageBlockRunner:
@@ -103,9 +72,7 @@ class PackageBlockRunner:
         self.head_tokens = tables.head_tokens
         self.markov_head = _markov_head(self.form, tables)
         self.selector = _selector(self.form, tables)
-        self._package = package
-        self._runtime = runtime
-        self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
+        self._calls = PackageCalls(package, tables, runtime)
         self._reader = FeatureReader(package, tables, runtime)
         self._pool = CachePool(package, exchange)
 
@@ -116,13 +83,13 @@ class PackageBlockRunner:
         found = []
         for context, blocks in asked:
             context.read_all()
-            found.append([rows for part in self._calls(blocks) for rows in self._call(context, part)])
+            found.append([rows for part in self._parts(blocks) for rows in self._call(context, part)])
         return found
 
-    def _calls(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    def _parts(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
         """The blocks of each call, in order."""
         part: list[Block] = []
-        free = widest = self._package.widths[-1]
+        free = widest = self._calls.widest
         for block in blocks:
             needed = len(block.tokens) + self.form.masks
             if part and needed > free:
@@ -136,35 +103,24 @@ class PackageBlockRunner:
         store = context.store
         assert isinstance(store, PackageContext)
         inputs = BlockInputs.of(self.form, blocks)
-        call = next(each for width, each in self._inputs.items() if width >= len(inputs.tokens))
-        data = call.place(inputs.tokens, inputs.positions)
-        for name, window in self._package.masks.items():
-            _fill_mask(data[name][0, 0], self._package.context, context.positions, inputs, window)
+        function, data = self._calls.place(inputs.tokens, inputs.positions)
+        for name, window in self._calls.masks.items():
+            _fill_mask(data[name][0, 0], self.context, context.positions, inputs, window)
             if self.form.is_causal(window):
-                _hide_later(data[name][0, 0], self._package.context, inputs)
+                _hide_later(data[name][0, 0], self.context, inputs)
         if "ancestors" in data:
             _fill_ancestors(data["ancestors"][0], inputs)
-        outputs = self._runtime.predict(call.function, {**data, "kv": store.kv})
-        logits = self._logits(outputs, inputs.rows)
+        outputs = self._calls.predict(function, {**data, "kv": store.kv})
+        logits, head = self._calls.logits(outputs, inputs.rows), self._calls.head_rows
+        if not np.isfinite(logits[:, :head]).all():
+            logits[:, :head] = np.nan_to_num(logits[:, :head], nan=0.0)
         states = outputs["state"][0, 0, inputs.rows] if "state" in outputs else np.zeros((len(logits), 0))
         states = states.astype(np.float32)
         parts = [slice(first, first + self.form.rows) for first in range(0, len(inputs.rows), self.form.rows)]
         return [self._block_rows(logits[part], states[part]) for part in parts]
 
-    def _logits(self, outputs: Mapping[str, Array], rows: Sequence[int]) -> Single:
-        """(rows, the head's rows padded with -inf to whole groups)."""
-        count = self._package.head_rows
-        logits = np.full((len(rows), count + -count % GROUP_SIZE), -np.inf, np.float32)
-        begin = 0
-        for index, size in enumerate(self._package.outputs):
-            logits[:, begin : begin + size] = outputs[f"logits_{index}"][0, 0, rows]
-            begin += size
-        if not np.isfinite(logits[:, :count]).all():
-            logits[:, :count] = np.nan_to_num(logits[:, :count], nan=0.0)
-        return logits
-
     def _block_rows(self, logits: Single, states: Single) -> BlockRows:
-        whole = mx.array(logits[:, : self._package.head_rows])
+        whole = mx.array(logits[:, : self._calls.head_rows])
         if self.selector is None:
             return BlockRows(whole, mx.array(states))
         columns, best = zip(*(best_tokens(row, self.form.choices) for row in logits), strict=True)

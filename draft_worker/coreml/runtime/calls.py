@@ -5,7 +5,7 @@ Core ML may read its inputs after a call has returned (`apple.lend`). They are f
 inputs to fp32. Knows no sampling, no messages and no runtime.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,9 @@ from draft_worker.candidates.shortlist import GROUP_SIZE
 from draft_worker.coreml.arrays import Array, Single
 from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import Package, rotation_inputs
-from draft_worker.coreml.runtime.memory import CallMemory
+from draft_worker.coreml.runtime.joint_memory import JointMemory, part_rows
+from draft_worker.coreml.runtime.memory import CallPart, HostMemory
+from protocol.inference.slots import PREFIX
 
 
 class Runtime(Protocol):
@@ -75,40 +77,103 @@ def fill_rotations(buffers: Mapping[str, Array], tables: HostTables, positions: 
             rows[half:, : len(indices)] = rows[:half, : len(indices)]
 
 
-class PackageForward:
-    """The functions of one package and their buffers.
-
-    A call of one sequence allocates nothing that grows with the context.
-    """
+class PackageCalls:
+    """The functions of one package and their buffers. Logits are valid until the next ones."""
 
     def __init__(self, package: Package, tables: HostTables, runtime: Runtime) -> None:
         self.widest = package.widths[-1]
         """Most tokens of one call."""
-        self._runtime = runtime
+        self.head_rows = package.head_rows
+        self.masks = package.masks
+        self.predict = runtime.predict
         self._outputs = package.outputs
-        self._masks = package.masks
         self._inputs = {width: CallInputs(package, tables, width) for width in package.widths}
         padded = -(-package.head_rows // GROUP_SIZE) * GROUP_SIZE
         self._logits: Single = np.full((self.widest, padded), -np.inf, np.float32)
 
-    def width(self, count: int) -> int:
-        """The smallest width for a call of `count` tokens; the largest width if none suffices."""
-        return next((width for width in self._inputs if width >= count), self.widest)
+    def place(self, tokens: Sequence[int], positions: Sequence[int]) -> tuple[str, dict[str, Array]]:
+        """The function of the smallest width for these tokens, and `CallInputs.place`."""
+        inputs = next(each for width, each in self._inputs.items() if width >= len(tokens))
+        return inputs.function, inputs.place(tokens, positions)
 
-    def run(self, memory: CallMemory, numbers: Sequence[int]) -> Single:
-        """Evaluate rows that have slots: (rows, the head's rows padded with -inf) logits, valid until the next call."""
-        inputs = self._inputs[self.width(len(numbers))]
-        rows = [memory.slots.row(number) for number in numbers]
-        data = inputs.place([row.token for row in rows], [row.position for row in rows])
-        for name, window in self._masks.items():
-            memory.slots.fill_mask(numbers, data[name][0, 0], window)
-        outputs = self._runtime.predict(inputs.function, memory.inputs(numbers, data))
-        memory.store(numbers, outputs)
+    def logits(self, outputs: Mapping[str, Array], rows: Sequence[int]) -> Single:
+        """(rows, the head's rows padded with -inf to whole groups) of these rows of a call."""
         begin = 0
         for index, size in enumerate(self._outputs):
-            self._logits[: len(numbers), begin : begin + size] = outputs[f"logits_{index}"][0, 0, : len(numbers)]
+            self._logits[: len(rows), begin : begin + size] = outputs[f"logits_{index}"][0, 0, rows]
             begin += size
-        return self._logits[: len(numbers)]
+        return self._logits[: len(rows)]
+
+
+class PackageForward(PackageCalls):
+    """Forwards over the rows of sequences. One of a lone sequence allocates nothing that grows with the context."""
+
+    def __init__(self, package: Package, tables: HostTables, runtime: Runtime) -> None:
+        super().__init__(package, tables, runtime)
+        self._joint = JointMemory(package)
+
+    def joins(self, parts: Sequence[tuple[HostMemory, int]]) -> bool:
+        """Whether one call can evaluate so many more rows of each of these sequences."""
+        fits = sum(rows for _, rows in parts) <= self.widest
+        return fits and self._joint.fits([(memory, memory.slots.taken + rows) for memory, rows in parts])
+
+    def run(self, parts: Sequence[CallPart], given: Single | None = None) -> dict[str, Array]:
+        """Evaluate these parts, of different sequences that join, and store their keys and values. The outputs of the
+        call. `given`: the (rows, hidden) second inputs of a drafter's rows."""
+        tokens = [token for part in parts for token in part.tokens]
+        function, data = self.place(tokens, [position for part in parts for position in part.positions])
+        if given is not None:
+            states = data["g"][0, :, 0]
+            states[:, : len(given)] = given.T
+            # Padding repeats a row, as in `CallInputs`.
+            states[:, len(given) :] = states[:, len(given) - 1 : len(given)]
+        if len(parts) == 1:
+            self._joint.count_step()
+            kv, fill_mask = parts[0].memory.kv, parts[0].fill_mask
+        else:
+            call = self._joint.call(parts)
+            kv, fill_mask = call.kv, call.fill_mask
+        for name, window in self.masks.items():
+            fill_mask(data[name][0, 0], window)
+        placed = list(zip(parts, part_rows(parts), strict=True))
+        if "past" in data:
+            past, ancestors = data["past"], data["ancestors"]
+            past[:], ancestors[:] = 0, 0
+            for part, rows in placed:
+                part.memory.fill_convolutions(part.numbers, past[..., rows], ancestors[..., rows, rows])
+        outputs = self.predict(function, {**data, "kv": kv})
+        for part, rows in placed:
+            part.memory.write(part.slots, outputs["kv_new"][:, :, rows])
+        return outputs
+
+    def placed(self, memory: HostMemory, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[CallPart]:
+        """Add rows, as many at a time as one call takes; the parts with those that have slots. Each is run at once."""
+        for begin in range(0, len(tokens), self.widest):
+            numbers = memory.slots.add(tokens[begin : begin + self.widest], parents[begin : begin + self.widest])
+            written = [number for number in numbers if memory.slots.row(number).slot is not None]
+            if written:
+                yield memory.rows(written)
+
+    def prefill(self, memory: HostMemory, tokens: Sequence[int]) -> None:
+        """Commit these tokens."""
+        path = range(memory.next_row, memory.next_row + len(tokens))
+        for part in self.placed(memory, tokens, chain(path)):
+            self.run([part])
+        self.keep(memory, path, ())
+
+    def keep(self, memory: HostMemory, path: Sequence[int], surviving: Iterable[int]) -> None:
+        """Commit the rows of `path`, keep those in `surviving`, drop the rest."""
+        if unwritten := memory.commit(path, surviving):
+            self.prefill(memory, unwritten)
+
+    def evaluate(self, parts: Sequence[CallPart]) -> Single:
+        """Run these parts: `logits` of all their rows."""
+        return self.logits(self.run(parts), range(sum(len(part.tokens) for part in parts)))
+
+
+def chain(numbers: range) -> list[int]:
+    """Parents of consecutive rows; the first row follows the committed prefix."""
+    return [PREFIX, *numbers[:-1]] if numbers else []
 
 
 _LARGEST = np.float32(65_504)

@@ -5,44 +5,18 @@ row its position, so the rows of a sequence may be in any slots. Every sequence 
 calls, later requests and a restarted worker use: the joint cache has copies.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from draft_worker.coreml.arrays import Array, Single, Slots
+from draft_worker.coreml.arrays import Single, Slots
 from draft_worker.coreml.package import Package
-from draft_worker.coreml.runtime.memory import HostMemory
-from draft_worker.coreml.runtime.tree_slots import HIDDEN, PackageRow
+from draft_worker.coreml.runtime.memory import CallPart, HostMemory
+from draft_worker.coreml.runtime.tree_slots import HIDDEN
 
 _IDLE_STEPS = 64
-"""A sequence that took part in no joint call for so many steps gives up its slots to those that need them."""
-
-
-class OwnCache(Protocol):
-    """The cache of one sequence."""
-
-    @property
-    def kv(self) -> Single: ...
-
-    @property
-    def stamps(self) -> Slots:
-        """By slot: another number after each change of its contents."""
-        ...
-
-
-class JointPart(NamedTuple):
-    """The rows of one sequence that a call evaluates. Slots are those of its own cache."""
-
-    cache: OwnCache
-    used: Slots
-    """Slots of committed tokens and of rows, those of the call included."""
-    rows: Sequence[int]
-    """Slots of the call's rows."""
-    fill_mask: Callable[[Single, int | None], None]
-    """Fills (rows, slots + rows) for these rows and a window, as `TreeSlots.fill_mask`."""
+"""A sequence that took part in no joint call for so many calls gives up its slots to those that need them."""
 
 
 class JointMemory:
@@ -55,43 +29,39 @@ class JointMemory:
         self._mask: Single = np.empty((widest, self._capacity + widest), np.float32)
         """One sequence's, by the slots of its own cache."""
         self._free = np.ones(self._capacity, np.bool_)
-        self._copies: dict[OwnCache, _Copy] = {}
+        self._copies: dict[HostMemory, _Copy] = {}
         self._steps = 0
 
-    def fits(self, needed: Sequence[tuple[OwnCache, int]]) -> bool:
+    def fits(self, needed: Sequence[tuple[HostMemory, int]]) -> bool:
         """Whether each of these sequences can have so many slots, beside the other sequences of recent steps."""
-        inside = {cache for cache, _ in needed}
-        others = [copy for cache, copy in self._copies.items() if cache not in inside and not self._idle(copy)]
+        inside = {memory for memory, _ in needed}
+        others = [copy for memory, copy in self._copies.items() if memory not in inside and not self._idle(copy)]
         return sum(slots for _, slots in needed) + sum(copy.size for copy in others) <= self._capacity
 
     def count_step(self) -> None:
-        """A step without a joint call. Sequences that have ended, and leave no room for one, become idle by it too."""
+        """A call of one sequence: those that have ended, and leave no room for a joint one, become idle by it too."""
         self._steps += 1
 
-    def call(self, parts: Sequence[JointPart]) -> "JointCall":
+    def call(self, parts: Sequence[CallPart]) -> "JointCall":
         """A call that evaluates these rows, in this order, of different sequences that fit."""
         self._steps += 1
-        copies = [self._copy(part.cache) for part in parts]
+        copies = [self._copies.setdefault(part.memory, _Copy(self._capacity)) for part in parts]
         for part, copy in zip(parts, copies, strict=True):
             copy.last_step = self._steps
-            self._free[copy.drop_others(part.used)] = True
+            self._free[copy.drop_others(part.memory.slots.used)] = True
         for part, copy in zip(parts, copies, strict=True):
-            missing = part.used[copy.places[part.used] < 0]
+            used = part.memory.slots.used
+            missing = used[copy.places[used] < 0]
             copy.places[missing] = self._take(len(missing))
             copy.refresh(part, self._kv)
         return JointCall(parts, [copy.places for copy in copies], self._kv, self._mask)
 
-    def _copy(self, cache: OwnCache) -> "_Copy":
-        if cache not in self._copies:
-            self._copies[cache] = _Copy(self._capacity)
-        return self._copies[cache]
-
     def _take(self, count: int) -> Slots:
         """So many free slots, if need be those of idle sequences."""
-        for cache in [cache for cache, copy in self._copies.items() if self._idle(copy)]:
+        for memory in [memory for memory, copy in self._copies.items() if self._idle(copy)]:
             if np.count_nonzero(self._free) >= count:
                 break
-            copy = self._copies.pop(cache)
+            copy = self._copies.pop(memory)
             self._free[copy.places[copy.places >= 0]] = True
         taken = np.flatnonzero(self._free)[:count]
         assert len(taken) == count, "the caller asks first whether the sequences fit"
@@ -110,7 +80,7 @@ class _Copy:
         """Joint slot of each slot of the sequence's own cache; -1: none."""
         self.last_step = 0
         self._stamps: Slots = np.full(capacity, -1)
-        """`OwnCache.stamps` of what was copied."""
+        """`HostMemory.stamps` of what was copied."""
 
     @property
     def size(self) -> int:
@@ -125,88 +95,44 @@ class _Copy:
         self.places[others] = self._stamps[others] = -1
         return dropped
 
-    def refresh(self, part: JointPart, kv: Single) -> None:
+    def refresh(self, part: CallPart, kv: Single) -> None:
         """Copy the keys and values that changed, except of the rows that the call evaluates."""
-        changed = self._stamps != part.cache.stamps
-        changed[list(part.rows)] = False
-        stale = part.used[changed[part.used]]
+        memory, used = part.memory, part.memory.slots.used
+        changed = self._stamps != memory.stamps
+        changed[part.slots] = False
+        stale = used[changed[used]]
         if len(stale):
             # A NaN would spoil the rows of the other sequences, which may not see it.
-            kv[:, :, self.places[stale]] = np.nan_to_num(part.cache.kv[:, :, stale], nan=0.0, posinf=0.0, neginf=0.0)
-            self._stamps[stale] = part.cache.stamps[stale]
+            kv[:, :, self.places[stale]] = np.nan_to_num(memory.kv[:, :, stale], nan=0.0, posinf=0.0, neginf=0.0)
+            self._stamps[stale] = memory.stamps[stale]
 
 
 class JointCall:
     """What a call reads for the rows of several sequences. The caller stores the new keys and values in each
     sequence's own cache, from where the next joint call copies them."""
 
-    def __init__(self, parts: Sequence[JointPart], places: Sequence[Slots], kv: Single, mask: Single) -> None:
+    def __init__(self, parts: Sequence[CallPart], places: Sequence[Slots], kv: Single, mask: Single) -> None:
         """`places`: joint slots by the slots of each sequence's own cache. `mask`: room for that of one sequence."""
         self.kv = kv
         """The input of the call."""
-        ends = list(accumulate(len(part.rows) for part in parts))
-        self.rows = [slice(end - len(part.rows), end) for part, end in zip(parts, ends, strict=True)]
-        """Each part's place in the call."""
-        self._parts = parts
-        self._places = places
+        self._parts = list(zip(parts, places, part_rows(parts), strict=True))
         self._mask = mask
 
     def fill_mask(self, mask: Single, window: int | None = None) -> None:
         """Fill (width, slots + width) `mask`: every row sees its own sequence alone."""
-        capacity = mask.shape[1] - len(mask)
+        capacity, last = mask.shape[1] - len(mask), 0
         mask[:] = HIDDEN
-        for part, places, rows in zip(self._parts, self._places, self.rows, strict=True):
-            own = self._mask[: len(part.rows), : capacity + len(part.rows)]
+        for part, places, rows in self._parts:
+            last, used = rows.stop, part.memory.slots.used
+            own = self._mask[: len(part.tokens), : capacity + len(part.tokens)]
             part.fill_mask(own, window)
-            mask[rows, places[part.used]] = own[:, part.used]
+            mask[rows, places[used]] = own[:, used]
             mask[rows, capacity + rows.start : capacity + rows.stop] = own[:, capacity:]
         # Padding sees what the last row sees.
-        last = self.rows[-1].stop
         mask[last:] = mask[last - 1]
 
 
-class SequenceRows(NamedTuple):
-    """Rows of one sequence that have slots."""
-
-    memory: HostMemory
-    numbers: Sequence[int]
-
-    @property
-    def joint(self) -> JointPart:
-        slots = self.memory.slots
-        return JointPart(self.memory, slots.used, slots.slots_of(self.numbers), partial(slots.fill_mask, self.numbers))
-
-
-class SharedCall:
-    """One call for rows of several sequences, a `CallMemory`: row i of the call is the i-th of all parts."""
-
-    def __init__(self, joint: JointMemory, parts: Sequence[SequenceRows]) -> None:
-        """The sequences fit `joint`."""
-        self._call = joint.call([part.joint for part in parts])
-        self._parts = list(zip(parts, self._call.rows, strict=True))
-        self._rows = [(part.memory, number) for part in parts for number in part.numbers]
-        self.numbers = range(len(self._rows))
-
-    @property
-    def slots(self) -> "SharedCall":
-        return self
-
-    def row(self, number: int) -> PackageRow:
-        memory, own = self._rows[number]
-        return memory.slots.row(own)
-
-    def fill_mask(self, numbers: Sequence[int], mask: Single, window: int | None = None) -> None:
-        self._call.fill_mask(mask, window)
-
-    def inputs(self, numbers: Sequence[int], buffers: Mapping[str, Array]) -> Mapping[str, Array]:
-        if "past" in buffers:
-            past, ancestors = buffers["past"], buffers["ancestors"]
-            past[:], ancestors[:] = 0, 0
-            for part, rows in self._parts:
-                own = {"past": past[..., rows], "ancestors": ancestors[..., rows, rows]}
-                part.memory.inputs(part.numbers, own)
-        return {**buffers, "kv": self._call.kv}
-
-    def store(self, numbers: Sequence[int], outputs: Mapping[str, Array]) -> None:
-        for part, rows in self._parts:
-            part.memory.store(part.numbers, {"kv_new": outputs["kv_new"][:, :, rows]})
+def part_rows(parts: Sequence[CallPart]) -> list[slice]:
+    """Each part's rows in the call."""
+    ends = list(accumulate(len(part.tokens) for part in parts))
+    return [slice(end - len(part.tokens), end) for part, end in zip(parts, ends, strict=True)]

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from draft_worker.coreml.arrays import Single, Slots
+from protocol.inference.slots import PREFIX
 
 HIDDEN = -1e4
 """Added to the score of a hidden slot: far below any score, and within fp16's range."""
-PREFIX = -1
-"""Parent of a row that directly follows the committed prefix."""
 
 
 class PackageRow(NamedTuple):

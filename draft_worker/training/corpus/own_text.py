@@ -31,7 +31,11 @@ _MOST_MIB = 1024
 
 
 def read_own_text(path: Path) -> list[OwnText]:
-    """All conversations of a file. Raises InputError if it can't be read or is no such file."""
+    """All conversations of a file. Raises InputError if it can't be read or is no such file.
+
+    It is an xz stream of: numbers of texts and of tokens (uint32), temperatures (float16), lengths (uint16), tokens
+    (uint16), the number of runs of one kind (uint32), their lengths (uint16) and kinds (uint8), little-endian.
+    """
     try:
         with lzma.open(path) as opened:
             content = bounded(opened, _MOST_MIB)
@@ -53,24 +57,6 @@ def read_own_text(path: Path) -> list[OwnText]:
     ends = np.cumsum(lengths.astype(np.int64))[:-1]
     pairs = zip(np.split(tokens, ends), np.split(kinds, ends), temperatures, strict=True)
     return [OwnText(each, kind, round(float(temperature), 2)) for each, kind, temperature in pairs]
-
-
-def write_own_text(path: Path, texts: list[OwnText]) -> None:
-    """An xz stream of: numbers of texts and of tokens (uint32), temperatures (float16), lengths (uint16), tokens
-    (uint16), the number of runs of one kind (uint32), their lengths (uint16) and kinds (uint8), little-endian."""
-    tokens = np.concatenate([each.tokens for each in texts])
-    kinds = np.concatenate([each.kinds for each in texts])
-    begins = np.flatnonzero(np.diff(kinds, prepend=255))
-    parts = [
-        np.array([len(texts), len(tokens)], "<u4"),
-        np.array([each.temperature for each in texts], "<f2"),
-        np.array([len(each.tokens) for each in texts], "<u2"),
-        tokens.astype("<u2"),
-        np.array([len(begins)], "<u4"),
-        np.diff(begins, append=len(kinds)).astype("<u2"),
-        kinds[begins].astype("u1"),
-    ]
-    path.write_bytes(lzma.compress(b"".join(part.tobytes() for part in parts), preset=9 | lzma.PRESET_EXTREME))
 
 
 def filled(texts: list[OwnText], slots: int) -> Answers:

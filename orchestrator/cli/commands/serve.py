@@ -241,8 +241,7 @@ def serve(
     client = None if running is None else Client(running)
     folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client, target)
     if not server.names:
-        old_names = (folder.name, model_name(folder).lower())
-        server = dataclasses.replace(server, names=(model_name(folder),), old_names=old_names)
+        server = dataclasses.replace(server, names=(model_name(folder),))
     if target is None:
         # What was fetched for the name is not looked for again; a name of the user's is what notes speak of.
         settings = settings.changed(target=folder)

@@ -21,8 +21,8 @@ from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.sentences import say
 from orchestrator.machine.hardware import usable_cores, worker_environment
 from orchestrator.machine.models.checkpoints import resolve
-from orchestrator.machine.reporting_process import reports
 from orchestrator.text.training_prompts import write_prompts
+from protocol.child_process import reports
 from protocol.contracts.training import (
     DEPTHS,
     LONGEST_PROMPT,

@@ -347,7 +347,7 @@ _PAUSE_SECONDS = 1.0
 _GUESSES = 8
 """Of a growth step below each root."""
 _SAVED_AT_ONCE = 128
-"""Tokens whose KV a target saves between two rounds (target_worker.kv.checkpoint)."""
+"""Tokens whose KV a target saves between two rounds (target_worker.kv)."""
 _PREFILL_SECONDS = 10.0
 """After so long without growth, a draft that prefills counts as silent too."""
 

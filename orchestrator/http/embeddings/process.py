@@ -1,7 +1,6 @@
 """The process of an embedding model: started on demand, asked, ended. One thread at a time."""
 
 import base64
-import binascii
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -101,10 +100,7 @@ class EmbeddingProcess:
         answer = self._received(_Answer, _ANSWER_SECONDS)
         if answer.error:
             raise PipelineError(f"The embedding model failed: {answer.error[:500]}")
-        try:
-            content = base64.b64decode(answer.vectors, validate=True)
-        except binascii.Error as error:
-            raise self._ended() from error
+        content = base64.b64decode(answer.vectors)
         size, rest = divmod(len(content), len(rows))
         if not size or rest or size % _FLOAT:
             raise PipelineError("The embedding model gave vectors of a wrong size: is it an embedding model?")
@@ -126,11 +122,12 @@ class EmbeddingProcess:
 
     def _received(self, kind: type[M], seconds: float) -> M:
         try:
-            return msgspec.json.decode(self._process.line(seconds) or b"", type=kind)
+            found = self._process.report(kind, seconds)
         except TimeoutError:
             raise PipelineError(f"The embedding model gave no answer for {seconds / 60:.0f} minutes.") from None
-        except msgspec.DecodeError as error:
-            raise self._ended() from error
+        if found is None:
+            raise self._ended()
+        return found
 
     def _ended(self) -> PipelineError:
         return PipelineError(f"The process of the embedding model ended; its last line: {self._process.last_words}")

@@ -38,9 +38,7 @@ class OneModel:
 
     def __init__(self, server: ModelServer, settings: ServerSettings, store: ResponseStore) -> None:
         name, *aliases = settings.names
-        self.offered: Sequence[OfferedModel] = [
-            OfferedModel(ModelName(name), server.template.folder, tuple(aliases), settings.old_names)
-        ]
+        self.offered: Sequence[OfferedModel] = [OfferedModel(ModelName(name), server.template.folder, tuple(aliases))]
         self.health = server.health
         self.chats = server.template.own
         self._server = server

@@ -118,9 +118,9 @@ class ModelServer:
     def model_name(self, name: str | None) -> str:
         """The name that a request gives the model, or the default. Raises ApiError 404: a name is never a path or a
         download."""
-        if name is None or background(name, self._names):
+        if name is None or background(name, self._settings.names):
             return self._settings.names[0]
-        if name not in self._names:
+        if name not in self._settings.names:
             raise unknown_model(self._settings.names)
         return name
 
@@ -132,10 +132,6 @@ class ModelServer:
             return name, question
         note = Note("model", f"This server has no {question.model}, so {name} answers.")
         return name, replace(question, notes=(*question.notes, note))
-
-    @property
-    def _names(self) -> Sequence[str]:
-        return (*self._settings.names, *self._settings.old_names)
 
 
 _BACKGROUND = re.compile(r"claude-[\w.-]{0,40}haiku[\w.-]{0,40}|gpt-[\w.-]{1,40}-(mini|nano)[\w.-]{0,40}", re.ASCII)

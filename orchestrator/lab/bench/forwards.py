@@ -12,7 +12,7 @@ from orchestrator.lab.findings import Field, Findings, Listener, tabulated
 from orchestrator.lab.report import machine_lines
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.reporting_process import reports
+from protocol.child_process import reports
 
 LayerKind: TypeAlias = Literal["attention", "experts", "windows", "latent", "delta", "space", "convolution", "rwkv"]
 """Full attention; the same beside a mixture of experts; sliding windows; latent KV; Gated DeltaNet; state space; short

@@ -24,12 +24,12 @@ from orchestrator.lab.bench.forwards import (
     ModelSize,
     Sampled,
 )
+from protocol.child_process import claim_output
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.layer_cache import FoldingCache, RowCache
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
-from protocol.report_output import claim_output
 
 
 def main() -> int:

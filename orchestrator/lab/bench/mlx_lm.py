@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -80,6 +81,7 @@ class JobResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _TERMINATION_SECONDS = 5.0
+_Result = TypeVar("_Result", JobResult, BatchJobResult)
 
 
 @contextmanager
@@ -121,17 +123,17 @@ class MlxLm:
 
     def await_ready(self) -> None:
         """Wait until the models are loaded. Raises PipelineError if the process ended instead."""
-        self._result()
+        self._result(JobResult)
 
     def run(self, job: Job) -> JobResult:
         """Raises PipelineError if the process ended instead."""
         self._send(job)
-        return self._result()
+        return self._result(JobResult)
 
     def run_batch(self, job: BatchJob) -> BatchJobResult:
         """The same for several prompts."""
         self._send(job)
-        return msgspec.json.decode(self._line(), type=BatchJobResult)
+        return self._result(BatchJobResult)
 
     def _send(self, job: Job | BatchJob) -> None:
         try:
@@ -139,14 +141,11 @@ class MlxLm:
         except OSError as error:
             raise self._ended() from error
 
-    def _result(self) -> JobResult:
-        return msgspec.json.decode(self._line(), type=JobResult)
-
-    def _line(self) -> bytes:
-        line = self._process.line()
-        if line is None:
+    def _result(self, kind: type[_Result]) -> _Result:
+        found = self._process.report(kind)
+        if found is None:
             raise self._ended()
-        return line
+        return found
 
     def _ended(self) -> PipelineError:
         return PipelineError(

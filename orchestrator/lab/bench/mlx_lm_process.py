@@ -19,13 +19,13 @@ from mlx_lm.sample_utils import make_sampler
 from mlx_lm.utils import dequantize_model
 
 from orchestrator.lab.bench.mlx_lm import BatchJob, BatchJobResult, Job, JobResult, Setup
+from protocol.child_process import claim_output
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
 from protocol.inference.device import spare_compiler
 from protocol.inference.recorded_network import KnownText, RecordedNetwork
 from protocol.inference.stored_model import load_network
 from protocol.messages.worker import Paced
-from protocol.report_output import claim_output
 from protocol.worker.pacing import DevicePace, PacedPart, Pacer
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts, request_sampling
 

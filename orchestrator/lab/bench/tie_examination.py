@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from orchestrator.lab.bench.ties import Gap, Parting, PartingsOrder
+from protocol.child_process import claim_output
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.messages.sampling import Sampling
-from protocol.report_output import claim_output
 from protocol.sampling.sampler import Noise, scores
 
 _CHUNK = 512

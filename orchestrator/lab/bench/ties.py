@@ -12,7 +12,7 @@ import msgspec
 
 from orchestrator.lab.bench.measurement import Deviation
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.reporting_process import reports
+from protocol.child_process import reports
 
 TIE = 0.5
 """Standard deviations of a place's logits. Sums in another order decide between tokens that are nearly tied; a flip

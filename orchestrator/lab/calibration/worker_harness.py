@@ -10,6 +10,7 @@ import numpy as np
 import zmq
 
 from orchestrator.machine.neural_engine.examination import LIMITS, Limits
+from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.supervisor import Supervisor
@@ -20,7 +21,6 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Hello, Shutdown, Start, Stop, ToWorker, Verdict, Verify
 from protocol.speculation.token_tree import node_id
 from protocol.transport.codec import Stamp
-from protocol.transport.hub import Arrival, Hub
 
 PROMPT_TOKENS = 64
 """Prompt length of the sequences whose steps are measured."""

@@ -16,6 +16,7 @@ from orchestrator.lab.first_light.report import FORMAT, LightReport, StageReport
 from orchestrator.lab.first_light.stages import LightSettings
 from orchestrator.machine import hardware as machine_facts
 from protocol.errors import InputError
+from protocol.security.private_files import write_private
 
 REPORT, PAGE, _IDENTITY = "report.json", "index.html", "run.json"
 _STAGES, _LOGS = "stages", "logs"
@@ -136,10 +137,7 @@ class LightFolder:
 
     def _write(self, name: str, text: str) -> None:
         """The whole text or, if this process ends, the file that was there before."""
-        file = self.path / name
-        unfinished = file.with_name(f".{file.name}.new")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(file)
+        write_private(self.path / name, text.encode())
 
 
 def _json(value: msgspec.Struct) -> str:

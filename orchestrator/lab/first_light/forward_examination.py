@@ -28,11 +28,11 @@ from orchestrator.lab.first_light.forwards import (
     Shape,
     Ties,
 )
+from protocol.child_process import claim_output
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.slots import PREFIX
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import Level
-from protocol.report_output import claim_output
 
 _WARM_UP = 2
 _SHAPES: Mapping[Level, tuple[Shape, ...]] = {"tree": ("chain", "tree"), "chain": ("chain",), "plain": ()}

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.reporting_process import reports
+from protocol.child_process import reports
 from protocol.errors import PipelineError
 from protocol.own_modules import module_command
 

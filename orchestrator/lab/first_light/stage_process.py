@@ -21,8 +21,8 @@ from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.stages import Asked, StageOrder, stage_named
 from orchestrator.machine.downloads.default_target import VARIABLE
+from protocol.child_process import claim_output
 from protocol.errors import PipelineError
-from protocol.report_output import claim_output
 from protocol.worker.process import die_with_parent
 
 _INTERRUPTED = 130

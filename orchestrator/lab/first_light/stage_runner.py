@@ -96,10 +96,10 @@ def _read(process: ChildProcess, began: float, seconds: float, observer: Observe
     found = Findings()
     while (passed := time.monotonic() - began) < seconds:
         observer.tick(passed)
-        lines = process.read(_TICK_SECONDS)
-        if lines is None:
+        answers = process.read(Answer, _TICK_SECONDS)
+        if answers is None:
             return _Heard(None, found)
-        for answer in map(_answer, lines):
+        for answer in answers:
             match answer:
                 case StageNotice(text):
                     observer.notice(text)
@@ -108,10 +108,3 @@ def _read(process: ChildProcess, began: float, seconds: float, observer: Observe
                 case StageFindings() | StageBroken():
                     return _Heard(answer, found)
     return _Heard(None, found, late=True)
-
-
-def _answer(line: bytes) -> Answer:
-    try:
-        return msgspec.json.decode(line, type=Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return StageBroken(f"its process said what is no answer: {line[:80]!r}")

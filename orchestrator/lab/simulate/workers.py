@@ -16,7 +16,7 @@ from orchestrator.lab.simulate.language import VOCABULARY, Language
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work
 from protocol.inference.tree_sequence import Tokens, TreeSequence
-from protocol.kv.prefix_cache import Found
+from protocol.kv.prefix_sharing import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Start, ToWorker
@@ -26,7 +26,7 @@ from protocol.speculation.token_tree import node_id
 from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import DevicePace, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence
-from target_worker.kv.target_kv import Adoption, TargetKv
+from target_worker.kv import Adoption, TargetKv
 from target_worker.verification import Acceptance
 from target_worker.worker import TargetWorker
 

@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.machine.cache_entries import exclusive
 from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress, silent
-from orchestrator.machine.reporting_process import reports
+from protocol.child_process import reports
 from protocol.contracts.coreml.conversion import (
     FOLDER_FACTS,
     FOLDER_MODEL,

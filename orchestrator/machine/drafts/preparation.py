@@ -20,11 +20,11 @@ from orchestrator.machine.hardware import computes_on_processor, gpu_working_set
 from orchestrator.machine.memory.budget import size, usable
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
+from protocol.child_process import claim_output
 from protocol.contracts.coreml.conversion import Progress
 from protocol.contracts.coreml.neural_engine import record, recorded
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
-from protocol.report_output import claim_output
 from protocol.worker.process import die_with_parent
 
 _NICENESS = 10

@@ -25,7 +25,7 @@ _TOKENIZER = 16
 _TOKENIZERS = 2
 """Processes that load it: the orchestrator, and the program that shows or serves its answers."""
 _RING = 64 << 20
-"""Of one request's feature ring at most (`protocol.features.ring_header`)."""
+"""Of one request's feature ring at most (`protocol.features.ring`)."""
 _FREED = 1 << 30, 256 << 20
 """Freed buffers that MLX may keep on a Mac, in the target and in another worker
 (`protocol.inference.device`)."""

@@ -166,9 +166,9 @@ class _Reader:
         return f"compiling {what} for the {'Neural Engine' if self._units == 'CPU_AND_NE' else 'processor'}"
 
     def _read(self) -> str:
-        while (lines := self._process.read(self._next_look())) is not None:
-            if lines:
-                self._reports += map(_report, lines)
+        while (found := self._process.read(ExaminationReport, self._next_look())) is not None:
+            if found:
+                self._reports += found
                 self._heard_at = time.monotonic()
             elif words := self._still_silent():
                 return words
@@ -192,11 +192,3 @@ class _Reader:
 
     def _hung(self, seconds: float) -> str:
         return f"said nothing for {seconds:.0f} s"
-
-
-def _report(line: bytes) -> ExaminationReport:
-    """A line that is no report, for instance of a library, breaks the stage."""
-    try:
-        return msgspec.json.decode(line, type=ExaminationReport)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return Broken(f"it said what is no report: {line[:80]!r}")

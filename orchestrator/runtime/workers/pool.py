@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import zmq
 
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
+from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.link_emulation import DelayedHub, EmulatedLink
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
@@ -24,7 +25,6 @@ from protocol.messages.features import ProjectionBlock, ProjectionShipment, Proj
 from protocol.messages.remote import WorkerEntry, WorkerStatus
 from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
 from protocol.transport.codec import Stamp
-from protocol.transport.hub import Arrival, Hub
 
 if TYPE_CHECKING:
     from orchestrator.runtime.recording import Recording

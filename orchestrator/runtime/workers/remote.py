@@ -16,6 +16,8 @@ import zmq
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.machine.line_limit import LineLimit
 from orchestrator.machine.network import reachable_host
+from orchestrator.runtime.guard import INVITATION_SECONDS, Guard
+from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.feature_intake import FeatureIntake
@@ -66,10 +68,8 @@ from protocol.messages.worker import (
     ToWorker,
 )
 from protocol.security.addresses import endpoint
-from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, own_keys
 from protocol.transport.codec import MAX_WORKER_FRAME, Stamp
-from protocol.transport.hub import Arrival, Hub
 
 _NO_STAMP = Stamp(0, 0)
 _LINES = 20

@@ -4,6 +4,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from protocol.child_process import Failed
+
 FOLDER_MODEL = "model.mlpackage"
 """A folder with this package is a converted model."""
 FOLDER_FACTS = "package.json"
@@ -100,14 +102,6 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", forbid
     """By function: how often each kind of operation runs in a call."""
     findings: tuple[LintFinding, ...]
     seconds: float
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
-    """The end of a conversion that failed, with a sentence for the user."""
-
-    text: str
-    input_error: bool
-    """The user's input is the cause, not the machine."""
 
 
 ConversionReport: TypeAlias = Progress | Finished | Failed

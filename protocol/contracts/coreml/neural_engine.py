@@ -13,6 +13,7 @@ import msgspec
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.errors import InputError
 from protocol.paths import cache_folder
+from protocol.security.private_files import write_private
 
 EngineChoice: TypeAlias = Literal["coreml", "mlx"]
 """The engine that a draft should use here."""
@@ -85,9 +86,7 @@ def record(verdict: EngineVerdict) -> Path:
     """Record an outcome. Returns the file."""
     file = _file(verdict.place)
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(verdict))
-    draft.replace(file)
+    write_private(file, msgspec.json.encode(verdict))
     return file
 
 

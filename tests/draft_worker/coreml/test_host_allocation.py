@@ -10,8 +10,8 @@ from draft_worker.coreml.converted import HostTables
 from draft_worker.coreml.package import DecoderShape, Layer, Package
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.coreml.runtime.calls import PackageForward
-from draft_worker.coreml.runtime.memory import HostMemory
-from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.coreml.runtime.memory import CachePool, HostMemory
+from protocol.inference.slots import PREFIX
 
 _WIDTH, _VOCABULARY = 8, 512
 _SHAPE = DecoderShape(
@@ -60,11 +60,11 @@ def peak(context: int) -> int:
     embedding = np.zeros((_VOCABULARY, _SHAPE.hidden), np.float16)
     tables = HostTables(embedding, [Rotation(np.ones(half, np.float32), np.ones(half, np.float32))])
     forward = PackageForward(package, tables, _ConstantRuntime(package))
-    memory = HostMemory(package, np.zeros(package.host_shape, np.float32))
+    memory = HostMemory(CachePool(package))
     memory.slots.adopt(context - 2 * _WIDTH)
 
     def call() -> None:
-        forward.run(memory, memory.slots.add(range(_WIDTH), [PREFIX] * _WIDTH))
+        forward.evaluate([memory.rows(memory.slots.add(range(_WIDTH), [PREFIX] * _WIDTH))])
         memory.slots.keep([], ())
 
     call()

@@ -10,12 +10,12 @@ import pytest
 
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.joint_memory import _IDLE_STEPS, JointMemory, SequenceRows
-from draft_worker.coreml.runtime.memory import HostMemory
-from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.coreml.runtime.joint_memory import _IDLE_STEPS, JointMemory
+from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.worker import DraftWorker
+from protocol.inference.slots import PREFIX
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Start
@@ -136,7 +136,7 @@ def test_numbers_that_are_none_stay_with_the_sequence_that_has_them(short: Conve
 
 
 def memory(converted: Converted, tokens: int) -> HostMemory:
-    made = HostMemory(converted.package, np.zeros(converted.package.host_shape, np.float32))
+    made = HostMemory(CachePool(converted.package))
     made.slots.adopt(tokens)
     return made
 
@@ -149,7 +149,7 @@ def test_a_sequence_that_was_in_no_recent_call_gives_up_its_slots(short: Convert
         return joint.fits([(each, each.slots.taken) for each in memories])
 
     def call(*memories: HostMemory) -> None:
-        joint.call([SequenceRows(each, []).joint for each in memories])
+        joint.call([each.rows([]) for each in memories])
 
     call(gone, first)
     for _ in range(_IDLE_STEPS):

@@ -9,8 +9,8 @@ from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.calls import PackageForward
-from draft_worker.coreml.runtime.memory import HostMemory
-from draft_worker.coreml.runtime.tree_slots import PREFIX
+from draft_worker.coreml.runtime.memory import CachePool, HostMemory
+from protocol.inference.slots import PREFIX
 from tests.support.models.coreml_runs import convert, tiny
 
 
@@ -38,10 +38,10 @@ def test_a_row_that_overflowed_blinds_no_token_that_does_not_see_it(value: float
     runtime = Overflowing(converted)
     runtime.value = value
     package = converted.package
-    memory = HostMemory(package, np.zeros(package.host_shape, np.float32))
+    memory = HostMemory(CachePool(package))
     forward = PackageForward(package, converted.tables, runtime)
-    forward.run(memory, memory.slots.add([5], [PREFIX]))
+    forward.run([memory.rows(memory.slots.add([5], [PREFIX]))])
     memory.slots.keep([], ())
 
     (number,) = memory.slots.add([7], [PREFIX])
-    assert np.isfinite(forward.run(memory, [number])[:, : package.head_rows]).all()
+    assert np.isfinite(forward.evaluate([memory.rows([number])])[:, : package.head_rows]).all()

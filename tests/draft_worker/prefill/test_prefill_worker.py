@@ -23,7 +23,7 @@ from protocol.worker.interface import Worker, WorkerReply
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.segments import exists
 from tests.support.target_requests import Request
-from tests.target_worker.kv.test_checkpoint import exchange, expected, model, start, target
+from tests.target_worker.test_kv import exchange, expected, model, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")
 PROMPT = start().tokens

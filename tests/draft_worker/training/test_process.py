@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3
 from draft_worker.training.__main__ import Process
-from draft_worker.training.corpus.own_text import OwnText, write_own_text
+from draft_worker.training.corpus.own_text import OwnText
 from draft_worker.training.corpus.rows import read_answers
 from draft_worker.training.optimisers import Optimisers
 from draft_worker.training.preparation import claim, write_answers
@@ -30,7 +30,7 @@ from protocol.contracts.training import (
 )
 from protocol.errors import InputError
 from tests.support.models.tiny_models import VOCABULARY
-from tests.support.models.training_work import write_target, write_work
+from tests.support.models.training_work import write_own_text, write_target, write_work
 
 _CHOICES = TrainingChoices(kind="eagle3", minutes=0, steps=6, tokens=100, rows=3, slots=48, head=30, batch=1)
 

@@ -397,10 +397,6 @@ def test_only_models_named_at_the_start_can_be_asked_for(name: str):
         assert response.status_code == 404
     assert post(CHAT, {**HELLO, "model": "b/c"}, names=("a", "b/c")).json()["model"] == "b/c"
     assert get("/v1/models/b/c", names=("a", "b/c")).json()["id"] == "b/c"
-    # A name of an earlier version is answered, and not listed.
-    renamed: dict[str, Any] = {"names": ("SmolLM2",), "old_names": ("smollm2",)}
-    assert post(CHAT, {**HELLO, "model": "smollm2"}, **renamed).status_code == 200
-    assert [model["id"] for model in get("/v1/models", **renamed).json()["data"]] == ["SmolLM2"]
 
 
 @pytest.mark.parametrize("condition", [replace(READY, level="chain"), replace(READY, level="plain"), None])

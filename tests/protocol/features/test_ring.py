@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from protocol.features.ring import FeatureRing
-from protocol.features.ring_header import (
+from protocol.features.ring import (
     HEADER_BYTES,
     LEAST_ROWS,
+    FeatureRing,
     RingError,
     RingHeader,
     RingLayout,

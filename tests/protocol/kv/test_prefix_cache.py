@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from protocol.common_prefix import common_prefix
-from protocol.kv.prefix_cache import PrefixCache
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
+from protocol.kv.prefix_sharing import PrefixCache
 
 STEM = list(range(100, 100 + MIN_SHARED_TOKENS - 4))
 LIMIT = 50

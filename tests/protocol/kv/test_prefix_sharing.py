@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protocol.kv.prefix_cache import Found
-from protocol.kv.prefix_sharing import PrefixSharing
+from protocol.kv.prefix_sharing import Found, PrefixSharing
 from protocol.messages.base import SequenceId
 
 CHUNK = 40

@@ -7,8 +7,8 @@ import pytest
 import zmq
 
 from orchestrator.http.run import bound
+from orchestrator.runtime.hub import Hub
 from protocol.errors import InputError
-from protocol.transport.hub import Hub
 from protocol.transport.ports import require_unused
 
 

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from hypothesis import given, settings
 
+from orchestrator.runtime.hub import Hub
 from protocol.errors import InputError, WireError
 from protocol.features.blocks import shipments
 from protocol.kv.arena_header import ElementType
@@ -39,7 +40,6 @@ from protocol.messages.worker import (
 )
 from protocol.security.addresses import require_local
 from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
-from protocol.transport.hub import Hub
 from protocol.transport.link import Link
 from protocol.transport.sockets import connected_dealer
 from tests.support.processes import until

@@ -15,7 +15,7 @@ from draft_worker.coreml.conversion.build import Checkpoint, write
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, Precision
 from draft_worker.coreml.runtime.calls import PackageForward
-from draft_worker.coreml.runtime.memory import HostMemory
+from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.coreml.conversion import Choices
@@ -75,12 +75,12 @@ class Run:
         runtime = ExecutorRuntime(converted, precision)
         self._package = converted.package
         self._forward = PackageForward(self._package, converted.tables, runtime)
-        self._memory = HostMemory(self._package, np.zeros(self._package.host_shape, np.float32))
+        self._memory = HostMemory(CachePool(self._package))
 
     def evaluate(self, width: int, tokens: Sequence[int], parents: Sequence[int]) -> Array:
         """(tokens, rows of the head) logits of rows that continue `parents`; -1 stands for the empty prefix."""
         numbers = self._memory.slots.add(tokens, parents)
-        return self._forward.run(self._memory, numbers)[:, : self._package.head_rows].copy()
+        return self._forward.evaluate([self._memory.rows(numbers)])[:, : self._package.head_rows].copy()
 
     def chain(self, width: int, tokens: Sequence[int]) -> Array:
         """Logits of tokens that follow one another, `width` at a time."""

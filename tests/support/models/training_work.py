@@ -1,6 +1,7 @@
 """A tiny random target in a folder, and rows of text with its states, as a training reads them."""
 
 import json
+import lzma
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from draft_worker.training.corpus.own_text import OwnText
 from draft_worker.training.corpus.rows import Answers, Row, Shards, save_answers
 from draft_worker.training.kind import Training, TrainingSetting
 from draft_worker.training.kinds import KINDS
@@ -56,3 +58,20 @@ def trainee(kind: TrainedKind, target: Target, work: Path) -> tuple[Training, Ro
     shards = Shards(work)
     head = np.arange(0, 2 * HEAD, 2)
     return KINDS[kind].training(TrainingSetting(target, head, shards.outputs, VOCABULARY - 1, 0)), shards.row(1)
+
+
+def write_own_text(path: Path, texts: list[OwnText]) -> None:
+    """As `read_own_text` reads it."""
+    tokens = np.concatenate([each.tokens for each in texts])
+    kinds = np.concatenate([each.kinds for each in texts])
+    begins = np.flatnonzero(np.diff(kinds, prepend=255))
+    parts = [
+        np.array([len(texts), len(tokens)], "<u4"),
+        np.array([each.temperature for each in texts], "<f2"),
+        np.array([len(each.tokens) for each in texts], "<u2"),
+        tokens.astype("<u2"),
+        np.array([len(begins)], "<u4"),
+        np.diff(begins, append=len(kinds)).astype("<u2"),
+        kinds[begins].astype("u1"),
+    ]
+    path.write_bytes(lzma.compress(b"".join(part.tobytes() for part in parts), preset=9 | lzma.PRESET_EXTREME))

@@ -22,7 +22,7 @@ from protocol.worker.process import WorkerSetup
 from target_worker import assembly
 from target_worker.engine import TargetEngine, TargetModel
 from target_worker.tensor_parallel import ranks, rendezvous
-from target_worker.tensor_parallel.rank_commands import (
+from target_worker.tensor_parallel.ranks import (
     CloseCommand,
     EvaluateCommand,
     EvaluateTogetherCommand,
@@ -33,8 +33,8 @@ from target_worker.tensor_parallel.rank_commands import (
     TruncateCommand,
     encoded,
     received,
+    start_heartbeat,
 )
-from target_worker.tensor_parallel.ranks import start_heartbeat
 from target_worker.tensor_parallel.rendezvous import Challenge, Peer, answer, fresh_nonce, join, meet
 from tests.support.paths import DEMO_TARGET, ROOT
 

@@ -18,12 +18,12 @@ import mlx.core as mx
 import numpy as np
 
 from orchestrator.lab.findings import Value
+from protocol.child_process import claim_output
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
 from protocol.kv.exchange import KvExchange
 from protocol.messages.kv import KvReference
-from protocol.report_output import claim_output
 
 QWEN_3B = ArenaLayout(layers=36, kv_heads=2, capacity=32_768, head_size=128, dtype=ElementType.FLOAT16)
 """The KV of Qwen2.5-3B: 36 KiB a token."""

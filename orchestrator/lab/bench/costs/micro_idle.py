@@ -21,13 +21,13 @@ from mlx_lm.models import qwen3
 from mlx_lm.sample_utils import make_sampler
 
 from orchestrator.lab.bench.costs.micro import HostCost
+from protocol.child_process import claim_output
 from protocol.inference.device import compute
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.staged_dispatch import stage
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Hello, Start, Verdict, Verify
-from protocol.report_output import claim_output
 from protocol.sampling.processors import filters
 from protocol.speculation.token_tree import node_id
 from protocol.worker.interface import WorkerReply

@@ -6,11 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from draft_worker.training.corpus.own_text import OwnText, filled, read_own_text, write_own_text
+from draft_worker.training.corpus.own_text import OwnText, filled, read_own_text
 from draft_worker.training.corpus.rows import Answers, answers_path, read_answers
 from draft_worker.training.preparation import HELD_OUT, unpack_text
 from protocol.contracts.training import TrainingChoices
 from protocol.errors import InputError
+from tests.support.models.training_work import write_own_text
 
 _CHOICES = TrainingChoices(kind="lm", rows=2, slots=16)
 

@@ -334,7 +334,6 @@ def test_what_a_stage_finds_is_its_report_and_what_it_says_is_heard():
         ("crashes", "its process ended by signal 11"),
         ("quits", "its process ended with exit code 3"),
         ("fails", "the compiler has had enough"),
-        ("babbles", "its process said what is no answer: b'Loading the model ...'"),
     ],
 )
 def test_a_stage_that_breaks_is_told_with_the_reason(name: str, reason: str):

@@ -77,7 +77,6 @@ def test_an_honest_device_is_used(monkeypatch: pytest.MonkeyPatch):
     [
         ("crashing", "ended by signal 11"),
         ("raising", "the compiler has had enough"),
-        ("babbling", "it said what is no report: b'Loading the model ...'"),
     ],
 )
 def test_a_process_that_fails_is_a_finding_and_decides(behaviour: str, words: str, monkeypatch: pytest.MonkeyPatch):

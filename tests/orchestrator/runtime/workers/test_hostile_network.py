@@ -21,17 +21,17 @@ from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.language import VOCABULARY
 from orchestrator.lab.simulate.workers import modelled_hello
+from orchestrator.runtime.guard import Guard
+from orchestrator.runtime.hub import Arrival, Hub
 from protocol.errors import WireError
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.kv import KvOffer
 from protocol.messages.remote import MAX_PAYLOAD, FromRemote, KvBlock, Shipment
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import CacheOff, Fault, FromWorker, Grow, Hello, Pong, Prefilled, ToWorker, Verdict
-from protocol.security.guard import Guard
 from protocol.security.keys import KeyPair
 from protocol.speculation.token_tree import node_id
 from protocol.transport.codec import MAX_WORKER_FRAME, Stamp, decode, encode
-from protocol.transport.hub import Arrival, Hub
 from protocol.transport.link import Link
 from protocol.transport.sockets import connected_dealer
 from tests.support import hostile

@@ -20,7 +20,7 @@ from protocol.messages.kv import KvForm, KvOffer, KvReference
 from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
 from protocol.messages.worker import Fault, Hello, Prefill
 from tests.support.target_requests import Request
-from tests.target_worker.kv.test_checkpoint import PROMPT, exchange, expected, model, start, target
+from tests.target_worker.test_kv import PROMPT, exchange, expected, model, start, target
 
 pytestmark = pytest.mark.usefixtures("registry")
 ONE = SequenceId(1)

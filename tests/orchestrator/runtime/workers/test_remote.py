@@ -20,6 +20,7 @@ from orchestrator.cli.serving.attachment import Attachment, Lending, raise_refus
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.machine.known_servers import KnownServer
+from orchestrator.runtime.guard import Guard, Pins
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
@@ -47,7 +48,6 @@ from protocol.messages.remote import Attach, Join, KvBlock, Leave, Shipment, ToR
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import CacheOff, Fault, Grow, Hello, Ping, Pong, Shutdown, Start, Stop, ToWorker, Verdict
 from protocol.security.addresses import endpoint
-from protocol.security.guard import Guard, Pins
 from protocol.security.keys import KeyPair, own_keys
 from protocol.transport.codec import Stamp, encode
 from protocol.transport.link import Link

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from orchestrator.runtime.guard import ZAP_DOMAIN, Guard
 from protocol.errors import InputError, WireError
 from protocol.messages.base import Message
 from protocol.messages.features import FeatureBlock, FeatureShipment, ProjectionBlock, ProjectionShipment
 from protocol.messages.remote import KvBlock
-from protocol.security.guard import ZAP_DOMAIN, Guard
 from protocol.security.keys import KeyPair
 from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
 from protocol.transport.ports import require_unused

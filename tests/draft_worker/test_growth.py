@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from draft_worker.growth import MIN_PATH_PROBABILITY, TreeGrowth
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
 from protocol.speculation.candidates import Candidates
-from protocol.speculation.growth import MIN_PATH_PROBABILITY, TreeGrowth
 from protocol.speculation.token_tree import Calibration, Node, TokenTree
 from tests.support.fake_draft import oracle
 

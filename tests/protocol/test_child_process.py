@@ -6,13 +6,13 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.lab.bench.forwards import ComparisonOrder, ComparisonReport, Sampled
-from orchestrator.machine import reporting_process
-from orchestrator.machine.reporting_process import reports
-from protocol.child_process import ChildProcess
+from protocol import child_process
+from protocol.child_process import ChildProcess, reports
 from protocol.errors import PipelineError
 
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
@@ -24,20 +24,20 @@ def child(script: str, *, asked: bool = False) -> ChildProcess:
 
 def test_what_is_sent_comes_back_line_by_line_and_silence_is_not_the_end():
     with child(ECHO, asked=True) as process:
-        assert process.read(0.05) == []
+        assert process.read(Any, 0.05) == []
         with pytest.raises(TimeoutError):
-            process.line(0.05)
+            process.report(Any, 0.05)
         for number in range(3):
             process.send({"number": number})
 
-        assert [process.line(20.0) for _ in range(3)] == [b'{"number":%d}' % number for number in range(3)]
+        assert [process.report(Any, 20.0) for _ in range(3)] == [{"number": number} for number in range(3)]
 
 
 def test_the_end_is_told_and_half_a_line_is_none():
-    script = "import sys; sys.stdout.write('whole\\nhal'); sys.stderr.write('first\\nno memory\\n'); sys.exit(3)"
+    script = "import sys; sys.stdout.write('1\\n[2, '); sys.stderr.write('first\\nno memory\\n'); sys.exit(3)"
     with child(script) as process:
-        assert process.line() == b"whole"
-        assert process.line() is None
+        assert process.report(int) == 1
+        assert process.report(int) is None
         assert process.wait(20.0) == 3
         assert not process.running
         assert process.last_words == "no memory"
@@ -65,28 +65,28 @@ def test_a_stubborn_one_is_killed_with_what_it_started(tmp_path: Path):
         "print(inner.pid, flush=True); time.sleep(60)"
     )
     with child(script) as process:
-        line = process.line(20.0)
+        pid = process.report(int, 20.0)
         process.end(0.1)
         assert process.wait() == -signal.SIGKILL
 
-    assert line is not None
+    assert pid is not None
     deadline = time.monotonic() + 20.0
-    while _alive(int(line)) and time.monotonic() < deadline:
+    while _alive(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not _alive(int(line))
+    assert not _alive(pid)
 
 
 def test_it_is_asked_to_end_once():
     script = (
         "import signal, sys, time; told = []\n"
-        "signal.signal(signal.SIGTERM, lambda *_: told.append(1)); print('ready', flush=True)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: told.append(1)); print(0, flush=True)\n"
         "time.sleep(0.3); time.sleep(0.3); print(len(told), flush=True)"
     )
     with child(script) as process:
-        assert process.line(20.0) == b"ready"
+        assert process.report(int, 20.0) == 0
         process.terminate()
         process.terminate()
-        assert process.line(20.0) == b"1"
+        assert process.report(int, 20.0) == 1
 
 
 def _alive(pid: int) -> bool:
@@ -107,7 +107,7 @@ def test_a_process_killed_in_the_middle_of_a_report_is_told_in_a_sentence(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     script = f"import sys; sys.stdout.write({line!r}); sys.stderr.write('out of memory')"
-    monkeypatch.setattr(reporting_process, "module_command", lambda _: [sys.executable, "-c", script])
+    monkeypatch.setattr(child_process, "module_command", lambda _: [sys.executable, "-c", script])
 
     with pytest.raises(PipelineError, match=r"The job ended unexpectedly; start it again.*out of memory"):
         list(reports("any", ORDER, ComparisonReport, (Sampled,), name="The job", grace=5.0))

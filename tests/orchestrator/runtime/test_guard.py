@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import zmq
 
+from orchestrator.runtime.guard import INVITATION_SECONDS, Guard
+from orchestrator.runtime.hub import Arrival, Hub
 from protocol.errors import InputError
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
-from protocol.security.guard import INVITATION_SECONDS, Guard
 from protocol.security.keys import JoinLine, KeyPair, one_time_keys
 from protocol.transport.codec import Stamp
-from protocol.transport.hub import Arrival, Hub
 from protocol.transport.link import Link
 from protocol.transport.sockets import connected_dealer
 from tests.support.processes import until
