@@ -1,4 +1,4 @@
-"""A file of conversations that a target wrote: for SmolLM2-135M-Instruct docs/lab/own-text.xz, described in
+"""A file of conversations that a target wrote: `own-text.xz` is SmolLM2-135M-Instruct's, described in
 docs/lab/draft-training.md. Knows no model."""
 
 import lzma

@@ -43,7 +43,9 @@ def layer(value):
     made.weight = mx.full((256, 512), value)
     mx.eval(made.weight)
     return made
-
+"""
+_ONE = "print(keep_narrow(layer(0.5)))"
+_SEVERAL = """
 copies, empty = [], np.empty
 def recorded(*given):
     made = empty(*given)
@@ -83,12 +85,14 @@ def test_logits_are_the_same_to_the_last_bit():
 
 
 def test_copies_beyond_the_memory_allowed_are_not_made():
-    assert run(_MODEL, 8 << 20, blas_environment())[0] == "0"
+    bytes = 2 * 256 * 512
+    assert run(_LAYER + _ONE, bytes, blas_environment()) == [str(bytes)]
+    assert run(_LAYER + _ONE, bytes - 1, blas_environment()) == ["0"]
 
 
 def test_without_the_bridge_there_are_no_copies():
-    assert run(_MODEL, 1 << 30, {})[0] == "0"
+    assert run(_LAYER + _ONE, 1 << 30, {}) == ["0"]
 
 
 def test_only_what_16_bits_hold_is_copied_and_copies_go_with_their_network():
-    run(_LAYER, 1 << 30, blas_environment())
+    run(_LAYER + _SEVERAL, 1 << 30, blas_environment())
