@@ -26,7 +26,7 @@ from protocol.errors import InputError
     "--out",
     metavar="FILE",
     type=Destination(),
-    help="Profile to write. Default: this user's own, for --this-mac.",
+    help="Profile to write. Default: this user's own, which `plan` reads.",
 )
 @stays_awake
 def calibrate(out: Path | None, **options: Any) -> None:
