@@ -186,7 +186,6 @@ IMPOSSIBLE: dict[tuple[str, ...], str] = {
     ("--max-tokens", "0"): "--max-tokens must be a whole number >= 1, not 0.",
     ("--max-tokens", "many"): "'many' is not a valid integer.",
     ("--draft-tokens", "0"): "--draft-tokens must be a whole number >= 1, not 0.",
-    ("--saguaro", "2"): "--saguaro must be a number <= 1.0, not 2.0.",
     ("--strategy", "warp"): "'warp' is not one of 'ar', 'sd', 'ssd', 'adaptive'.",
     ("--prompt-file", __file__): "Give either a prompt or --prompt-file",
     ("--prompt-file", "/nowhere"): "No such file or directory.",
