@@ -138,7 +138,7 @@ def write_network(kind: str, context: int, folder: Path) -> Path:
     own = {**_COMMON, "num_hidden_layers": layers[context]}
     config = {**own, **form, **({"text_config": {**own, **form["text_config"]}} if "text_config" in form else {})}
     (folder / "config.json").write_text(json.dumps(config))
-    subprocess.run([*module_command("orchestrator.lab.bench.shape_process"), str(folder)], check=True)
+    subprocess.run([*module_command("tests.support.models.random_weights"), str(folder)], check=True)
     return folder
 
 

@@ -141,7 +141,7 @@ def _compared(row: BenchRow) -> str:
     """Whether its tokens are the reference's."""
     if row.deviating:
         return f"{row.checked - row.deviating}/{row.checked}"
-    return "yes" if row.checked else "rej" if row.rejection else "-"
+    return "yes" if row.checked else "-"
 
 
 def _quartiles(row: BenchRow) -> str:
@@ -195,8 +195,7 @@ FIELDS: tuple[Field[BenchRow], ...] = (
         "exact",
         _compared,
         meaning="at temperature 0 every token equals mlx-lm's plain decoding; above it, that of our first strategy; on "
-        "a GPU a text may part from it where two tokens are nearly tied, which a warning tells; "
-        "rej is rejection sampling, whose tokens have the target's distribution and no reference",
+        "a GPU a text may part from it where two tokens are nearly tied, which a warning tells",
         always=True,
     ),
     Field(

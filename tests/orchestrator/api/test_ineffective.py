@@ -92,9 +92,6 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("doctor --target t --neural-engine --draft d", {}, ["--target"]),
     ("bench strategies --replay", {}, ["--replay"]),
     ("bench strategies --replay --pace p", {}, []),
-    ("bench strategies --replay --pace p --verification rejection --target-hosts h", {},
-     ["--verification", "--target-hosts"]),
-    ("bench strategies --replay --verification rejection --target-hosts h", {}, ["--replay"]),
     ("attach draft HOST:1 --kv-bits 8 --target t --prefill-engine mlx", {},
      ["--kv-bits", "--target", "--prefill-engine"]),
     ("attach draft HOST:1 --draft d --target t", {}, []),
@@ -103,7 +100,6 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("attach prefill HOST:1 --kv-bits 8 --target t --prefill-engine mlx --draft d", {}, ["--draft"]),
     ("attach prefill HOST:1 --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
     ("attach draft HOST:1 --prefix-cache-memory 3", {}, []),
-    ("bench strategies --verification rejection --temperature 0", {}, ["--verification"]),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Writes random weights for the config.json in a folder: `python -m orchestrator.lab.bench.shape_process FOLDER`."""
+"""Writes random weights for the config.json in a folder: `python -m tests.support.models.random_weights FOLDER`."""
 
 import json
 import sys
