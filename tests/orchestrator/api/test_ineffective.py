@@ -87,7 +87,6 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("serve --temperature 0 --top-p 0.5", {}, []),
     ("profile --seed 1 --temperature 0", {}, ["--seed"]),
     ("profile --seed 1 --temperature 0 --temperature 1", {}, []),
-    ("doctor --draft d --runtime executor", {}, ["--runtime"]),
     ("doctor --target t --draft d", {}, []),
     ("doctor --target t --neural-engine --draft d", {}, ["--target"]),
     ("bench strategies --replay", {}, ["--replay"]),
