@@ -72,9 +72,6 @@ class Batch(NamedTuple):
     """Row of each node's parent, which may be in this batch. -1: the parent is the end of the committed prefix."""
     limit: int
     """Candidates wanted for each node."""
-    saguaro: float = 1.0
-    """Factor on the probabilities of the `fans[i]` best tokens behind node i (rejection mode)."""
-    fans: Sequence[int] = ()
     processors: "LogitsProcessors | None" = None
     """None: no processor changes the logits of this request."""
     paths: Sequence[Sequence[int]] = ()

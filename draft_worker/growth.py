@@ -26,10 +26,6 @@ class GrowthStep(NamedTuple):
     nodes: Sequence[Node]
     limit: int
     """Candidates of each node that the engine returns."""
-    saguaro: float = 1.0
-    """Factor on the probabilities of each node's `fans` best tokens (rejection mode)."""
-    fans: Sequence[int] = ()
-    """Bonus guesses planned at each node; empty unless `saguaro` is below 1."""
     places: Sequence[int] = ()
     """Of each node in the block that the target would verify: 0 for its root. Empty: a plan without blocks."""
 
@@ -109,9 +105,8 @@ class FanOutGrowth:
         tips = list(self._tips())[:MAX_NODES]
         if not tips:
             return None
-        fans = [self._fan[position] for position, _ in tips] if self._plan.saguaro < 1.0 else ()
         limit, places = _CANDIDATES_PER_GUESS * max(self._fan) + 1, [place for place, _ in tips]
-        return GrowthStep([node for _, node in tips], limit, self._plan.saguaro, fans, places)
+        return GrowthStep([node for _, node in tips], limit, places)
 
     def publish(self, evaluated: Sequence[Node]) -> list[Node]:
         """Chains first, then the bonus guesses, once the main chain has been evaluated to its end."""

@@ -196,8 +196,6 @@ class DraftSequence:
             tokens,
             parents,
             step.limit,
-            step.saguaro,
-            step.fans,
             self._processors,
             paths,
             followers,

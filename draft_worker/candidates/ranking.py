@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from draft_worker.engine import Batch
 from protocol.messages.base import MAX_SUPPORT
@@ -26,7 +25,7 @@ def propose(
 ) -> list[Candidates]:
     """Candidates for each row of (L, V) `logits`; `positions[i]` is the absolute position of row i's next token.
 
-    `batch` gives the number of candidates, the logits processors, and Saguaro's factor and fans.
+    `batch` gives the number of candidates and the logits processors.
     """
     if batch.processors is not None:
         logits = batch.processors.apply(logits, batch.paths)
@@ -78,33 +77,20 @@ def _drawn(
     best = np.asarray(values).astype(np.float64)
     chances = np.exp(best - best[:, :1])
     chances /= chances.sum(axis=-1, keepdims=True)
-    proposal = _saguaro(chances, batch)
     with np.errstate(divide="ignore"):
-        picks = np.argmax(np.log(proposal) + np.asarray(gumbel), axis=-1)
+        picks = np.argmax(np.log(chances) + np.asarray(gumbel), axis=-1)
     return [
-        _with_main(tokens, chance.tolist(), share.tolist(), int(pick), max(batch.limit, MIN_CANDIDATES))
-        for tokens, chance, share, pick in zip(np.asarray(ids).tolist(), chances, proposal, picks, strict=True)
+        _with_main(tokens, chance, int(pick), max(batch.limit, MIN_CANDIDATES))
+        for tokens, chance, pick in zip(np.asarray(ids).tolist(), chances.tolist(), picks, strict=True)
     ]
 
 
-def _saguaro(chances: npt.NDArray[np.float64], batch: Batch) -> npt.NDArray[np.float64]:
-    """Multiply the probabilities of each row's best `fans` tokens by the factor and renormalise. After a rejection, the
-    residual then favours the tokens that the tree holds (arXiv 2603.03251, section 5)."""
-    if batch.saguaro == 1.0 or not batch.fans:
-        return chances
-    ranks = np.arange(chances.shape[-1])
-    weighted = np.where(ranks < np.array(batch.fans)[:, None], batch.saguaro, 1.0) * chances
-    total = weighted.sum(axis=-1, keepdims=True)
-    # With a factor of 0, nothing remains if the best tokens have all the mass: then draw without the factor.
-    return np.where(total > 0, weighted / np.where(total > 0, total, 1.0), chances)
-
-
-def _with_main(tokens: list[int], chances: list[float], shares: list[float], pick: int, limit: int) -> Candidates:
+def _with_main(tokens: list[int], chances: list[float], pick: int, limit: int) -> Candidates:
     """The drawn token, then the other tokens by falling probability."""
     order = [pick, *(rank for rank in range(len(tokens)) if rank != pick and chances[rank] > 0)][:limit]
-    support = [rank for rank in range(len(tokens)) if shares[rank] > 0]
+    support = [rank for rank in range(len(tokens)) if chances[rank] > 0]
     return Candidates(
         [tokens[rank] for rank in order],
         [chances[rank] for rank in order],
-        Support([tokens[rank] for rank in support], [shares[rank] for rank in support]),
+        Support([tokens[rank] for rank in support], [chances[rank] for rank in support]),
     )

@@ -59,7 +59,6 @@ class Evaluation:
         if not wanted:
             return
         part = batch._replace(
-            fans=[batch.fans[number - first] for number in wanted] if batch.fans else (),
             paths=[batch.paths[number - first] for number in wanted] if batch.paths else (),
             places=[batch.places[number - first] for number in wanted] if batch.places else (),
         )

@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.validation import out_of_range
-from orchestrator.core.options import DRAWS, GUESSES
 from protocol.errors import InputError
 from protocol.messages.base import MAX_CONTEXT
 from protocol.messages.client import Submit, ThoughtText
@@ -49,11 +48,6 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
     draft_tokens: int | None = None
     """K of this request under the strategies sd and ssd, 1 to 64; None takes the pipeline's. With coupled verification
     it changes no token."""
-    draft_temperature: Annotated[float | None, GUESSES, DRAWS] = None
-    """The temperature at which the draft draws its tokens, with rejection verification; None takes the target's. The
-    text keeps the target's distribution."""
-    draft_top_p: Annotated[float | None, GUESSES, DRAWS] = None
-    """Likewise its top-p."""
 
     @classmethod
     def preset(cls, name: str, **fields: Any) -> Self:
@@ -78,8 +72,6 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
             "marked": tuple(self.marked),
             "thought": None if self.thought is None else msgspec.to_builtins(self.thought),
             "rules": self.rules,
-            "draft_temperature": self.draft_temperature,
-            "draft_top_p": self.draft_top_p,
         }
         try:
             submit = msgspec.convert(body, Submit)

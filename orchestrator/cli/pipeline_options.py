@@ -43,8 +43,6 @@ _OF_PAIR = (
     ),
     Ineffective("both models are named", lambda facts: {"target", "draft"} <= facts["flags"]),
 )
-_NOT_OFFERED = ("turn",)
-"""Fields of `Options` that only the Python API offers."""
 _SETTINGS = declared(PipelineSettings)
 
 
@@ -162,19 +160,6 @@ def pair_option(command: Command) -> Command:
     return option("--pair", *_OF_PAIR, type=choice, metavar="NAME", help=words)(with_models)
 
 
-def speculation_options(*names: str) -> Decorator:
-    """`speculation_option` of each of these fields of `Options`; of all that are offered if there is no name."""
-    fields = names or (name for name in Options.__struct_fields__ if name not in _NOT_OFFERED)
-    chosen = [speculation_option(name) for name in fields]
-
-    def decorate(command: Command) -> Command:
-        for each in reversed(chosen):
-            command = each(command)
-        return command
-
-    return decorate
-
-
 def pipeline_options(command: Command) -> Command:
     """All options of a pipeline; the command gets them, and others that are fields of them, as `settings`."""
 
@@ -200,7 +185,7 @@ def pipeline_options(command: Command) -> Command:
                 help="Read prompts in a process of their own; guest: by `attach prefill`, which is then trusted with "
                 "the text.",
             ),
-            speculation_options(),
+            *map(speculation_option, _offered()),
             target_hosts_option(),
             setting("--record", type=Destination(path_type=str), help="Write the event log here."),
             pace_option,
@@ -249,6 +234,13 @@ def without_effect(settings: PipelineSettings | None = None, **facts: Any) -> li
     options = (each for each in given if isinstance(each, Option))
     sentences = (sentence(max(each.opts, key=len), each.ineffective, known) for each in options)
     return list(filter(None, sentences))
+
+
+def _offered() -> Iterator[str]:
+    """Fields of `Options` that are options of a pipeline."""
+    for field in msgspec.structs.fields(Options):
+        if field.name == "strategy" or _parts(field.type)[1].description is not None:
+            yield field.name
 
 
 def speculation_option(name: str, *ineffective: Ineffective) -> Decorator:

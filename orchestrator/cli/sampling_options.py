@@ -62,12 +62,6 @@ _OPTIONS = [
     click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Only JSON that fits this schema."),
     _of_request("--seed", type=int, help="Equal seeds give equal text. Default: a fresh one, shown in the summary."),
     _of_request("--verification", type=click.Choice(["coupled", "rejection"]), default="coupled", show_default=True),
-    _of_request(
-        "--draft-temperature",
-        type=float,
-        help="With rejection verification, the draft draws its tokens at this temperature.  [default: --temperature]",
-    ),
-    _of_request("--draft-top-p", type=float, help="Likewise its top-p.  [default: --top-p]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given several times."),
     click.option("--max-tokens", type=int, show_default="what is left of the context", help="Of an answer, at most."),
 ]
@@ -75,8 +69,6 @@ _NAMES = (
     *(field.name for field in _FIELDS),
     "seed",
     "verification",
-    "draft_temperature",
-    "draft_top_p",
     "max_tokens",
     "stop",
 )

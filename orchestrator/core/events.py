@@ -19,8 +19,6 @@ class Request:
     """End-of-sequence tokens: the first one generated is the last token."""
     draft_tokens: int | None = None
     """K of this request for strategies that verify chains; None for the option's."""
-    draft_sampling: Sampling | None = None
-    """What the draft draws its tokens with, if not with `sampling`."""
     rules: int = 0
     """The first tokens that other conversations begin with too; 0 if that is not known."""
     name: str = ""

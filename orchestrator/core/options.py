@@ -1,7 +1,7 @@
 """What the user chose about speculation and memory, with bounds.
 
-Command-line options and keywords of the Python API derive from this struct, and so do the warnings about options that
-change nothing: a new field needs no other place but the code that reads it.
+Keywords of the Python API derive from this struct, and so do the warnings about options that change nothing. A field
+with a description is an option of the command line too: a new one needs no other place but the code that reads it.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -13,7 +13,6 @@ from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.ineffective import SET, Ineffective
 from protocol.messages.base import MAX_CONTEXT
-from protocol.messages.sampling import coldest
 
 StrategyName: TypeAlias = str
 """A name in `policy.strategies.STRATEGIES`."""
@@ -34,23 +33,8 @@ NO_DRAFT_AT_ALL = Ineffective(
 )
 """Neither here nor from another machine."""
 NOT_IN_AR = Ineffective("the strategy ar uses no draft", strategy="ar")
-GUESSES = (NOT_IN_AR, NO_DRAFT_AT_ALL)
-"""Of options about the draft's guesses."""
-DRAWS = (
-    Ineffective("only rejection verification uses it", verification="coupled"),
-    Ineffective("at temperature 0 the draft draws no tokens at random", coldest),
-)
-"""Of options about the tokens that the draft draws."""
-_OF_CHAINS = (*GUESSES, Ineffective("only the strategies sd and ssd use it", strategy="adaptive"))
-_OF_ADAPTIVE = (*GUESSES, Ineffective("only the strategy adaptive uses it", strategy=("sd", "ssd")))
-_OF_SSD = (*GUESSES, Ineffective("only the strategy ssd uses it", strategy=("sd", "adaptive")))
-_OF_LOOKUP = (
-    *GUESSES,
-    Ineffective("only the strategies adaptive and ssd use it", strategy="sd"),
-    Ineffective("on a miss ssd waits for the draft", strategy="ssd", fallback="neural"),
-)
+_OF_CHAINS = (NOT_IN_AR, NO_DRAFT_AT_ALL, Ineffective("only the strategies sd and ssd use it", strategy="adaptive"))
 _OF_SEVERAL_REQUESTS = Ineffective("this command sends one request at a time", requests=("one", "in turn"))
-_OF_TURNS = (_OF_SEVERAL_REQUESTS, Ineffective("no other request can take the place", concurrent=1))
 _OF_DISK = (
     Ineffective("that keeps no KV of ended requests anywhere", arena_memory=0),
     Ineffective("the KV of a target of another machine stays there", target_engine="none"),
@@ -67,21 +51,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     strategy: Annotated[StrategyName, NO_DRAFT_AT_ALL] = "adaptive"
     draft_tokens: Annotated[int, Meta(ge=1, le=64, description="K, the chain length of sd and ssd."), _OF_CHAINS] = 4
-    draft_width: Annotated[
-        int, Meta(ge=1, le=256, description="Most nodes a growth step evaluates (adaptive)."), _OF_ADAPTIVE
-    ] = 16
-    """Halved while the second half was measured to be expensive."""
-    draft_fan: Annotated[int, Meta(ge=1, le=64, description="Children a tree node gets (adaptive)."), _OF_ADAPTIVE] = 8
-    max_verify: Annotated[
-        int, Meta(ge=1, le=256, description="Most draft nodes in one verification."), _OF_ADAPTIVE
-    ] = 16
-    fan_budget: Annotated[int, Meta(ge=1, le=1024, description="B, the bonus guesses of ssd in all."), _OF_SSD] = 15
-    """Over all positions of the chain."""
-    lookup: Annotated[
-        LookupUse,
-        Meta(description="Guesses by prompt lookup beside the draft's (adaptive, and ssd on a miss)."),
-        _OF_LOOKUP,
-    ] = "on"
+    draft_width: Annotated[int, Meta(ge=1, le=256)] = 16
+    """Most nodes that a growth step of adaptive evaluates; halved while the second half was measured to be
+    expensive."""
+    draft_fan: Annotated[int, Meta(ge=1, le=64)] = 8
+    """Children that a tree node gets under adaptive."""
+    max_verify: Annotated[int, Meta(ge=1, le=256)] = 16
+    """Most draft nodes in one verification of adaptive."""
+    fan_budget: Annotated[int, Meta(ge=1, le=1024)] = 15
+    """B, the bonus guesses of ssd over all positions of the chain."""
+    lookup: LookupUse = "on"
+    """Guesses by prompt lookup beside the draft's (adaptive, and ssd on a miss)."""
     placement: Annotated[
         PlacementChoice,
         Meta(
@@ -89,21 +69,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = "auto"
     """auto: as the hardware suggests, until a measurement shows that the other one is faster."""
-    fallback: Annotated[Fallback, Meta(description="What ssd does on a miss."), _OF_SSD] = "adaptive"
-    saguaro: Annotated[
-        float,
-        Meta(ge=0.0, le=1.0, description="C in [0, 1]: Saguaro sampling of ssd with rejection verification."),
-        _OF_SSD,
-        DRAWS,
-    ] = 1.0
-    """Factor on the draft's cached tokens; 1 changes nothing.
-
-    What the draft samples then depends on the fan-out, which is learned during the run: a seed fixes no output."""
-    prefill: Annotated[
-        PrefillMode,
-        Meta(description="When a prefill worker prefills: if it is faster, or always."),
-        Ineffective("there is no prefill engine", prefill_engine="none"),
-    ] = "auto"
+    fallback: Fallback = "adaptive"
+    """What ssd does on a miss."""
+    prefill: PrefillMode = "auto"
+    """Whether a prefill worker prefills if it is faster, or always."""
     prefill_step_size: Annotated[
         int, Meta(ge=1, le=4096, description="Most tokens of a prompt that one forward reads.")
     ] = 512
@@ -111,10 +80,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     concurrent: Annotated[
         int, Meta(ge=1, le=64, description="Requests decoded at the same time; others wait."), _OF_SEVERAL_REQUESTS
     ] = 16
-    turn: Annotated[
-        int, Meta(ge=1, le=1 << 20, description="Tokens after which a request makes room for a waiting one."), _OF_TURNS
-    ] = 256
-    """Its KV stays in an arena, so that it continues later without a prefill."""
+    turn: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    """Tokens after which a request makes room for a waiting one. Its KV stays in an arena, so that it continues later
+    without a prefill."""
     arena_memory: Annotated[
         MemoryMib,
         Meta(description="MiB of shared memory for KV that outlives a worker, or auto: what memory has to spare."),

@@ -15,7 +15,7 @@ from orchestrator.core.speculation import Settlement, Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
-from protocol.messages.sampling import Likelihood, Sampling
+from protocol.messages.sampling import Likelihood
 from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
@@ -158,20 +158,19 @@ class Sequence:
         plan: GrowthPlan | None = None,
         vocabulary: int | None = None,
         adopt: KvReference | None = None,
-        sampling: Sampling | None = None,
     ) -> Start:
         """The Start that serves the sequence from its committed tokens.
 
         The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth
-        plan, the target's vocabulary and perhaps a `sampling` of its own. Both may name an arena to adopt.
+        plan and the target's vocabulary. Both may name an arena to adopt.
         """
-        chosen, wanted = sampling or self.request.sampling, plan is None and self.untold
+        sampling, wanted = self.request.sampling, plan is None and self.untold
         return Start(
             sequence=self.id,
             round=self.round,
             tokens=tuple(self.tokens),
             root=self.tree.root.id,
-            sampling=chosen if wanted else replace(chosen, prompt_logprobs=False),
+            sampling=sampling if wanted else replace(sampling, prompt_logprobs=False),
             vocabulary=vocabulary,
             plan=plan,
             adopt=adopt,

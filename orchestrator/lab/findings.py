@@ -127,7 +127,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     points: tuple[tuple[float, float], ...]
     bounds: tuple[tuple[float, float], ...] = ()
-    """Of each point's whisker; none at all: no whiskers."""
+    """Of each point's whisker; none of a level."""
     look: str = ""
     """Lines of one look have one colour in all panels; empty: its name's own."""
     baseline: bool = False
@@ -147,8 +147,6 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Horizontal lines at the first point's height."""
     ticks: tuple[float, ...] = ()
     """Of the x axis; none: matplotlib's own."""
-    logarithm: int = 0
-    """Base of a logarithmic x axis; 0: it is linear."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -321,11 +321,11 @@ def draw(axes: Any, panel: Panel, looks: Looks) -> None:
         return
     for line in panel.lines:
         values = [y for _, y in line.points]
-        spread = [_whiskers(value, *bounds) for value, bounds in zip(values, line.bounds or line.points, strict=True)]
+        spread = [_whiskers(value, *bounds) for value, bounds in zip(values, line.bounds, strict=True)]
         axes.errorbar(
             [x for x, _ in line.points],
             values,
-            yerr=list(zip(*spread, strict=True)) if line.bounds else None,
+            yerr=list(zip(*spread, strict=True)),
             label=line.name,
             linestyle="--" if line.dashed else "-",
             **_LINE_STYLE,
@@ -334,9 +334,6 @@ def draw(axes: Any, panel: Panel, looks: Looks) -> None:
     for level in panel.levels:
         colour = looks[_look(level)]["color"]
         axes.axhline(level.points[0][1], color=colour, linewidth=1.2, linestyle="--", label=level.name)
-    if panel.logarithm:
-        axes.set_xscale("log", base=panel.logarithm)
-        axes.minorticks_off()
     if panel.ticks:
         axes.set_xticks(panel.ticks, [f"{tick:,g}" for tick in panel.ticks], fontsize=8)
     axes.set_ylim(bottom=0)

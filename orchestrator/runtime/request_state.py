@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from msgspec.structs import replace
-
 from orchestrator.core.events import Request
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import without_surplus
@@ -13,7 +11,7 @@ from orchestrator.text.tokenizer import TextCodec, TextStream
 from protocol.errors import InputError
 from protocol.messages.base import SequenceId, Verification
 from protocol.messages.client import Done, Output, Statistics, Submit
-from protocol.messages.sampling import Likelihood, ModelSampling, Sampling
+from protocol.messages.sampling import Likelihood, ModelSampling
 from protocol.transport.codec import Stamp
 
 
@@ -82,23 +80,7 @@ def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSam
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")
     sampling = submit.sampling.resolved(own)
-    drawn = draft_sampling(submit, sampling)
-    return Request(
-        tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, drawn, submit.rules, submit.request
-    )
-
-
-def draft_sampling(submit: Submit, sampling: Sampling) -> Sampling | None:
-    """What the draft draws its tokens with; None if that is the request's own `sampling`.
-
-    Rejection sampling is exact for every distribution that the draft draws from. At temperature 0, and under coupled
-    verification, the draft guesses what the target will choose, so it needs the target's own values.
-    """
-    asked = {"temperature": submit.draft_temperature, "top_p": submit.draft_top_p}
-    given = {name: value for name, value in asked.items() if value is not None}
-    if not given or sampling.greedy or sampling.verification != "rejection":
-        return None
-    return replace(sampling, **given)
+    return Request(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.rules, submit.request)
 
 
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:

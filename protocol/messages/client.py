@@ -33,10 +33,6 @@ class Submit(Message, frozen=True):
     """Special tokens whose text is part of the output, for instance the markers of a thought. Others are left out."""
     marked: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
     """Tokens whose text comes behind a mark, which tells it from the same text in other tokens."""
-    draft_temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    """The temperature at which the draft draws its tokens under rejection verification; None for that of `sampling`."""
-    draft_top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """Likewise its top-p."""
     thought: ThoughtText | None = None
     """Where no stop string is looked for."""
     rules: Annotated[int, Meta(ge=0, le=MAX_CONTEXT)] = 0

@@ -27,14 +27,10 @@ class Chain(MessagePart, frozen=True, tag="chain"):
 
 class FanOut(MessagePart, frozen=True, tag="fan_out"):
     """The published SSD speculation: a chain of `depth` tokens, then `fan[k]` guesses of the bonus
-    token after k accepted ones (k = 0..depth), each continued by a chain of `depth` tokens.
-
-    `saguaro` is the factor C in [0, 1] on the draft's top-fan probabilities (rejection mode only).
-    """
+    token after k accepted ones (k = 0..depth), each continued by a chain of `depth` tokens."""
 
     depth: Annotated[int, Meta(ge=1, le=256)]
     fan: Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_SUPPORT)], ...], Meta(min_length=2, max_length=257)]
-    saguaro: Probability = 1.0
 
 
 GrowthPlan: TypeAlias = BestFirst | Chain | FanOut

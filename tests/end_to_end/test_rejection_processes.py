@@ -12,7 +12,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from msgspec.structs import replace
 
 from orchestrator import InputError, Pipeline, Result, SamplingParams
 from tests.conftest import Reference
@@ -105,24 +104,6 @@ def draw(pipeline: Pipeline, draws: int, **params: Any) -> list[Result]:
 @pytest.mark.thorough
 def test_pairs_are_distributed_as_the_target_alone_would_have_them(pipeline: Pipeline, target: Any):
     require_exact(draw(pipeline, DRAWS), target)
-
-
-@pytest.mark.slow
-def test_so_they_are_with_saguaro_sampling(folders: dict[str, str], target: Any):
-    with Pipeline(**folders, **OPTIONS["ssd"], saguaro=0.5) as pipeline:
-        require_exact(draw(pipeline, DRAWS), target)
-
-
-@pytest.mark.thorough
-def test_so_they_are_if_the_draft_draws_at_a_temperature_and_top_p_of_its_own(folders: dict[str, str], target: Any):
-    with Pipeline(**folders, **OPTIONS["sd"]) as pipeline:
-        own = SamplingParams(
-            temperature=1.0, verification="rejection", max_tokens=4, draft_temperature=0.25, draft_top_p=0.9
-        )
-        seeded = [replace(own, seed=seed) for seed in range(DRAWS)]
-        results = pipeline.generate([PROMPT] * DRAWS, seeded)
-
-    require_exact(results, target)
 
 
 def require_exact(results: list[Result], target: Any) -> None:

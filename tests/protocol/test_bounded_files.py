@@ -13,7 +13,6 @@ from orchestrator.cli.app import cli
 from orchestrator.cli.commands.generate import prompt_text
 from orchestrator.cli.serving.server_key import server_key
 from orchestrator.lab.bench.prompts import read_prompts
-from orchestrator.lab.simulate.trace import read_trace
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.runtime import recording
 from orchestrator.text.training_prompts import write_prompts
@@ -68,8 +67,8 @@ def test_a_line_without_end_is_no_recorded_run(tmp_path: Path, monkeypatch: pyte
     file = tmp_path / "file"
     file.write_bytes(b'[0.0, "Tick", {}' + b" " * 100 + b"]")
 
-    with pytest.raises(InputError, match="is no recorded run"):
-        read_trace(file)
+    with pytest.raises(ValueError, match="truncated"):
+        list(recording.replay(file))
 
 
 def test_a_pipe_without_end_is_refused():

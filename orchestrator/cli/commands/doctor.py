@@ -28,14 +28,8 @@ _FAILED = 1
     help="Load this target instead, and say what it verifies at a time.",
 )
 @click.option("--draft", metavar="MODEL", help="What kind of draft it is. With --neural-engine: which one.")
-@option(
-    "--runtime",
-    Ineffective("only the examination of a draft for the Neural Engine uses it", neural_engine=False),
-    type=click.Choice(["coreml", "executor"]),
-    help="With --neural-engine: executor rehearses it.",
-)
 @stays_awake
-def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | None, runtime: Any) -> None:
+def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | None) -> None:
     """Show what this machine has, what will be used, and the next step for what is missing.
 
     \b
@@ -57,7 +51,7 @@ def doctor(as_json: bool, neural_engine: bool, target: str | None, draft: str | 
             if named[1] is not None:
                 findings.append(draft_finding(named[1], named[0], bar))
     else:
-        findings = _neural_engine(draft, runtime, quiet=as_json) if neural_engine else examine()
+        findings = _neural_engine(draft, quiet=as_json) if neural_engine else examine()
     if as_json:
         click.echo(json.dumps(to_json(findings)))
     else:
@@ -73,13 +67,16 @@ def _named(model: str | None, option: str) -> str | None:
     return model if given else None
 
 
-def _neural_engine(draft: str | None, runtime: Any, quiet: bool) -> Any:
+def _neural_engine(draft: str | None, quiet: bool) -> Any:
     """The findings of an examination that takes minutes; its stages are shown on stderr."""
-    from orchestrator.runtime.doctor.models import examined
+    from orchestrator.runtime.doctor.models import examined, no_neural_engine
+
+    if sys.platform != "darwin":
+        return [no_neural_engine()]
 
     def told(words: str) -> None:
         if not quiet:
             say(f"Examining: {words}", err=True)
 
     with ConversionBar(quiet) as bar:
-        return examined(draft, runtime, on_progress=bar, on_stage=told)
+        return examined(draft, on_progress=bar, on_stage=told)

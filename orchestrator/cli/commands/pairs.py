@@ -1,7 +1,7 @@
-"""`launch-pipeline pairs`: the recommended pairs, with memory and predicted speed on this machine.
+"""`launch-pipeline pairs`: the recommended pairs, with the memory that they take of this machine.
 
 It also finds models that other programs have already put on this disk; it copies nothing and opens no weights. With
-`--pair` it shows all drafts that are published for one target, and what `plan` expects of each.
+`--pair` it shows all drafts that are published for one target.
 """
 
 import json
@@ -19,14 +19,12 @@ from orchestrator.cli.pipeline_options import NamedChoice
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.sentences import say
 from orchestrator.machine.downloads.default_target import default_pair_state
-from orchestrator.machine.hardware import chip, computes_on_processor, gpu_working_set, memory_bytes, neural_engine
+from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, neural_engine
 from orchestrator.machine.memory.budget import usable
 from orchestrator.machine.memory.kv_plan import about
 from orchestrator.machine.models.checkpoints import complete, gguf_files
-from orchestrator.machine.pairs.expectations import fits, forecast, kept_tokens, memory, tokenizers
-from orchestrator.machine.pairs.profile_choice import ProfileChoice, profile_for
+from orchestrator.machine.pairs.expectations import fits, kept_tokens, memory, tokenizers
 from orchestrator.machine.pairs.recommended_pairs import Model, Pair, beside, pairs, published
-from orchestrator.machine.profiles.device_profiles import DeviceProfile, calibration_file, load_profile
 from protocol.contracts.model_folder import ModelFolder
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
@@ -109,47 +107,41 @@ _GIB = 1 << 30
     "--pair",
     type=NamedChoice(list(published()), "`launch-pipeline pairs`"),
     metavar="NAME",
-    help="All drafts that are published for this pair's target, with what `plan` expects of each.",
+    help="All drafts that are published for this pair's target, with size, licence and source.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pairs_command(pair: str | None, as_json: bool) -> None:
-    """List recommended pairs of target and draft for --pair, with what each takes and would reach here.
+    """List recommended pairs of target and draft for --pair, with the memory that each takes.
 
     Below them are models that Hugging Face's tools, LM Studio and Ollama have put on this disk.
 
     Memory is estimated from the number of weights and their bits; what is left keeps so many tokens of conversations.
-    Speed is about what `plan` predicts if forwards take as much longer than those that `launch-pipeline calibrate`
-    measured as the weights are bigger.
 
     \b
     launch-pipeline pairs
     launch-pipeline pairs --pair qwen3.8-27b
     launch-pipeline generate "Why is the sky blue?" --pair qwen2.5-3b
     """
-    profile = _calibrated()
     if pair is not None:
-        _show_drafts(published()[pair].target, profile, as_json)
+        _show_drafts(published()[pair].target, as_json)
         return
     on_processor, physical = computes_on_processor(), memory_bytes()
     room = usable(physical, gpu_working_set())
-    rows = {name: _facts(pair, profile, on_processor, room) for name, pair in pairs().items()}
-    advice = _advice(profile)
+    rows = {name: _facts(pair, on_processor, room) for name, pair in pairs().items()}
     if as_json:
         found = [{"name": name, **facts} for name, facts in rows.items()]
         local = [model._asdict() for model in local_models()]
         default = default_pair_state()._asdict()
-        click.echo(
-            json.dumps({"memory": physical, "advice": advice, "default": default, "pairs": found, "found": local})
-        )
+        click.echo(json.dumps({"memory": physical, "default": default, "pairs": found, "found": local}))
         return
     rows = _one_a_target(rows)
     fitting = {name: facts for name, facts in rows.items() if facts["fits"]}
     table, same = _table(fitting or rows, physical)
     kind = ", as float32 on a processor" if on_processor else ""
-    default = f"Without --pair: {default_pair_state()}."
-    say(f"For this machine. Sizes are estimated{kind}. {advice}")
+    say(f"For this machine. Sizes are estimated{kind}.")
     print_whole(table)
-    others = "All drafts of a target, with what to expect of each: `launch-pipeline pairs --pair NAME`."
+    default = f"Without --pair: {default_pair_state()}."
+    others = "All drafts of a target: `launch-pipeline pairs --pair NAME`."
     for words in (same, _too_big(rows) if fitting else "", others, default):
         say(words) if words else None
     if local := local_models():
@@ -157,98 +149,43 @@ def pairs_command(pair: str | None, as_json: bool) -> None:
         print_whole(_local_table(local))
 
 
-def _calibrated() -> DeviceProfile | None:
-    file = calibration_file()
-    return load_profile(str(file)) if file.is_file() else None
-
-
-def _show_drafts(target: Model, calibrated: DeviceProfile | None, as_json: bool) -> None:
-    """All drafts of a target: what they are, and what `plan` expects of them."""
-    # It imports MLX, through the workers that run in virtual time.
-    from orchestrator.lab.simulate.prediction.pair_plan import guess, plan_pair
-
-    here = computes_on_processor()
-    choice = profile_for(target, calibrated, chip(), on_processor=here)
-    on_processor = here and choice.of == "this machine"
-    rows = []
-    for name, pair in beside(target).items():
-        draft, expected = pair.draft, guess(pair.draft)
-        plan = None if draft.refused else plan_pair(pair, choice.profile, on_processor)
-        rows.append(
+def _show_drafts(target: Model, as_json: bool) -> None:
+    """All drafts of a target: what they are, and who says so."""
+    drafts = {name: pair.draft for name, pair in beside(target).items()}
+    if as_json:
+        rows = [
             {
                 "name": name,
                 "draft": draft.id,
                 "drafter": draft.kind,
                 "format": draft.format or None,
-                "size": draft.size or f"{draft.parameters:g}B",
+                "size": _stated_size(draft),
                 "licence": draft.licence or None,
                 "source": draft.source or None,
                 "refused": draft.refused or None,
-                "accept": round(expected.accept, 3),
-                "accept_is": "published" if expected.published else "assumed",
-                "accept_on": expected.on,
-                "tokens_per_second": None if plan is None else round(plan.tokens_per_second, 1),
-                "tokens_per_round": None if plan is None else round(plan.tokens_per_round, 2),
-                "plain_tokens_per_second": None if plan is None else round(plan.plain, 1),
-                "gain": None if plan is None else round(plan.gain, 2),
             }
-        )
-    rows.sort(key=lambda row: -(row["gain"] or 0.0))
-    conditions = _conditions(target, choice)
-    if as_json:
-        profile = {"profile": choice.profile.name, "profile_of": choice.of}
-        click.echo(json.dumps({"target": target.id, **profile, "conditions": conditions, "drafts": rows}))
+            for name, draft in drafts.items()
+        ]
+        click.echo(json.dumps({"target": target.id, "drafts": rows}))
         return
-    _print_drafts(target, rows, conditions)
-
-
-def _conditions(target: Model, choice: ProfileChoice) -> list[str]:
-    """What the figures hold for, as sentences."""
-    told = [
-        choice.sentence,
-        "Times are in proportion to the bytes read, temperature 0, draft and target in turns on one device.",
-        "Published acceptances are others', with fresh states, and comparable on the same text alone; assumed are what "
-        "the kind reaches on chat, and for language models what the demo pair's reaches on code. None of these trained "
-        "drafters was tried with this program.",
-    ]
-    if target.active is not None:
-        told.append(
-            "The target is a mixture of experts, which reads more of them the more tokens it verifies. That is not "
-            "counted: expect less."
-        )
-    return told
-
-
-def _print_drafts(target: Model, rows: list[dict[str, Any]], conditions: list[str]) -> None:
-    plain = next((row["plain_tokens_per_second"] for row in rows if row["gain"] is not None), None)
-    speed = "" if plain is None else f", {plain:g} tokens/s without one"
-    say(f"{conditions[0]}\n\nDrafts for {target.id}{speed}:")
-    table = Table("name", "kind", "size", "licence", "right guesses", "tokens/s", "gain")
-    for row in rows:
-        reached = ("", "") if row["gain"] is None else (f"{row['tokens_per_second']:g}", f"{row['gain']:g}x")
-        right = "" if row["refused"] else f"{row['accept']:.2f} {row['accept_is']}"
-        kind = row["drafter"] or "language model"
-        cells = (row["name"], kind, row["size"], row["licence"] or "", right, *reached)
-        table.add_row(*map(Text, cells))
+    say(f"Drafts for {target.id}:")
+    table = Table("name", "draft", "kind", "size", "licence", "source")
+    for name, draft in drafts.items():
+        kind = draft.kind or "language model"
+        table.add_row(*map(Text, (name, draft.id, kind, _stated_size(draft), draft.licence, draft.source)))
     print_whole(table)
-    for sentence in conditions[1:]:
-        say(sentence)
-    refused = [f"{row['name']}: {row['refused']}" for row in rows if row["refused"]]
+    say("None of the trained drafters was tried with this program.")
+    refused = [f"{name}: {draft.refused}" for name, draft in drafts.items() if draft.refused]
     if refused:
         say(f"Not run: {'; '.join(refused)}.")
-    sources = Table("name", "draft", "source", "right guesses from")
-    for row in rows:
-        told = "" if row["refused"] else row["accept_on"]
-        sources.add_row(*map(Text, (row["name"], row["draft"], row["source"] or "", told)))
-    click.echo()
-    print_whole(sources)
 
 
-def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, available: int) -> dict[str, Any]:
+def _stated_size(draft: Model) -> str:
+    return draft.size or f"{draft.parameters:g}B"
+
+
+def _facts(pair: Pair, on_processor: bool, available: int) -> dict[str, Any]:
     match, checked = tokenizers(pair)
-    fitting = fits(pair, on_processor, available)
-    usable = fitting and match
-    expected = forecast(pair, profile, on_processor) if profile is not None and usable else None
     return {
         "target": pair.target.id,
         "draft": pair.draft.id,
@@ -256,14 +193,12 @@ def _facts(pair: Pair, profile: DeviceProfile | None, on_processor: bool, availa
         "licence": pair.draft.licence or None,
         "source": pair.draft.source or None,
         "bytes": round(memory(pair, on_processor)),
-        "fits": fitting,
+        "fits": fits(pair, on_processor, available),
         "bytes_with_core_ml": round(memory(pair, on_processor, core_ml=True)),
         "fits_with_core_ml": fits(pair, on_processor, available, core_ml=True),
         "kept_tokens": kept_tokens(pair, on_processor, available),
         "tokenizers_match": match,
         "tokenizers_checked": checked,
-        "plain_tokens_per_second": None if expected is None else round(expected.plain, 1),
-        "tokens_per_second": None if expected is None else round(expected.adaptive, 1),
     }
 
 
@@ -275,17 +210,6 @@ def _one_a_target(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if facts["target"] not in (row["target"] for row in first.values()):
             first[name] = facts | {"drafts": drafts[facts["target"]]}
     return first
-
-
-def _advice(profile: DeviceProfile | None) -> str:
-    if profile is None:
-        return "For a prediction of speed, run `launch-pipeline calibrate`."
-    if profile.target.weights is None or profile.draft.weights is None:
-        return "For a prediction of speed, run `launch-pipeline calibrate` again: it did not note sizes before."
-    return (
-        "Speeds are extrapolated from `launch-pipeline calibrate`, at temperature 0, to pairs of similar size; "
-        "`launch-pipeline calibrate --pair NAME` measures one."
-    )
 
 
 def _local_table(models: list[LocalModel]) -> Table:
@@ -302,15 +226,7 @@ def _too_big(rows: dict[str, dict[str, Any]]) -> str:
 
 def _table(rows: dict[str, dict[str, Any]], physical: int) -> tuple[Table, str]:
     """The table, and what would be the same in every row."""
-    titles = (
-        "name",
-        "target",
-        "draft",
-        "drafts",
-        f"memory (of {physical / _GIB:.0f} GiB)",
-        "tokenizers",
-        "tokens/s (plain)",
-    )
+    titles = ("name", "target", "draft", "drafts", f"memory (of {physical / _GIB:.0f} GiB)", "tokenizers")
     cells: list[tuple[str, ...]] = []
     for name, facts in rows.items():
         size = f"{facts['bytes'] / _GIB:.1f} GiB, {'fits' if facts['fits'] else '[red]too big[/]'}"
@@ -321,12 +237,10 @@ def _table(rows: dict[str, dict[str, Any]], physical: int) -> tuple[Table, str]:
             size += f", keeps {about(facts['kept_tokens'])} tokens"
         match = "match" if facts["tokenizers_match"] else "[red]differ[/]"
         how = "checked" if facts["tokenizers_checked"] else "by family"
-        speed = facts["tokens_per_second"]
-        words = "" if speed is None else f"{speed:.0f} ({facts['plain_tokens_per_second']:.0f})"
         target, draft = (facts[role].removeprefix("mlx-community/") for role in ("target", "draft"))
         if facts["drafter"] is not None:
             draft += f" ({facts['drafter']})"
-        cells.append((name, target, draft, str(facts["drafts"]), size, f"{match}, {how}", words))
+        cells.append((name, target, draft, str(facts["drafts"]), size, f"{match}, {how}"))
     columns = list(zip(titles, zip(*cells, strict=True), strict=True))
     told = [(title, values) for title, values in columns if len(set(values)) > 1]
     table = Table(*(title for title, _ in told))

@@ -474,7 +474,7 @@ class DraftDispatch:
         adopted = adopt.tokens if adopt else 0
         speculation.start(max(0, draft.reads(len(sequence.tokens)) - adopted), now)
         plan = self._plan(speculation, sequence)
-        start = sequence.start_message(plan, vocabulary, adopt, sequence.request.draft_sampling)
+        start = sequence.start_message(plan, vocabulary, adopt)
         return [SendMessage("draft", start, id)]
 
     def extend(self, id: int, sequence: Sequence, steps: int, now: float) -> list[Command]:
@@ -528,7 +528,7 @@ class DraftDispatch:
             return []
         draft.catching_up = CatchingUp(sequence.id, draft.seen(sequence), draft.earlier(sequence).held, now, estimates)
         plan = BestFirst(width=1, fan=1, steps=1)
-        start = sequence.start_message(plan, self._workers.vocabulary, None, sequence.request.draft_sampling)
+        start = sequence.start_message(plan, self._workers.vocabulary)
         return [SendMessage("draft", start, id)]
 
     def stop_catching_up(self, id: int, now: float, done: bool = False) -> list[Command]:

@@ -87,7 +87,7 @@ class PublishedSsd(IndependentRequests):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         options, depth = self._options, draft_tokens or self._options.draft_tokens
         fan = geometric_fan_out(estimates.acceptance.get(0.0), estimates.hits.exponent, depth, options.fan_budget)
-        return FanOut(depth, tuple(min(MAX_SUPPORT, guesses) for guesses in fan), options.saguaro)
+        return FanOut(depth, tuple(min(MAX_SUPPORT, guesses) for guesses in fan))
 
     def decide(self, view: SequenceView) -> Decision:
         missed = not view.tree.root.children

@@ -6,12 +6,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import UNFILTERED, SamplingParams
-from protocol.messages.base import Verification
 from protocol.messages.client import Pace
 
-Family = Literal["mlx-lm", "coupled", "rejection", "rival"]
-"""mlx-lm's own code; ours with the target's own tokens; ours with tokens of the target's distribution; other software
-that computes with the weights in another way, so that no token is compared."""
+Family = Literal["mlx-lm", "coupled", "rival"]
+"""mlx-lm's own code; ours, with the target's own tokens; other software that computes with the weights in another way,
+so that no token is compared."""
 
 
 class GenerationTask(NamedTuple):
@@ -22,14 +21,13 @@ class GenerationTask(NamedTuple):
     temperature: float
     seed: int
 
-    def sampling(self, verification: Verification = "coupled", draft_tokens: int | None = None) -> SamplingParams:
+    def sampling(self, draft_tokens: int | None = None) -> SamplingParams:
         """The same parameters for a pipeline; `draft_tokens`: K, None for the pipeline's."""
         return SamplingParams(
             temperature=self.temperature,
             **UNFILTERED,
             seed=self.seed,
             max_tokens=self.max_tokens,
-            verification=verification,
             draft_tokens=draft_tokens,
         )
 
@@ -77,24 +75,18 @@ class Contender(Protocol):
 class PipelineContender:
     """A started pipeline of ours. It keeps its estimates from task to task, as in normal use."""
 
-    def __init__(
-        self,
-        name: str,
-        pipeline: Pipeline,
-        verification: Verification = "coupled",
-        draft_tokens: int | None = None,
-    ) -> None:
+    family: Family = "coupled"
+
+    def __init__(self, name: str, pipeline: Pipeline, draft_tokens: int | None = None) -> None:
         """`draft_tokens`: K of its requests; None for the pipeline's. Contenders may share a pipeline."""
         self.name = name
-        self.family: Family = verification
         self._pipeline = pipeline
-        self._verification: Verification = verification
         self._draft_tokens = draft_tokens
 
     def generate(self, task: GenerationTask) -> TimedGeneration:
         began = time.perf_counter()
         arrivals: list[float] = []
-        with self._pipeline.stream(task.tokens, task.sampling(self._verification, self._draft_tokens)) as stream:
+        with self._pipeline.stream(task.tokens, task.sampling(self._draft_tokens)) as stream:
             for _ in stream:
                 arrivals += [time.perf_counter() - began] * (stream.tokens - len(arrivals))
         result = stream.result
@@ -148,8 +140,3 @@ class InDeviceTime:
             total_time=None if slow.total_time is None else slow.total_time * scale,
             arrivals=tuple(arrival * scale for arrival in slow.arrivals),
         )
-
-
-def takes_part(contender: Contender, temperature: float) -> bool:
-    """At temperature 0 both rules of verification accept the same tokens: coupled verification stands for both."""
-    return contender.family != "rejection" or temperature > 0

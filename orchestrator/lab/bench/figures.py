@@ -142,8 +142,6 @@ class BenchRow:
     ties: tuple[float, ...]
     """Of these, the gaps of those that part from it at a near-tie, which rounding decides: in standard deviations of
     the logits. If any other differs, the other figures mean nothing."""
-    rejection: bool
-    """It verifies by rejection sampling: its tokens have the target's distribution and no reference."""
     rival: bool
     """Other software, whose tokens are not compared."""
     overruns: float | None
@@ -284,7 +282,6 @@ def _row(
         checked=sum(map(is_checked, own)),
         deviating=len(wrong),
         ties=tuple(ties[place] for one in wrong if (place := (one.setting, one.contender)) in ties),
-        rejection=own[0].family == "rejection",
         rival=own[0].family == "rival",
         overruns=_overruns(generations),
         **{figure: _median(map(read, generations)) for figure, read in _FIGURES.items()},

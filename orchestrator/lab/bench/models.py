@@ -99,17 +99,13 @@ def _original(draft: Path) -> Path:
     return source_of(draft) if is_converted(draft) else draft
 
 
-def bench_models(
-    target: str | None, draft: str | None, same_model: bool, on_progress: OnProgress = silent
-) -> BenchModels:
+def bench_models(target: str | None, draft: str | None, on_progress: OnProgress = silent) -> BenchModels:
     """The models of these names (None: the default pair), fetched or converted on first use.
 
-    `same_model`: the target is its own draft. Raises InputError for a model that can't be had, and for a target of
+    Raises InputError for a model that can't be had, and for a target of
     another family than the shipped drafts if no draft is named.
     """
     pair = measured_pair(target, draft, on_progress)
-    if same_model:
-        return BenchModels(pair.target, pair.target, pair.note)
     if pair.draft.folder is None:
         raise InputError(pair.draft.note)
     return BenchModels(pair.target, pair.draft.folder, " ".join(filter(None, (pair.note, pair.draft.note))))

@@ -12,19 +12,12 @@ from orchestrator.lab.bench.models import BenchModels, bench_models
 from orchestrator.lab.bench.names import LLAMA_CPP, LOOKUP
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.errors import InputError
-from protocol.messages.base import Verification
 
 CHAINS = ("sd", "ssd")
 """Strategies that verify chains of K tokens."""
 DEFAULT_DRAFT_TOKENS = "1-4,6,8"
 _MOST_DRAFT_TOKENS = 64
-_TEMPERATURES, _TEMPERATURES_OF_ONE_MODEL = (0.0, 1.0), (0.8,)
-_OTHER_NAMES = {
-    "autoregressive": "ar",
-    "speculative": "sd",
-    "prompt-lookup": LOOKUP,
-}
-"""Names that other programs have for these strategies."""
+_TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +37,10 @@ class BenchPlan:
     """Also `adaptive` without prompt lookup, prompt lookup alone, a random draft, and mlx-lm on the target's cores."""
     core_ml_draft: bool = False
     """Also a pipeline whose draft runs in Core ML, converted on its first use."""
-    same_model: bool = False
-    """The target is its own draft."""
-    verification: Verification = "coupled"
-    """rejection: above temperature 0, strategies that verify chains also run with rejection sampling."""
     pace: str | None = None
     """Name or path of the device profile that all contenders are paced by."""
     replay: bool = False
     """Record the target's texts once, and replay them in place of the target's model."""
-    target_hosts: str | None = None
-    """A hosts file with local addresses alone: our pipelines divide their targets."""
     rivals: tuple[str, ...] = ()
     """Other software that takes part, by name."""
     drafters: tuple[Path, ...] = ()
@@ -66,25 +53,18 @@ class BenchPlan:
         draft_tokens: str,
         strategies: str,
         temperature: Sequence[float],
-        same_model: bool = False,
-        pace: str | None = None,
         rivals: str | None = None,
         drafters: str | None = None,
         **others: Any,
     ) -> "BenchPlan":
         """From the options of the command line. Raises InputError naming the wrong one."""
-        default = _TEMPERATURES_OF_ONE_MODEL if same_model else _TEMPERATURES
-        temperatures = tuple(dict.fromkeys(temperature)) or default
+        temperatures = tuple(dict.fromkeys(temperature)) or _TEMPERATURES
         for each in temperatures:
             GenerationTask((0,), 1, each, 0).sampling().submit("", "check")
-        if same_model and pace is not None:
-            raise InputError("--same-model can't be paced: a device profile has no times of the target as a draft.")
         return cls(
             draft_tokens=parse_draft_tokens(draft_tokens),
             strategies=parse_strategies(strategies),
             temperatures=temperatures,
-            same_model=same_model,
-            pace=pace,
             rivals=parse_rivals(rivals),
             drafters=parse_drafters(drafters),
             **others,
@@ -92,30 +72,22 @@ class BenchPlan:
 
     def models(self, on_progress: OnProgress = silent) -> BenchModels:
         """Target and draft; they may be fetched or converted. Raises InputError for what can't be had."""
-        return bench_models(self.target, self.draft, self.same_model, on_progress)
+        return bench_models(self.target, self.draft, on_progress)
 
     @property
     def replays(self) -> bool:
         """Whether recorded texts stand in for the target: only the pace of a device gives them a time."""
         return self.replay and self.pace is not None
 
-    @property
-    def rejecting(self) -> tuple[StrategyName, ...]:
-        """Strategies that also run with rejection sampling: those that verify chains. None in a replay: it needs the
-        target's whole distribution."""
-        if self.verification == "coupled" or self.replays:
-            return ()
-        return tuple(strategy for strategy in self.strategies if strategy in CHAINS)
-
 
 def parse_strategies(text: str) -> tuple[StrategyName, ...]:
-    """Strategies separated by commas, also under other names. Raises InputError naming the unknown ones."""
-    known = {**{name: name for name in (*STRATEGIES, LOOKUP)}, **_OTHER_NAMES}
+    """Strategies separated by commas. Raises InputError naming the unknown ones."""
+    known = (*STRATEGIES, LOOKUP)
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise InputError(f"There is no strategy {', '.join(unknown) or text!r}: choose from {', '.join(known)}.")
-    return tuple(dict.fromkeys(known[name] for name in names))
+    return tuple(dict.fromkeys(names))
 
 
 def parse_rivals(text: str | None) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "reuse": {},
 }
 """Pipeline options by contender. The first contender's tokens are the reference."""
+TURNS = 50
+"""Of a conversation."""
 _WARM_UP = 48
 """Tokens of a prompt that shares no prefix with the others."""
 
@@ -98,18 +100,18 @@ class Turn:
     pace: Pace | None
 
 
-def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener, turns: int) -> Findings:
+def measure(plan: BenchPlan, prompts: Sequence[BenchPrompt], watch: Listener) -> Findings:
     """Every turn of every contender, interleaved."""
     tokens = joined_tokens(prompts, plan)
     measured: list[Turn] = []
     models = plan.models()
-    watch.begin(plan.repeats * turns * len(CONTENDERS), "the pipelines")
+    watch.begin(plan.repeats * TURNS * len(CONTENDERS), "the pipelines")
     settings = models.settings("adaptive").changed(pace=plan.pace)
     with ExitStack() as stack:
         pipelines = {
             name: stack.enter_context(Pipeline(settings=settings, **options)) for name, options in CONTENDERS.items()
         }
-        shape = transcript_shape(pipelines["reuse"].state().context, turns, plan.max_tokens)
+        shape = transcript_shape(pipelines["reuse"].state().context, TURNS, plan.max_tokens)
         _warm_up(pipelines, tokens, plan)
         for repeat in range(plan.repeats):
             for turn in _conversation(pipelines, Transcript(tokens, shape, repeat), shape, plan, repeat):

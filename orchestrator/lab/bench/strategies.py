@@ -141,7 +141,7 @@ def _compared(row: BenchRow) -> str:
     """Whether its tokens are the reference's."""
     if row.deviating:
         return f"{row.checked - row.deviating}/{row.checked}"
-    return "yes" if row.checked else "rej" if row.rejection else "-"
+    return "yes" if row.checked else "-"
 
 
 def _quartiles(row: BenchRow) -> str:

@@ -11,7 +11,7 @@ from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.sampling import SamplingParams
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.core.options import PlacementChoice
-from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, PipelineContender, takes_part
+from orchestrator.lab.bench.contender import Contender, GenerationTask, InDeviceTime, PipelineContender
 from orchestrator.lab.bench.llama_cpp import PACED, LlamaCppContender, OnRivalAbsent, open_llama_cpp
 from orchestrator.lab.bench.measurement import BenchRequest, Measurement, schedule, settings
 from orchestrator.lab.bench.mlx_lm import MlxLmContender, running
@@ -34,13 +34,10 @@ from orchestrator.machine.drafts.draft_choice import first_engine
 from orchestrator.machine.hardware import gpu_working_set, usable_cores
 from orchestrator.machine.placement import usual_cores
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
-from orchestrator.machine.target_hosts import checked_hosts
 from orchestrator.text.tokenizer import TextCodec
 from protocol.contracts.engines import AUTO, DraftEngineName
 from protocol.contracts.model_folder import ModelFolder
-from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
-from protocol.messages.base import Verification
 
 
 class PipelineEntry(NamedTuple):
@@ -49,7 +46,6 @@ class PipelineEntry(NamedTuple):
     line: str
     strategy: str
     engine: DraftEngineName = "mlx"
-    verification: Verification = "coupled"
     lookup: bool = True
     placement: PlacementChoice = "auto"
     draft: Path | None = None
@@ -75,10 +71,6 @@ def entries(plan: BenchPlan) -> Iterator[PipelineEntry]:
         if strategy == "adaptive" and plan.pace:
             # The profile's draft has a device of its own; many a machine has one for both.
             yield PipelineEntry(ONE_DEVICE, strategy, placement="shared")
-    for strategy in plan.rejecting:
-        # A pipeline of its own: the estimates of the two verification rules must not mix.
-        counts = _chain_lengths(plan, strategy)
-        yield PipelineEntry(f"{strategy} rejection", strategy, verification="rejection", draft_tokens=counts)
     if plan.core_ml_draft:
         yield PipelineEntry(CORE_ML_DRAFT, "adaptive", "coreml")
     for draft in plan.drafters:
@@ -161,7 +153,6 @@ def bench_lines(
     target = 0 if recorded is not None else ModelFolder(models.target).size
     draft = ModelFolder(models.draft).size
     profile = None if plan.pace is None else load_profile(plan.pace)
-    hosts = None if plan.replays else _local_hosts(plan.target_hosts, models.target)
     return [
         *(
             BenchLine(
@@ -173,9 +164,9 @@ def bench_lines(
         *(
             BenchLine(
                 target + models.draft_bytes(entry.strategy, entry.engine, entry.draft),
-                partial(_pipeline, entry, plan, models, longest, on_start, hosts and hosts.apart(index), recorded),
+                partial(_pipeline, entry, plan, models, longest, on_start, recorded),
             )
-            for index, entry in enumerate(entries(plan))
+            for entry in entries(plan)
         ),
         *(BenchLine(target, partial(_rival, name, plan, models, on_start, on_absent)) for name in plan.rivals),
     ]
@@ -220,7 +211,6 @@ def _pipeline(
     models: BenchModels,
     longest: int,
     on_start: OnStart,
-    hosts: TargetHosts | None,
     recorded: Path | None,
 ) -> Iterator[AwaitContenders]:
     on_start(entry.line)
@@ -230,12 +220,10 @@ def _pipeline(
         target_texts="" if recorded is None else str(recorded),
         pace=plan.pace,
         arena_memory=0,
-        target_hosts=hosts,
     ) as pipeline:
         _require_room(pipeline.state().context, longest, plan.max_tokens)
         contenders: list[Contender] = [
-            PipelineContender(contender_name(entry.line, count), pipeline, entry.verification, count)
-            for count in entry.draft_tokens
+            PipelineContender(contender_name(entry.line, count), pipeline, count) for count in entry.draft_tokens
         ]
         yield lambda: contenders
 
@@ -251,13 +239,6 @@ def _rival(
         else:
             contenders += open_llama_cpp(plan.target, models.target, stack, on_start, on_absent)
         yield lambda: [*contenders]
-
-
-def _local_hosts(file: str | None, target: Path) -> TargetHosts | None:
-    hosts = None if file is None else checked_hosts(file, target)
-    if hosts is not None and not hosts.local:
-        raise InputError("A bench divides its targets on this machine alone: give a hosts file with 127.0.0.1 only.")
-    return hosts
 
 
 def _require_room(context: int, longest: int, max_tokens: int) -> None:
@@ -315,8 +296,7 @@ def run(
 
 def generations(contenders: Sequence[Contender], plan: BenchPlan, requests: int) -> int:
     """Number of generations that are measured."""
-    parts = sum(takes_part(contender, temperature) for contender in contenders for temperature in plan.temperatures)
-    return parts * plan.repeats * requests
+    return len(contenders) * len(plan.temperatures) * plan.repeats * requests
 
 
 def encoded(prompts: Sequence[BenchPrompt], plan: BenchPlan) -> list[tuple[int, ...]]:
@@ -379,12 +359,10 @@ def measured(
 ) -> list[Measurement]:
     """Warm up every contender, then measure one generation at a time: the other contenders are idle."""
     for temperature in plan.temperatures:
-        for contender in filter(lambda one: takes_part(one, temperature), contenders):
+        for contender in contenders:
             contender.generate(GenerationTask(requests[0].tokens, min(WARM_UP_TOKENS, plan.max_tokens), temperature, 0))
     measurements = []
     for (setting, tokens), contender in schedule(contenders, settings(plan.repeats, requests, plan.temperatures)):
-        if not takes_part(contender, setting.temperature):
-            continue
         task = GenerationTask(tokens, plan.max_tokens, setting.temperature, setting.seed)
         generation = contender.generate(task)
         measurements.append(Measurement(setting, contender.name, contender.family, generation))

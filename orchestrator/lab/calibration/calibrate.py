@@ -34,7 +34,6 @@ from orchestrator.machine.profiles.device_profiles import (
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from protocol.contracts.engines import DraftEngineName, draft_model
-from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from protocol.messages.plans import BestFirst
@@ -297,14 +296,13 @@ def calibrate(
     apart, beside, factor = _measured(folders, engine, cores, samples, notice)
     notice("draft on the target's device")
     shared = _on_target_device(folders, cores, samples, notice)
-    target_size, draft_size = (ModelFolder(Path(folder)).loaded_bytes(bool(cores)) for folder in folders)
     source = f"measured on {machine_facts.chip()}, {date}"
     return DeviceProfile(
         name="this-machine",
         description=f"{machine_facts.chip()}: {folders[0]} and {folders[1]} ({engine})",
-        target=device_times(apart, source, target_size),
-        draft=device_times(beside, source, draft_size),
-        draft_on_target_device=device_times(shared, source, draft_size),
+        target=device_times(apart, source),
+        draft=device_times(beside, source),
+        draft_on_target_device=device_times(shared, source),
         both_busy=slow_down_of(factor, source),
     )
 
@@ -326,8 +324,8 @@ def both_at_once(
         return OverlapTimes(verified[TARGET_OVERLAP_WIDTH], grown[DRAFT_OVERLAP_WIDTH], *together)
 
 
-def device_times(times: Times, source: str, weights: int | None = None) -> DeviceTimes:
-    """Measured times as part of a profile; `source` is noted at each number, `weights` are bytes."""
+def device_times(times: Times, source: str) -> DeviceTimes:
+    """Measured times as part of a profile; `source` is noted at each number."""
     steps = tuple(
         ForwardTime(width=width, milliseconds=round(seconds * 1000, 4), source=source)
         for width, seconds in sorted(times.steps.items())
@@ -336,7 +334,7 @@ def device_times(times: Times, source: str, weights: int | None = None) -> Devic
     context = None
     if times.context_seconds is not None:
         context = ContextCost(milliseconds_per_1000_tokens=round(1e6 * times.context_seconds, 4), source=source)
-    return DeviceTimes(prefill=rate, steps=steps, weights=weights, context=context)
+    return DeviceTimes(prefill=rate, steps=steps, context=context)
 
 
 def slow_down_of(factor: float, source: str) -> SlowDown:
@@ -370,8 +368,6 @@ def _values(profile: DeviceProfile, devices: Mapping[str, DeviceTimes]) -> Itera
     yield Value("slow-down while both compute", profile.both_busy.factor, "×")
     for name, device in devices.items():
         yield Value(f"{name}: prompt", device.prefill.tokens_per_second, "tokens/s")
-        if device.weights is not None:
-            yield Value(f"{name}: weights that a forward reads", device.weights / 1e6, "MB", "computed")
         if device.context is not None:
             more = device.context.milliseconds_per_1000_tokens
             yield Value(f"{name}: 1,000 more tokens of context", more, "ms")
@@ -430,8 +426,7 @@ def _device(times: DeviceTimes) -> list[str]:
         f"    {{ width = {step.width}, milliseconds = {step.milliseconds}, source = {_text(step.source)} }},"
         for step in times.steps
     ]
-    lines = [] if times.weights is None else [f"weights = {times.weights}"]
-    lines += [f"prefill = {{ {rate} }}", f'shape = "{times.shape}"', "steps = [", *steps, "]"]
+    lines = [f"prefill = {{ {rate} }}", f'shape = "{times.shape}"', "steps = [", *steps, "]"]
     if (context := times.context) is not None:
         time = f"milliseconds_per_1000_tokens = {context.milliseconds_per_1000_tokens}"
         queries = f"vector_queries = {context.vector_queries}"

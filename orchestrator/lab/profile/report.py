@@ -1,6 +1,5 @@
-"""A profile's findings and files: tables, a page, a timeline, a Perfetto trace, the figures as JSON."""
+"""A profile's findings and files: tables, a timeline, a Perfetto trace, the figures as JSON."""
 
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,11 @@ import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-from orchestrator.lab import report
 from orchestrator.lab.findings import Cell, Column, Field, Findings, Table, tabulated
-from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile, RoundRecord, grown_by
+from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile, grown_by
 from orchestrator.lab.profile.analysis.overlap import (
     TARGET_WORK,
     WIDEST,
@@ -39,7 +36,7 @@ from protocol.errors import InputError
 from protocol.shown_names import device_name
 from protocol.worker.spans import SpanKind
 
-NAMES = ("report.html", "timeline.png", "trace.perfetto-trace", "profile.json")
+NAMES = ("timeline.png", "trace.perfetto-trace", "profile.json")
 _TARGET_WORDS = {
     "verify": "verifies",
     "tidy": "tidies up",
@@ -80,19 +77,6 @@ _FIELDS: tuple[Field[RequestProfile], ...] = (
     Field("T_both", lambda each: each.seconds, ".0f", scale=1e3),
     Field("T_draft", lambda each: each.draft_alone, ".0f", scale=1e3),
     Field("T_target", lambda each: each.target_alone, ".0f", scale=1e3),
-)
-_HITS = {True: "hit", False: "miss", None: "-"}
-_ROUND_FIELDS: tuple[Field[RoundRecord], ...] = (
-    Field("round", lambda each: str(each.round)),
-    Field("at, ms", lambda each: each.began, ".1f", scale=1e3),
-    Field("nodes", lambda each: each.nodes),
-    Field("accepted", lambda each: each.accepted),
-    Field("next", lambda each: _HITS[each.hit]),
-    Field("verify, ms", lambda each: each.verify, ".2f", scale=1e3),
-    Field("idle before, ms", lambda each: sum(each.idle_before.values()), ".2f", scale=1e3),
-    Field("of it growth", lambda each: each.idle_before["draft"], ".2f", scale=1e3),
-    Field("steps", lambda each: each.steps),
-    Field("used", lambda each: each.used_steps),
 )
 
 
@@ -156,25 +140,11 @@ def write_files(measured: MeasuredRun, folder: Path) -> list[Path]:
     """Write all files of `NAMES`; returns their paths."""
     profile, run = measured.profile, measured.run
     shown = [excerpt(run, request) for request in traced_requests(run)[-len(profile.requests) :]]
-    page, picture, trace, figures = (folder / name for name in NAMES)
+    picture, trace, figures = (folder / name for name in NAMES)
     write_timeline(profile, shown, picture)
-    page.write_text(_page(profile, picture.read_bytes()), encoding="utf-8")
     trace.write_bytes(perfetto_trace(run))
     figures.write_bytes(msgspec.json.format(msgspec.json.encode(profile)))
-    return [page, picture, trace, figures]
-
-
-def _page(profile: ProfileFigures, picture: bytes) -> str:
-    """The whole file: the picture, the tables, and every round."""
-    found = findings(profile)
-    rounds = Findings(
-        tables=tuple(
-            tabulated(f"Temperature {each.temperature:g}: {len(each.rounds)} rounds", _ROUND_FIELDS, each.rounds)
-            for each in profile.requests
-        )
-    )
-    timeline = f'<img alt="Timelines" width="100%" src="data:image/png;base64,{b64encode(picture).decode()}">'
-    return report.page(found.title, (), f"{timeline}{report.section(found)}<h2>Rounds</h2>{report.section(rounds)}")
+    return [picture, trace, figures]
 
 
 # A trace for Perfetto -----------------------------------------------------------------------------
@@ -386,7 +356,7 @@ def _bars(moments: Intervals, window: Interval, look: BarKind) -> Iterator[Timel
         yield TimelineBar((begin - window[0]) / 1e6, (end - window[0]) / 1e6, look)
 
 
-# A picture of some rounds -------------------------------------------------------------------------
+# A picture of these rounds -------------------------------------------------------------------------
 
 DRAFT_WORDS = {
     "used": "hidden and used",
@@ -404,7 +374,6 @@ _COLOURS = {
     "discarded": "#e2a33d",
     "exposed": "#cf5a35",
     "wait": "#c9ced6",
-    "idle": "#e3e5e8",
 }
 _LEGEND = {
     "verify": "target verifies",
@@ -414,26 +383,18 @@ _LEGEND = {
     "exposed": "growth, target idle",
     "prefill": "prefill",
 }
-_SERIES = ("#2f6fb5", "#e2a33d", "#1a9070", "#cf5a35", "#a88bc9")
 _DRAFT, _TARGET = 1.0, 0.0
 _HEIGHT = 0.62
 
 
 def write_timeline(profile: ProfileFigures, excerpts: Sequence[Excerpt], path: Path) -> None:
-    """`excerpts`: one a temperature."""
+    """The overlap in some rounds of each temperature. `excerpts`: one a temperature."""
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        drafted = any(request.overlapped_share is not None for request in profile.requests)
-        figure = Figure(figsize=(13, 2.1 * len(excerpts) + (3.4 if drafted else 0.6)), layout="constrained")
-        grid = figure.add_gridspec(len(excerpts) + drafted, 3, height_ratios=[2.0] * len(excerpts) + [3.0] * drafted)
-        for row, excerpt in enumerate(excerpts):
-            axes = figure.add_subplot(grid[row, :])
-            _rounds(axes, excerpt, profile.requests[row])
-            if row == 0:
-                _legend(axes)
-        if drafted:
-            _acceptance(figure.add_subplot(grid[-1, 0]), profile.requests)
-            _hits(figure.add_subplot(grid[-1, 1]), profile.requests)
-            _draft_time(figure.add_subplot(grid[-1, 2]), profile.requests)
+        figure = Figure(figsize=(13, 2.1 * len(excerpts) + 0.6), layout="constrained")
+        rows = figure.subplots(len(excerpts), squeeze=False)[:, 0]
+        _legend(rows[0])
+        for axes, excerpt, request in zip(rows, excerpts, profile.requests, strict=True):
+            _rounds(axes, excerpt, request)
         figure.suptitle(_title(profile), x=0.01, ha="left", fontsize=13, fontweight="bold")
         figure.savefig(path, dpi=130)
 
@@ -475,34 +436,3 @@ def _rounds(axes: Axes, excerpt: Excerpt, request: RequestProfile) -> None:
 
 def _bar(axes: Axes, bar: TimelineBar, lane: float) -> None:
     axes.barh(lane, bar.end - bar.begin, _HEIGHT, bar.begin, color=_COLOURS[bar.look], edgecolor="white", linewidth=0.4)
-
-
-def _acceptance(axes: Axes, requests: Sequence[RequestProfile]) -> None:
-    for request, colour in zip(requests, _SERIES, strict=False):
-        shares = request.acceptance_by_depth[:12]
-        label = f"T = {request.temperature:g}"
-        axes.plot(range(1, len(shares) + 1), shares, marker="o", color=colour, label=label, clip_on=False)
-    axes.set(ylim=(0, 1.05), title="acceptance by depth below the root")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False)
-
-
-def _hits(axes: Axes, requests: Sequence[RequestProfile]) -> None:
-    names = [f"T = {request.temperature:g}" for request in requests]
-    bars = axes.bar(names, [request.hit_rate or 0.0 for request in requests], 0.5, color=_SERIES[0])
-    axes.bar_label(bars, ["-" if request.hit_rate is None else f"{request.hit_rate:.0%}" for request in requests])
-    axes.set(ylim=(0, 1.1), title="hit rate by temperature")
-
-
-def _draft_time(axes: Axes, requests: Sequence[RequestProfile]) -> None:
-    names = [f"T = {request.temperature:g}" for request in requests]
-    left = [0.0] * len(requests)
-    for name, word in DRAFT_WORDS.items():
-        parts = [request.draft[name] / (sum(request.draft.values()) or 1.0) for request in requests]
-        if any(parts):
-            bars = axes.barh(names, parts, 0.5, left, color=_COLOURS[name], label=word)
-            axes.bar_label(bars, [f"{part:.0%}" if part > 0.06 else "" for part in parts], label_type="center")
-        left = [begin + part for begin, part in zip(left, parts, strict=True)]
-    axes.set(xlim=(0, 1), xticks=(), title="where the draft's time went")
-    axes.invert_yaxis()
-    axes.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.02), fontsize=9)

@@ -19,8 +19,6 @@ class Devices:
     """The draft on the target's device, as the baseline runs it."""
     slow_down: float = 1.0
     """Factor on the time of a forward while the other device computes too."""
-    draft_block: int = 1
-    """Tokens that one forward of the draft guesses behind one another."""
 
     @classmethod
     def of(cls, profile: DeviceProfile) -> "Devices":

@@ -19,7 +19,7 @@ from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.kv.prefix_sharing import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
-from protocol.messages.worker import Fault, Grow, Hello, Ping, Pong, Start, ToWorker
+from protocol.messages.worker import Fault, Hello, Ping, Pong, Start, ToWorker
 from protocol.sampling.processors.logits_processors import LogitsProcessors
 from protocol.speculation.candidates import Candidates
 from protocol.speculation.token_tree import node_id
@@ -31,8 +31,6 @@ from target_worker.verification import Acceptance
 from target_worker.worker import TargetWorker
 
 CONTEXT = 1 << 17
-_ROWS_SECONDS = 0.0001
-"""Of a growth step that takes all its candidates from the rows of an earlier forward."""
 
 Build: TypeAlias = Callable[[Callable[[], float], Pacer], DraftWorker | TargetWorker]
 """Makes a worker from its clock and its pacer."""
@@ -70,19 +68,11 @@ class VirtualWorker:
 class ModelledDraft(VirtualWorker):
     """A draft that guesses as a language says."""
 
-    def __init__(
-        self, language: Language, pace: DevicePace, context: int = CONTEXT, block: int = 1, kept: int = 0
-    ) -> None:
-        """`block`: tokens that one forward guesses behind one another, as a block drafter's does. `kept`: tokens of
-        ended sequences whose KV it keeps."""
-        engine = _GuessEngine(language, context, block)
+    def __init__(self, language: Language, pace: DevicePace, context: int = CONTEXT, kept: int = 0) -> None:
+        """`kept`: tokens of ended sequences whose KV it keeps."""
+        engine = _GuessEngine(language, context)
         super().__init__(lambda clock, pacer: DraftWorker(engine, clock, pacer=pacer, prefix_cache=kept), pace)
         self.hello: Hello = modelled_hello("draft", context, pace)
-
-    def work(self) -> Work | None:
-        work = super().work()
-        free = work is not None and not work.seconds and any(isinstance(reply, Grow) for reply in work.replies)
-        return work.lasting(_ROWS_SECONDS) if work is not None and free else work
 
 
 class ModelledTarget(VirtualWorker):
@@ -113,7 +103,7 @@ def modelled_workers(
     def build(role: Role) -> SimulatedWorker:
         if role == "target":
             return ModelledTarget(language, devices.target, context, level)
-        return ModelledDraft(language, devices.draft, context, devices.draft_block)
+        return ModelledDraft(language, devices.draft, context)
 
     return build
 
@@ -173,13 +163,12 @@ class _GuessEngine(Engine):
     name = "modelled"
     architecture = "none"
 
-    def __init__(self, language: Language, context: int, block: int) -> None:
+    def __init__(self, language: Language, context: int) -> None:
         self.context = context
         self._language = language
-        self._block = block
 
     def open(self, sampling: Sampling, vocabulary: int) -> EngineSequence:
-        return _GuessSequence(self._language, sampling.seed, self._block)
+        return _GuessSequence(self._language, sampling.seed)
 
 
 class _Row(NamedTuple):
@@ -188,22 +177,16 @@ class _Row(NamedTuple):
     id: NodeId
     depth: int
     on_target_path: bool
-    left: int
-    """Rows of guesses that its forward has left for the nodes below it."""
-    guesses: Sequence[int]
 
 
 class _GuessSequence(EngineSequence):
     """Counts committed tokens, and knows of each row where it stands."""
 
-    def __init__(self, language: Language, request: int, block: int) -> None:
+    def __init__(self, language: Language, request: int) -> None:
         self._language = language
         self._request = request
-        self._block = block
         self._committed = self._next_row = 0
         self._rows: dict[int, _Row] = {}
-        self._last: _Row | None = None
-        """The last committed token, if it was evaluated as a node."""
         self._widths: list[int] = []
         prompt = language.prompt(request)
         self._prompt_tokens = len(prompt)
@@ -224,53 +207,47 @@ class _GuessSequence(EngineSequence):
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self._committed += len(tokens)
-        self._last = None
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         if batch.committed:
             self.prefill(batch.committed)
         self._next_row += len(batch.committed)
-        evaluated, found = len(batch.committed), []
+        found = []
         for token, parent in zip(batch.tokens, batch.parents, strict=True):
-            row, candidates, left = self._evaluated(token, parent, batch)
-            evaluated += not left
-            self._rows[self._next_row] = row
+            row = self._rows[self._next_row] = self._row(token, parent, batch)
             self._next_row += 1
-            found.append(candidates)
+            found.append(
+                self._language.candidates(self._request, row.id, row.depth + 1, row.on_target_path, batch.limit)
+            )
+        evaluated = len(batch.committed) + len(batch.tokens)
         self._widths = [evaluated] if evaluated else []
         return found
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        for row in path:
-            self._last = self._rows[row]
         self._committed += len(path)
         self._rows = {row: self._rows[row] for row in surviving}
 
     def truncate(self, length: int) -> None:
         self._committed = min(self._committed, length)
-        self._rows, self._last = {}, None
+        self._rows = {}
 
     @property
     def memory(self) -> int:
         return self._committed
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "EngineSequence":
-        reopened = _GuessSequence(self._language, sampling.seed, self._block)
+        reopened = _GuessSequence(self._language, sampling.seed)
         reopened._committed = length
         return reopened
 
-    def _evaluated(self, token: int, parent: int, batch: Batch) -> tuple[_Row, Candidates, int]:
-        """The node's row, its candidates, and the rows of guesses that its parent's forward had left for it."""
+    def _row(self, token: int, parent: int, batch: Batch) -> _Row:
         if parent < 0:
-            depth, on_path = batch.skipped + self._committed, True
-            id, above = self._root(depth, token), self._last
-            left = above.left if above is not None and token in above.guesses else 0
-        else:
-            above = self._rows[parent]
-            depth, id, left = above.depth + 1, node_id(above.id, token), above.left
-            on_path = above.on_target_path and token == self._language.token(self._request, depth)
-        candidates = self._language.candidates(self._request, id, depth + 1, on_path, batch.limit)
-        return _Row(id, depth, on_path, (left or self._block) - 1, candidates.tokens), candidates, left
+            depth = batch.skipped + self._committed
+            return _Row(self._root(depth, token), depth, on_target_path=True)
+        above = self._rows[parent]
+        depth = above.depth + 1
+        on_path = above.on_target_path and token == self._language.token(self._request, depth)
+        return _Row(node_id(above.id, token), depth, on_path)
 
     def _root(self, depth: int, token: int) -> NodeId:
         """The id of the root at this position, as in the orchestrator's tree."""

@@ -129,7 +129,6 @@ def _target(plain: _PlainSpeed, chip: _Chip, model: _Model) -> dict[str, Any]:
     # The KV is read as fast as the weights: both at the share of the bandwidth that this speed shows.
     rate = whole / forward
     return {
-        "weights": model.weights,
         "prefill": _prefill(chip, model),
         "shape": "steps",
         "steps": _steps(model.weights / rate, plain.source, chip, model),
@@ -171,7 +170,6 @@ def _on_neural_engine(model: _Model) -> dict[str, Any]:
     step = 1000 * _NEURAL_ENGINE_SECONDS * model.parameters
     wider = "measured by others on another model: 8 tokens in one call cost 4% more, larql PR 312"
     return {
-        "weights": model.weights,
         "prefill": {"tokens_per_second": round(643 * 0.494 / model.parameters, 1), "source": _BY_SIZE},
         "steps": [
             {"width": 1, "milliseconds": round(step, 3), "source": _BY_SIZE},
@@ -188,7 +186,6 @@ def _draft_on_gpu(chip: _Chip, model: _Model) -> dict[str, Any]:
     forward = model.weights / (chip.bandwidth * 1e9) + _LAUNCHES
     source = "derived: the weights at the full bandwidth, and 2 ms; others measured 1.2 to 2.9 ms beside the weights"
     return {
-        "weights": model.weights,
         "prefill": _prefill(chip, model),
         "shape": "steps",
         "steps": _steps(forward, source, chip, model),
@@ -255,8 +252,6 @@ class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """None: a forward takes the same time behind any context."""
     sequence: SequenceCost | None = None
     """None: a forward takes the same time for any number of sequences."""
-    weights: Annotated[int, Meta(gt=0)] | None = None
-    """Bytes of the model that a forward reads, if known."""
 
     def pace(self, slow_down: float = 1.0) -> DevicePace:
         return DevicePace(
@@ -414,5 +409,5 @@ def _flaws(profile: DeviceProfile) -> Iterator[str]:
 
 
 def calibration_file() -> Path:
-    """`launch-pipeline calibrate` writes it, `--this-mac` reads it."""
+    """`launch-pipeline calibrate` writes it, `plan` reads it."""
     return cache_folder() / "this-machine.toml"

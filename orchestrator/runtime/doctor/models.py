@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PRE
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.memory_plan import kept_alone
-from protocol.contracts.coreml.examination import RuntimeName
 from protocol.contracts.coreml.neural_engine import record
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
@@ -184,7 +182,6 @@ def _millions(parameters: int) -> str:
 
 def examined(
     draft: str | None,
-    runtime: RuntimeName | None,
     *,
     on_progress: OnProgress = silent,
     on_stage: OnStage = lambda _: None,
@@ -195,19 +192,14 @@ def examined(
     """`doctor --neural-engine`: findings on the draft model `draft` (None: the default draft), and on which engine the
     pipeline uses for it.
 
-    `runtime`: None for what this machine has; "executor" rehearses it without a device.
-    The verdict of a real examination is stored by system build, chip and package.
+    The verdict is stored by system build, chip and package.
     """
-    if runtime is None and sys.platform != "darwin":
-        return [_none_here()]
     model, note = (draft, "") if draft is not None else _default(on_progress)
     folder = converted_draft(model, on_progress)
-    place, chosen = place_of(folder), runtime or "coreml"
-    outcomes = examine(folder, chosen, examiner=examiner, limits=limits, predicts=predicts, on_stage=on_stage)
-    findings, verdict = judge(outcomes, place, rehearsal=chosen == "executor")
+    place = place_of(folder)
+    outcomes = examine(folder, "coreml", examiner=examiner, limits=limits, predicts=predicts, on_stage=on_stage)
+    findings, verdict = judge(outcomes, place)
     findings = [*([Check("draft", "warn", note)] if note else []), *findings]
-    if chosen == "executor":
-        return [*findings, Check("verdict", "ok", "a rehearsal: nothing was found out about a Neural Engine")]
     if verdict is None:
         return [*findings, Check("verdict", "warn", "none is recorded: the failure may not come again", _AGAIN)]
     file = record(verdict)
@@ -222,11 +214,12 @@ def _default(on_progress: OnProgress) -> tuple[str, str]:
     return str(folder), note
 
 
-def _none_here() -> Check:
+def no_neural_engine() -> Check:
+    """Of a machine that is no Mac."""
     return Check(
         "Neural Engine",
         "ok",
         "there is none: --draft-engine coreml runs the same package by an executor, which proves it and is no "
         "Neural Engine",
-        "run this on a Mac, or rehearse it with --runtime executor",
+        "run this on a Mac",
     )

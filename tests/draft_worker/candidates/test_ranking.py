@@ -20,8 +20,8 @@ def proposed(values: list[list[float]], sampling: Sampling, batch: Batch) -> lis
     return propose(logits, list(range(50, 50 + len(values))), sampling, batch, Noise(logits.shape[-1]))
 
 
-def asking(limit: int, saguaro: float = 1.0, fans: tuple[int, ...] = ()) -> Batch:
-    return Batch([], [], [], limit, saguaro, fans)
+def asking(limit: int) -> Batch:
+    return Batch([], [], [], limit)
 
 
 def random_logits(rows: int, width: int, seed: int) -> list[list[float]]:
@@ -91,24 +91,6 @@ def test_greedy_rejection_states_certainty():
     assert found.tokens[0] == 1
     assert found.support is not None
     assert (list(found.support.tokens), list(found.support.probabilities)) == ([1], [1.0])
-
-
-def test_saguaro_scales_the_best_and_renormalises():
-    logits = random_logits(1, 64, seed=8)
-    (plain,) = proposed(logits, REJECTION, asking(4))
-    (scaled,) = proposed(logits, REJECTION, asking(4, 0.25, (3,)))
-    assert plain.support is not None
-    assert scaled.support is not None
-
-    weighted = [share * (0.25 if rank < 3 else 1.0) for rank, share in enumerate(plain.support.probabilities)]
-    assert scaled.support.probabilities == pytest.approx([share / sum(weighted) for share in weighted])
-
-
-def test_saguaro_without_mass_elsewhere_draws_as_usual():
-    (found,) = proposed([[1.0, 0.0]], REJECTION, asking(2, 0.0, (2,)))
-
-    assert found.support is not None
-    assert sum(found.support.probabilities) == pytest.approx(1.0)
 
 
 def test_probabilities_on_a_gpu_and_a_cpu_agree(monkeypatch: pytest.MonkeyPatch):

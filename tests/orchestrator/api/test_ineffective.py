@@ -44,9 +44,9 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("generate x --address ipc:///a --target t --pair qwen2.5-3b", {}, ["--target", "--pair"]),
     ("chat --address ipc:///a --target t --draft d", {}, ["--draft"]),
     (
-        "serve --address ipc:///a --target t --pair qwen2.5-3b --listen localhost:0 --draft-width 3 --top-p 1",
+        "serve --address ipc:///a --target t --pair qwen2.5-3b --listen localhost:0 --draft-tokens 3 --top-p 1",
         {},
-        ["--pair", "--listen", "--draft-width"],
+        ["--pair", "--listen", "--draft-tokens"],
     ),
     ("serve --address ipc:///a --pair qwen2.5-3b", {}, []),
     ("start --address tcp://127.0.0.1:5570 --target t --draft d", {}, []),
@@ -67,38 +67,14 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
         {},
         ["--draft", "--draft-engine", "--draft-tokens"],
     ),
-    ("serve --draft-engine none --draft-width 4 --strategy ssd", {}, ["--draft-width", "--strategy"]),
-    ("serve-workers --draft-engine none --draft-width 4 --strategy adaptive", {}, []),
+    ("serve --draft-engine none --draft-tokens 4 --strategy ssd", {}, ["--draft-tokens", "--strategy"]),
+    ("serve-workers --draft-engine none --draft-tokens 4 --strategy ssd", {}, []),
     ("serve-workers --draft-engine none --draft d", {}, ["--draft"]),
     ("start --draft-engine ngram --draft d", {}, ["--draft"]),
     ("start --draft-tokens 3", {}, ["--draft-tokens"]),
     ("start --strategy sd --draft-tokens 3", {}, []),
-    (
-        "start --strategy sd --draft-width 3 --draft-fan 3 --max-verify 3",
-        {},
-        ["--draft-width", "--draft-fan", "--max-verify"],
-    ),
-    (
-        "start --strategy sd --fan-budget 3 --fallback fast --saguaro 0.5",
-        {},
-        ["--fan-budget", "--fallback", "--saguaro"],
-    ),
-    ("start --strategy ssd --fan-budget 3 --fallback fast --saguaro 0.5", {}, []),
-    ("generate x --strategy ssd --saguaro 0.5", {}, ["--saguaro"]),
-    ("generate x --strategy ssd --saguaro 0.5 --verification rejection --temperature 0", {},
-     ["--saguaro", "--verification"]),
-    ("generate x --strategy ssd --saguaro 0.5 --verification rejection --temperature 1", {}, []),
-    ("generate x --draft-temperature 0.5 --temperature 1", {}, ["--draft-temperature"]),
-    ("generate x --draft-temperature 0.5 --draft-top-p 0.5 --verification rejection --temperature 0", {},
-     ["--draft-temperature", "--draft-top-p", "--verification"]),
-    ("generate x --draft-top-p 0.5 --verification rejection --temperature 1 --strategy sd", {}, []),
-    ("generate x --draft-top-p 0.5 --verification rejection --temperature 1 --strategy ar", {}, ["--draft-top-p"]),
-    ("start --strategy sd --lookup off", {}, ["--lookup"]),
-    ("start --strategy ssd --lookup off --fallback neural", {}, ["--lookup"]),
-    ("start --strategy ssd --lookup off", {}, []),
-    ("start --lookup off", {}, []),
-    ("start --prefill always", {}, ["--prefill"]),
-    ("start --prefill always --prefill-engine mlx", {}, []),
+    ("generate x --strategy ssd --verification rejection --temperature 0", {}, ["--verification"]),
+    ("generate x --strategy ssd --verification rejection --temperature 1", {}, []),
     ("profile --concurrent 3", {}, ["--concurrent"]),
     ("start --concurrent 3", {}, []),
     ("start --arena-memory 0 --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
@@ -111,14 +87,10 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("serve --temperature 0 --top-p 0.5", {}, []),
     ("profile --seed 1 --temperature 0", {}, ["--seed"]),
     ("profile --seed 1 --temperature 0 --temperature 1", {}, []),
-    ("doctor --draft d --runtime executor", {}, ["--runtime"]),
     ("doctor --target t --draft d", {}, []),
     ("doctor --target t --neural-engine --draft d", {}, ["--target"]),
     ("bench strategies --replay", {}, ["--replay"]),
     ("bench strategies --replay --pace p", {}, []),
-    ("bench strategies --replay --pace p --verification rejection --target-hosts h", {},
-     ["--verification", "--target-hosts"]),
-    ("bench strategies --replay --verification rejection --target-hosts h", {}, ["--replay"]),
     ("attach draft HOST:1 --kv-bits 8 --target t --prefill-engine mlx", {},
      ["--kv-bits", "--target", "--prefill-engine"]),
     ("attach draft HOST:1 --draft d --target t", {}, []),
@@ -127,7 +99,6 @@ CASES: list[tuple[str, dict[str, object], list[str]]] = [
     ("attach prefill HOST:1 --kv-bits 8 --target t --prefill-engine mlx --draft d", {}, ["--draft"]),
     ("attach prefill HOST:1 --prefix-cache-memory 3", {}, ["--prefix-cache-memory"]),
     ("attach draft HOST:1 --prefix-cache-memory 3", {}, []),
-    ("bench strategies --verification rejection --temperature 0", {}, ["--verification"]),
 ]  # fmt: skip
 
 
@@ -163,14 +134,14 @@ def warned(**keywords: object) -> list[str]:
 
 def test_python_is_warned_by_keyword_and_never_of_defaults():
     assert warned() == []
-    assert warned(saguaro=0.5) == ["saguaro has no effect: only the strategy ssd uses it."]
+    assert warned(draft_tokens=3) == ["draft_tokens has no effect: only the strategies sd and ssd use it."]
     assert warned(strategy="ar", draft="d") == ["draft has no effect: the strategy ar uses no draft."]
-    assert warned(strategy="ssd", saguaro=0.5) == []
+    assert warned(strategy="ssd", draft_tokens=3) == []
 
 
 def test_the_warning_names_the_line_that_made_the_pipeline():
-    with pytest.warns(IneffectiveOption, match="prefill has no effect: there is no prefill engine") as found:
-        Pipeline(prefill="always")
+    with pytest.warns(IneffectiveOption, match="draft_tokens has no effect: only the strategies sd and ssd") as found:
+        Pipeline(draft_tokens=3)
 
     assert found[0].filename == __file__
 
@@ -190,7 +161,6 @@ def test_what_is_not_known_proves_nothing():
         (SamplingParams(seed=1, temperature=0), "seed"),
         (SamplingParams(repetition_context=5, temperature=1), "repetition_context"),
         (SamplingParams(verification="rejection", temperature=0), "verification"),
-        (SamplingParams(draft_temperature=0.5, temperature=1), "draft_temperature"),
     ],
 )
 def test_sampling_that_a_request_does_not_use_causes_a_warning(params: SamplingParams, name: str):

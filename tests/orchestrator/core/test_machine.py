@@ -1,14 +1,13 @@
 """Laws of the state machine, in virtual time."""
 
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
 from msgspec import structs
 
 from orchestrator.core.commands import Dismiss, Emit, Pardon, Reject, Replace, SendMessage
-from orchestrator.core.events import Arrived, Ended, Event, Submitted
+from orchestrator.core.events import Arrived, Ended
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase
@@ -420,33 +419,16 @@ def test_a_target_that_holds_an_answer_to_no_question_is_told_to_start_anew():
     assert len(simulation.sent(Start, simulation.own["target"])) == 2
 
 
-# A sampling of the draft's own -------------------------------------------------------------------
-
-
-OWN = Sampling(temperature=0.5, seed=1)
-
-
-@pytest.mark.parametrize("own", [OWN, None])
-def test_only_the_draft_draws_with_it(own: Sampling | None, monkeypatch: pytest.MonkeyPatch):
+def test_target_and_drafts_draw_with_the_request_s_sampling():
     simulation = ready("sd")
-    step = simulation.step
-    monkeypatch.setattr(simulation, "step", lambda event: step(with_own_sampling(event, own)))
-
     simulation.submit(1, max_tokens=60, temperature=1.0)
     simulation.run_events(20)
     lost = simulation.own["draft"]
     assert simulation.kill("draft")
     simulation.run()
 
-    shared = Sampling(temperature=1.0, seed=1)
-    assert heard(simulation, simulation.own["target"]) == {shared}
-    assert heard(simulation, lost) == heard(simulation, simulation.own["draft"]) == {own or shared}
-
-
-def with_own_sampling(event: Event, own: Sampling | None) -> Event:
-    if not isinstance(event, Submitted):
-        return event
-    return replace(event, request=replace(event.request, draft_sampling=own))
+    for incarnation in (simulation.own["target"], lost, simulation.own["draft"]):
+        assert heard(simulation, incarnation) == {Sampling(temperature=1.0, seed=1)}
 
 
 def heard(simulation: ScriptedSimulation, incarnation: int) -> set[Sampling]:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from draft_worker.worker import DraftWorker
 from orchestrator.cli.app import cli
+from orchestrator.cli.commands.measurements import calibrate as command
 from orchestrator.lab.calibration import calibrate
 from orchestrator.lab.calibration.calibrate import (
     WIDTHS,
@@ -156,10 +157,13 @@ def test_what_is_written_is_what_is_read():
 
 
 @pytest.mark.thorough
-def test_this_machine_is_measured_and_the_profile_says_on_what_and_when(tmp_path: Path):
-    path = tmp_path / "folder" / "mine.toml"
+def test_this_machine_is_measured_and_the_profile_says_on_what_and_when(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command, "SAMPLES", 1)
+    path = tmp_path / "mine.toml"
 
-    result = CliRunner().invoke(cli, ["calibrate", "--samples", "1", "--out", str(path)], catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["calibrate", "--out", str(path)], catch_exceptions=False)
 
     assert result.exit_code == 0
     assert str(path) in result.stdout

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from protocol.messages.sampling import Sampling, SamplingFields
+from protocol.messages.sampling import ModelSampling, RequestedSampling, Sampling, SamplingFields
 from protocol.sampling.processors.logits_processors import NOT_PROCESSED, PROCESSORS
 
 
@@ -56,3 +56,10 @@ def test_each_number_states_its_range():
     for name, meta in limits.items():
         assert (meta.ge, meta.gt) != (None, None), name
         assert (meta.le, meta.lt) != (None, None), name
+
+
+@pytest.mark.parametrize(("given", "meant"), [(1e-38, 0.0), (1e-300, 0.0), (9e-7, 0.0), (1e-6, 1e-6), (0.7, 0.7)])
+def test_a_temperature_that_would_make_logits_infinite_means_the_most_probable_token(given: float, meant: float):
+    sampling = RequestedSampling(temperature=given).resolved(ModelSampling(temperature=1.0))
+
+    assert (sampling.temperature, sampling.greedy) == (meant, meant == 0)

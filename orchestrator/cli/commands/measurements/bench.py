@@ -15,7 +15,6 @@ from orchestrator.cli.pipeline_options import (
     option,
     pace_option,
     pair_option,
-    target_hosts_option,
     target_option,
     without_effect,
 )
@@ -23,18 +22,14 @@ from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS
-from orchestrator.lab.bench.shapes import SHAPES
 from orchestrator.lab.report import ProgressBar
-from protocol.ineffective import SET, Ineffective
-from protocol.messages.sampling import BOTH_ALIKE
+from protocol.ineffective import Ineffective
 
 if TYPE_CHECKING:
     from orchestrator.lab.bench.plan import BenchPlan
     from orchestrator.lab.bench.prompts import BenchPrompt
 
 _COMPARED, _AT_ONCE = "ar,sd,ssd,adaptive", "ar,adaptive"
-_REPLAYED = {"replay": True, "pace": SET}
-"""Recorded texts stand in for the target."""
 _LIMIT = 11
 """Shipped messages of a comparison without --limit: one of each category."""
 _REPEATS = 3
@@ -67,11 +62,7 @@ def _joined(*decorators: Decorator) -> Decorator:
 
 def _strategies_option(default: str) -> Decorator:
     return click.option(
-        "--strategies",
-        "--mode",
-        default=default,
-        show_default=True,
-        help="Ours, by their names or by autoregressive, speculative, prompt-lookup.",
+        "--strategies", default=default, show_default=True, help="Ours, by their names; lookup: prompt lookup alone."
     )
 
 
@@ -90,10 +81,6 @@ _temperature_option = click.option(
 )
 
 
-_models_options = _joined(
-    pair_option, target_option, draft_option(Ineffective("the target is its own draft", same_model=True))
-)
-_same_model_option = click.option("--same-model", is_flag=True, help="The target is its own draft.")
 _draft_tokens_option = click.option(
     "--draft-tokens",
     default=DEFAULT_DRAFT_TOKENS,
@@ -101,7 +88,9 @@ _draft_tokens_option = click.option(
     help="Every K of mlx-lm's speculation, of sd and of ssd; 0 leaves the former out and takes one K for the others.",
 )
 _requests_options = _joined(
-    _models_options,
+    pair_option,
+    target_option,
+    draft_option(),
     click.option(
         "--prompts",
         "path",
@@ -116,7 +105,6 @@ _requests_options = _joined(
         f"{_LIMIT} of the messages in a comparison, else all]",
     ),
     click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True),
-    _same_model_option,
     pace_option,
 )
 _comparison_options = _joined(
@@ -125,7 +113,7 @@ _comparison_options = _joined(
         "--temperature",
         type=float,
         multiple=True,
-        help="May be given several times.  [default: 0 and 1; with --same-model 0.8]",
+        help="May be given several times.  [default: 0 and 1]",
     ),
     _repeats_option(1),
     _draft_tokens_option,
@@ -138,25 +126,11 @@ _comparison_options = _joined(
         help="Leave out adaptive without prompt lookup, prompt lookup alone, a draft that guesses blindly, and mlx-lm "
         "on the cores of our target.",
     ),
-    option(
-        "--verification",
-        BOTH_ALIKE,
-        Ineffective(
-            "rejection sampling needs the target's whole distribution, and a recorded text holds its tokens only",
-            verification="rejection",
-            **_REPLAYED,
-        ),
-        type=click.Choice(["coupled", "rejection"]),
-        default="coupled",
-        show_default=True,
-        help="rejection: also sd and ssd with rejection sampling, above temperature 0.",
-    ),
     click.option(
         "--rivals",
         metavar="NAME",
         help="Also other software: llama.cpp, if llama-server is on the PATH.",
     ),
-    target_hosts_option(Ineffective("a replayed target has no model to divide", **_REPLAYED)),
     option(
         "--replay",
         Ineffective("without a pace the target takes its own time", pace=None),
@@ -197,7 +171,6 @@ def strategies(**options: Any) -> None:
     \b
     launch-pipeline bench strategies
     launch-pipeline bench --pair demo --limit 2 --draft-tokens 2-4 --temperature 0
-    launch-pipeline bench --mode speculative,adaptive --same-model
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b --pair demo --plot m4.png
     launch-pipeline bench --pace m4-16gb-qwen2.5-3b@4 --replay
     launch-pipeline bench --strategies ar,adaptive --draft-tokens 1,2
@@ -227,44 +200,21 @@ def drafters(folders: tuple[str, ...], **options: Any) -> None:
 @_requests_options
 @_temperature_option
 @_repeats_option(_REPEATS)
-@click.option("--turns", type=click.IntRange(min=2), default=50, show_default=True)
-@click.option(
-    "--shape",
-    type=click.Choice(list(SHAPES)),
-    help="One session of an agent with a random network that has the keys and values of this model, and the memory "
-    "that a Mac with 24 GB has for them; nothing else is measured.",
-)
-@click.option(
-    "--first",
-    type=click.IntRange(min=200),
-    default=8000,
-    show_default=True,
-    help="With --shape: tokens of the first prompt. Turns and memory are scaled alike; an agent's has 25,000.",
-)
 @_json_option
 @stays_awake
-def reuse(
-    turns: int, shape: str | None, first: int, path: Path | None, limit: int | None, as_json: bool, **options: Any
-) -> None:
+def reuse(path: Path | None, limit: int | None, as_json: bool, **options: Any) -> None:
     """Measure the first token of an agent's turns, with KV kept and without.
 
     \b
-    launch-pipeline bench reuse --turns 50 --repeats 1
-    launch-pipeline bench reuse --shape qwen3-8b --turns 30
+    launch-pipeline bench reuse --repeats 1
     """
-    from orchestrator.lab.bench.agent_session import measure_session
     from orchestrator.lab.bench.reuse import measure
 
-    if shape is not None:
-        with ProgressBar() as bar:
-            found = measure_session(shape, bar, first=first, turns=turns)
-        show(found, as_json)
-        return
     print_notes(without_effect())
     plan = _plan({**options, "strategies": "adaptive"})
     prompts = _prompts(plan, path, limit)
     with ProgressBar() as bar:
-        found = measure(plan, prompts, bar, turns)
+        found = measure(plan, prompts, bar)
     show(found, as_json)
 
 

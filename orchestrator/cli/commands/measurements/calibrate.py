@@ -13,7 +13,9 @@ from orchestrator.cli.pipelines import target_folder
 from orchestrator.cli.report import show
 from orchestrator.cli.sentences import say
 from orchestrator.machine.profiles.device_profiles import calibration_file
-from protocol.errors import InputError
+
+SAMPLES = 30
+"""Forwards of each width."""
 
 
 @click.command()
@@ -21,12 +23,11 @@ from protocol.errors import InputError
 @target_option
 @draft_option()
 @draft_engine_option("engine", with_model=True)
-@click.option("--samples", type=click.IntRange(min=1), default=30, show_default=True, help="Forwards of each width.")
 @click.option(
     "--out",
     metavar="FILE",
     type=Destination(),
-    help="Profile to write. Default: this user's own, for --this-mac.",
+    help="Profile to write. Default: this user's own, which `plan` reads.",
 )
 @stays_awake
 def calibrate(out: Path | None, **options: Any) -> None:
@@ -44,21 +45,14 @@ def calibrate(out: Path | None, **options: Any) -> None:
     from orchestrator.lab.calibration.calibrate import findings, to_toml
 
     path = out or calibration_file()
-    _require_writable(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     options["target"] = str(target_folder(options["target"], quiet=False))
     console = Console(stderr=True)
     with console.status("Starting ...") as status:
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        profile = measured(date=date, notice=lambda what: status.update(f"Measuring: {what} ..."), **options)
+        profile = measured(
+            date=date, samples=SAMPLES, notice=lambda what: status.update(f"Measuring: {what} ..."), **options
+        )
     path.write_text(to_toml(profile))
     show(findings(profile), as_json=False)
     say(f"Written to {path}. Use it with --pace {path}.")
-
-
-def _require_writable(path: Path) -> None:
-    """Before minutes of measuring, not after."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as error:
-        raise InputError(f"{path} can't be written ({error.strerror}): choose another file for --out.") from error

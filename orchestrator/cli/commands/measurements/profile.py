@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     type=Destination(folder=True),
     default=Path("profile"),
     show_default=True,
-    help="Folder for report.html, timeline.png, trace.perfetto-trace and profile.json.",
+    help="Folder for timeline.png, trace.perfetto-trace and profile.json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @pipeline_options
@@ -55,7 +55,7 @@ def profile(
     """Show where the time goes while PROMPT (default: a piece of Python) is continued.
 
     Measures how much of the draft's and the target's work overlaps, lets each of them do its work again
-    alone, and says what the target waited for. Open report.html in a browser, and the trace at
+    alone, and says what the target waited for. Open the trace at
     https://ui.perfetto.dev.
 
     \b

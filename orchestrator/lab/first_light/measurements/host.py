@@ -1,10 +1,23 @@
 """What needs no comparison of models: `doctor`'s checks and the host's single steps."""
 
-from orchestrator.lab.bench.costs import micro
+import msgspec
+
 from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light.stages import Asked
+from orchestrator.machine.hardware import worker_environment
+from orchestrator.machine.reporting_process import reports
 from orchestrator.runtime.doctor.doctor import examine
 
+
+class AdoptionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The last argument of `adoption`, in JSON."""
+
+    tokens: tuple[int, ...] = (40, 512, 4096)
+    repeats: int = 9
+
+
+_GRACE = 10.0
+"""Seconds from the program's figures to its end."""
 _OTHERS = Value(
     "KV injected into mlx-lm's cache",
     0.2,
@@ -21,6 +34,10 @@ def checks(asked: Asked) -> Findings:
 
 
 def hand_off(asked: Asked) -> Findings:
-    """How long a target takes to adopt the KV of another process."""
+    """How long a target takes to adopt the KV of another process, on one core."""
     asked.notice("adopting KV from shared memory")
-    return Findings(values=(*micro.adoption(*(("40", "2") if asked.settings.short else ())), _OTHERS))
+    order = AdoptionOrder(tokens=(40,), repeats=2) if asked.settings.short else AdoptionOrder()
+    one_core = worker_environment("draft", (0,))
+    program, name = "orchestrator.lab.first_light.adoption", "The adoption of KV"
+    (values,) = reports(program, order, list[Value], name=name, grace=_GRACE, variables=one_core)
+    return Findings(values=(*values, _OTHERS))

@@ -7,11 +7,8 @@ dispatches each forward before it awaits the last one leaves no gap, so what ano
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.lab.bench.contender import GenerationTask, PipelineContender, TimedGeneration
-from orchestrator.lab.bench.costs import micro
 from orchestrator.lab.bench.models import BenchModels
 from orchestrator.lab.bench.names import AUTOREGRESSIVE
 from orchestrator.lab.bench.trials import encoded
@@ -59,11 +56,7 @@ def measure(asked: Asked) -> Findings:
     for strategy in (AUTOREGRESSIVE, "adaptive"):
         asked.notice(f"{strategy}, loading models")
         pipelines[strategy] = _last_decoded(models, strategy, tasks)
-    found = findings(loops, pipelines, measured_pair(models))
-    asked.notice("the host's work, by part")
-    layers, rounds = str(asked.sized(4, 36)), str(asked.sized(24, 96))
-    parts = micro.host_table(micro.host_costs(layers, rounds))
-    return msgspec.structs.replace(found, tables=(*found.tables, parts))
+    return findings(loops, pipelines, measured_pair(models))
 
 
 def _last_decoded(models: BenchModels, strategy: str, tasks: Sequence[GenerationTask]) -> TimedGeneration:

@@ -12,7 +12,7 @@ from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import Usefulness
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.prediction.plan import GREEDY, Scenario, simulated
+from orchestrator.lab.simulate.plan import GREEDY, Scenario, simulated
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.workers import ModelledDraft, modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile

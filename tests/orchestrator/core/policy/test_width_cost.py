@@ -18,7 +18,7 @@ from orchestrator.core.policy.expected_rate import best_count
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.language import Language
-from orchestrator.lab.simulate.prediction.plan import GREEDY
+from orchestrator.lab.simulate.plan import GREEDY
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import Work
 from orchestrator.lab.simulate.workers import (

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from orchestrator.cli.commands.measurements.bench import bench
 from orchestrator.lab.bench.models import BenchModels, bench_models
 from orchestrator.lab.bench.names import contender_name, line_and_draft_tokens
-from orchestrator.lab.bench.plan import BenchPlan, parse_strategies
+from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.trials import entries
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.errors import InputError
@@ -36,12 +36,6 @@ def test_chains_are_measured_at_every_k_and_nothing_else_is():
     assert names(plan("ssd", draft_tokens="0")) == ["ssd", *CONTROLS]
 
 
-def test_rejection_verification_is_measured_at_every_k_too():
-    assert names(plan("sd", verification="rejection", draft_tokens="1-2"))[:4] == [
-        *("sd K=1", "sd K=2", "sd rejection K=1", "sd rejection K=2")
-    ]
-
-
 @pytest.mark.parametrize("pace", [None, "m4-16gb-qwen2.5-3b"])
 def test_a_comparison_of_drafts_has_a_blind_one_and_prompt_lookup(pace: str | None):
     one_device = ["adaptive, one device"] if pace else []
@@ -54,7 +48,7 @@ def test_without_controls_there_are_the_named_strategies_alone():
 
 
 def test_a_line_is_measured_once():
-    assert names(plan("prompt-lookup")) == ["lookup", "adaptive, no lookup", "random draft"]
+    assert names(plan("lookup")) == ["lookup", "adaptive, no lookup", "random draft"]
 
 
 def test_further_drafts_run_under_the_same_strategies_and_without_lookup(tmp_path: Path):
@@ -106,36 +100,17 @@ def test_the_controls_are_adaptive_with_one_thing_changed():
     assert lookup.draft is None
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        ("autoregressive,speculative", ("ar", "sd")),
-        ("speculative,sd,ssd", ("sd", "ssd")),
-        ("prompt-lookup,lookup,adaptive", ("lookup", "adaptive")),
-    ],
-)
-def test_strategies_have_the_names_of_other_programs(words: str, meant: tuple[str, ...]):
-    assert parse_strategies(words) == meant
-
-
 @pytest.mark.parametrize("name", ["ar", "adaptive, no lookup", "mlx-lm, target's cores"])
 @pytest.mark.parametrize("count", [None, 1, 12])
 def test_a_name_tells_its_line_and_its_k(name: str, count: int | None):
     assert line_and_draft_tokens(contender_name(name, count)) == (name, count)
 
 
-def test_a_model_can_be_its_own_draft():
-    found = bench_models(None, None, same_model=True)
-
-    assert (found.target, found.draft) == (DEMO_TARGET, DEMO_TARGET)
-    assert plan("sd", same_model=True).temperatures == (0.8,)
-
-
 def test_another_target_without_a_draft_of_its_family_is_refused(tmp_path: Path):
     target = with_other_tokenizer(DEMO_TARGET, tmp_path / "target")
 
     with pytest.raises(InputError, match="There is no draft"):
-        bench_models(str(target), None, same_model=False)
+        bench_models(str(target), None)
 
 
 @pytest.mark.parametrize("workload", [["requests", "2"], ["reuse"]], ids=str)

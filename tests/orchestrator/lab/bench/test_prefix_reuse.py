@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.cli.app import cli
+from orchestrator.lab.bench import reuse
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.reuse import (
     CONTENDERS,
@@ -95,11 +96,12 @@ def test_wrong_tokens_and_overruns_are_reported():
 
 
 @pytest.mark.slow
-def test_turns_are_measured_on_real_processes():
-    words = "bench reuse --turns 4 --repeats 1 --json"
+def test_turns_are_measured_on_real_processes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reuse, "TURNS", 4)
+    words = "bench reuse --repeats 1 --json"
     result = CliRunner().invoke(cli, words.split(), catch_exceptions=False)
-    without, arenas, reuse = json.loads(result.stdout)["results"]
+    without, arenas, kept = json.loads(result.stdout)["results"]
 
-    assert all(each["exact"] for each in (without, arenas, reuse))
-    assert without["adopted"] == 0 < reuse["adopted"]
-    assert reuse["evaluated"] < without["evaluated"] / 2
+    assert all(each["exact"] for each in (without, arenas, kept))
+    assert without["adopted"] == 0 < kept["adopted"]
+    assert kept["evaluated"] < without["evaluated"] / 2

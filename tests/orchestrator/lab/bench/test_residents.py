@@ -100,7 +100,7 @@ def test_every_generation_is_measured_however_little_fits(
 def test_a_line_counts_the_models_that_it_loads():
     target, draft = ModelFolder(DEMO_TARGET).size, ModelFolder(DEMO_DRAFT).size
 
-    lines = bench_lines(plan("ar,adaptive,prompt-lookup"), 1, lambda _: None, lambda *_: None)
+    lines = bench_lines(plan("ar,adaptive,lookup"), 1, lambda _: None, lambda *_: None)
 
     assert lines[0].weights == target + draft
     ours = [line.weights for line in lines[-5:]]

@@ -10,7 +10,7 @@ from orchestrator.core.commands import SendMessage
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
-from orchestrator.lab.simulate.prediction.plan import GREEDY, SAMPLED
+from orchestrator.lab.simulate.plan import GREEDY, SAMPLED
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import SimulatedWorker
 from orchestrator.lab.simulate.workers import modelled_workers

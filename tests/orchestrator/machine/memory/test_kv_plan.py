@@ -6,11 +6,11 @@ Macs with 18 and 24 GB stand for all: what macOS recommends for their GPU, and m
 import msgspec
 import pytest
 
-from orchestrator.lab.bench.shapes import SHAPES, WEIGHTS, configuration
 from orchestrator.machine.memory.budget import GIB, MemorySettings, ModelNeed, PackageNeed, PipelineNeeds, usable
 from orchestrator.machine.memory.kv_form import attention_heads, kv_form
 from orchestrator.machine.memory.kv_plan import KvPlan, kept_sentence, kv_plan, planned_bytes
 from protocol.contracts.model_folder import stated_positions
+from tests.support.models.shapes import SHAPES, WEIGHTS, configuration
 
 MACS = {18: usable(18 * GIB, int(12.7 * GIB)), 24: usable(24 * GIB, int(17.8 * GIB)), 64: usable(64 * GIB, 48 * GIB)}
 """Bytes that a pipeline may use, by GB."""

@@ -59,7 +59,7 @@ def chosen(verdict: EngineVerdict | None) -> str | None:
 def examination(behaviour: str, monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     monkeypatch.setenv("FAKE_DEVICE", behaviour)
     limits = Limits(silence=1.0) if behaviour == "hanging" else Limits()
-    return examined(str(converted_demo()), "coreml", examiner=FAKE, limits=limits)
+    return examined(str(converted_demo()), examiner=FAKE, limits=limits)
 
 
 def test_an_honest_device_is_used(monkeypatch: pytest.MonkeyPatch):
@@ -108,7 +108,7 @@ def test_silence_during_a_load_is_no_hang_and_the_load_is_told(monkeypatch: pyte
     monkeypatch.setenv("FAKE_DEVICE", "compiling")
     stages: list[str] = []
     limits = Limits(silence=0.5, progress=0.3)
-    findings = examined(str(converted_demo()), "coreml", examiner=FAKE, limits=limits, on_stage=stages.append)
+    findings = examined(str(converted_demo()), examiner=FAKE, limits=limits, on_stage=stages.append)
 
     assert failures(findings) == []
     assert "compiling width 8 for the Neural Engine, 0 min so far" in stages
@@ -116,7 +116,7 @@ def test_silence_during_a_load_is_no_hang_and_the_load_is_told(monkeypatch: pyte
 
 def test_a_load_that_never_ends_is_given_up_and_not_recorded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_DEVICE", "compiling")
-    findings = examined(str(converted_demo()), "coreml", examiner=FAKE, limits=Limits(loading=0.3))
+    findings = examined(str(converted_demo()), examiner=FAKE, limits=Limits(loading=0.3))
 
     assert "was ended after 0 min of compiling width 8 for the Neural Engine" in failures(findings)[0]
     assert recorded(place_of(converted_demo())) is None
@@ -140,7 +140,7 @@ def test_where_there_is_none_the_command_says_so_and_ends_well():
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="Core ML's predict exists on macOS alone")
 def test_the_examination_of_this_mac_comes_to_a_verdict():
-    findings = examined(str(converted_demo()), None, predicts=30)
+    findings = examined(str(converted_demo()), predicts=30)
 
     assert recorded(place_of(converted_demo())) is not None
     assert "verdict" in [finding.name for finding in findings]

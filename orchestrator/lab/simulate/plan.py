@@ -1,18 +1,21 @@
-"""Predicts tokens/s of every strategy and baseline, on given devices with a given draft. Pure."""
+"""Predicts tokens/s of every strategy and baseline, on given devices with a given draft, as `launch-pipeline plan`
+shows it. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
+from typing import Any
 
 import msgspec
 
 from orchestrator.core.options import Options
+from orchestrator.lab.findings import Bar, Field, Findings, Panel, Table, tabulated
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices, Wire, Wires
 from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.simulation import SimulatedClient
-from orchestrator.lab.simulate.trace import RecordedRequest, ReplayedLanguage
-from protocol.messages.base import Level, NodeId
+from orchestrator.machine.profiles.device_profiles import DeviceProfile
+from protocol.messages.base import NodeId
 from protocol.worker.pacing import DevicePace
 
 Agreement = Callable[[int, int], bool]
@@ -98,32 +101,17 @@ class Scenario:
     devices: Devices
     wires: Wires = field(default_factory=Wires)
     acceptance: AcceptanceModel = GREEDY
-    recorded: tuple[RecordedRequest, ...] = ()
-    """Recorded requests to replay, all of one temperature; none: an invented language."""
     temperature: float = 0.0
-    level: Level = "tree"
-    """What the target verifies in one forward."""
     options: Options = field(default_factory=Options)
     """Of the speculating strategies; the strategy's name is replaced."""
     tokens: int = 256
-    """Maximum for each request."""
+    """Of each request."""
     requests: int = 3
     """Served one after the other; the controller keeps its estimates."""
-    seed: int = 0
 
     @property
     def language(self) -> Language:
-        return (
-            ReplayedLanguage(self.recorded, self.seed)
-            if self.recorded
-            else ModelledLanguage(self.acceptance, self.seed)
-        )
-
-    def work(self) -> list[tuple[int, int]]:
-        """Each request with its number of tokens."""
-        if self.recorded:
-            return [(index, min(self.tokens, len(one.positions))) for index, one in enumerate(self.recorded)]
-        return [(request, self.tokens) for request in range(self.requests)]
+        return ModelledLanguage(self.acceptance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +136,8 @@ def predict(scenario: Scenario) -> list[Prediction]:
 def plain(scenario: Scenario) -> Prediction:
     """mlx-lm without a draft."""
     decoded = [
-        plain_decoding(scenario.devices, len(scenario.language.prompt(request)), tokens)
-        for request, tokens in scenario.work()
+        plain_decoding(scenario.devices, len(scenario.language.prompt(request)), scenario.tokens)
+        for request in range(scenario.requests)
     ]
     return _prediction(PLAIN_NAME, decoded)
 
@@ -172,11 +160,9 @@ def simulated(scenario: Scenario, strategy: str, name: str | None = None) -> Pre
     from orchestrator.lab.simulate.workers import modelled_pipeline
 
     options = msgspec.structs.replace(scenario.options, strategy=strategy)
-    simulation = modelled_pipeline(
-        options, scenario.language, scenario.devices, scenario.wires, scenario.seed, level=scenario.level
-    )
-    for request, tokens in scenario.work():
-        simulation.submit(request, tokens, scenario.temperature)
+    simulation = modelled_pipeline(options, scenario.language, scenario.devices, scenario.wires)
+    for request in range(scenario.requests):
+        simulation.submit(request, scenario.tokens, scenario.temperature)
         simulation.run()
     clients = simulation.clients.values()
     assert all(client.tokens == client.reference for client in clients)
@@ -196,7 +182,7 @@ def pays_from(scenario: Scenario, gain: float = 1.1, steps: int = 6) -> float | 
 
     Found by bisection to 2^-`steps`, on text without repetition, so that prompt lookup does not help.
     """
-    brief = replace(scenario, recorded=(), requests=1)
+    brief = replace(scenario, requests=1)
     goal = gain * simulated(brief, "ar").tokens_per_second
 
     def reaches(accept: float) -> bool:
@@ -214,9 +200,9 @@ def pays_from(scenario: Scenario, gain: float = 1.1, steps: int = 6) -> float | 
 
 def _turn_taking(scenario: Scenario, agrees: Agreement, depth: int) -> Prediction:
     reached = []
-    for request, tokens in scenario.work():
+    for request in range(scenario.requests):
         first = len(scenario.language.prompt(request))
-        reached.append(turn_taking(scenario.devices, agrees, depth, request, first, tokens))
+        reached.append(turn_taking(scenario.devices, agrees, depth, request, first, scenario.tokens))
     return _prediction(f"{BASELINE_NAME}, K = {depth}", reached)
 
 
@@ -246,3 +232,88 @@ def _from_statistics(name: str, clients: Iterable[SimulatedClient]) -> Predictio
 def _mean(values: Iterator[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return mean(known) if known else None
+
+
+# Findings -----------------------------------------------------------------------------------------
+
+_MIN_GAIN = 1.1
+
+
+def plan_findings(
+    profile: DeviceProfile, plans: Sequence[tuple[Scenario, Sequence[Prediction], float | None]]
+) -> Findings:
+    """Scenarios with their predictions, and the acceptance from which a draft pays."""
+    return Findings(
+        title=f"Predicted for {profile.name}",
+        conditions=(f"Predicted for {profile.name}: {profile.description}.",),
+        tables=tuple(_plan_table(*plan) for plan in plans),
+        panels=(tuple(_bars(scenario, predictions) for scenario, predictions, _ in plans),),
+        figures={
+            "profile": profile.name,
+            "plans": [
+                {
+                    **_circumstances(scenario),
+                    "pays_from_acceptance": threshold,
+                    "predictions": msgspec.to_builtins(predictions),
+                }
+                for scenario, predictions, threshold in plans
+            ],
+        },
+    )
+
+
+def _plan_table(scenario: Scenario, predictions: Sequence[Prediction], pays_from: float | None) -> Table:
+    plain = next(one.tokens_per_second for one in predictions if one.contender == PLAIN_NAME)
+    spec = next((one.tokens_per_second for one in predictions if one.contender.startswith(BASELINE_NAME)), None)
+    fields: list[Field[Prediction]] = [
+        Field("contender", lambda one: one.contender),
+        Field("tok/s", lambda one: one.tokens_per_second, ".1f"),
+        Field("x mlx-lm", lambda one: one.tokens_per_second / plain, ".2f"),
+        Field("x its spec", lambda one: spec and one.tokens_per_second / spec, ".2f"),
+        Field("tok/round", lambda one: one.tokens_per_round, ".2f"),
+        Field("hit", lambda one: one.hit_rate, ".0%"),
+        Field("accept", lambda one: one.acceptance_rate, ".0%"),
+        Field("target", lambda one: one.target_busy, ".0%"),
+        Field("draft", lambda one: one.draft_busy, ".0%"),
+    ]
+    acceptance = scenario.acceptance
+    assumed = (
+        f"Modelled: best guess right {acceptance.accept:.0%}, exponent {acceptance.exponent:g}, spread "
+        f"{acceptance.spread:g}."
+    )
+    note = f"{_verdict(predictions, pays_from)} {assumed}"
+    table = tabulated(f"temperature {scenario.temperature:g}", fields, predictions, note=note)
+    return msgspec.structs.replace(table, origin="computed")
+
+
+def _bars(scenario: Scenario, predictions: Sequence[Prediction]) -> Panel:
+    speeds = [(one.contender, one.tokens_per_second) for one in predictions]
+    bars = tuple(
+        Bar(name, speed, speed, speed, baseline=name.startswith(PLAIN_NAME), hypothetical=name.startswith(ORACLE))
+        for name, speed in speeds
+    )
+    return Panel(title=f"temperature {scenario.temperature:g}", x="tokens/s", bars=bars)
+
+
+def _verdict(predictions: Sequence[Prediction], pays_from: float | None) -> str:
+    """Whether a draft would pay, and the acceptance that it needs."""
+    speed = {prediction.contender: prediction.tokens_per_second for prediction in predictions}
+    gain = speed["adaptive"] / speed["ar"]
+    figures = f"{speed['adaptive']:.1f} tokens/s with it, {speed['ar']:.1f} without, {gain:.2f} times"
+    verdict = "A draft would pay" if gain >= _MIN_GAIN else "A draft would hardly pay"
+    if pays_from is None:
+        return f"{verdict}: {figures}. A draft this slow would not, at any acceptance."
+    return (
+        f"{verdict}: {figures}. A draft this fast pays if its best guess is right in at least {pays_from:.0%} of cases."
+    )
+
+
+def _circumstances(scenario: Scenario) -> dict[str, Any]:
+    acceptance = scenario.acceptance
+    return {
+        "temperature": scenario.temperature,
+        "acceptance": acceptance.accept,
+        "exponent": acceptance.exponent,
+        "spread": acceptance.spread,
+        "independent": acceptance.independent,
+    }

@@ -1,7 +1,7 @@
 """Measures how long a target takes to adopt KV from shared memory, and compares it with a plain copy.
 
-Imports MLX, so it runs as a process: `python -m orchestrator.lab.bench.costs.micro_adoption [TOKENS [REPEATS]]`
-writes figures as JSON. The data is random; the shared memory and the target's code are real.
+Imports MLX, so it runs as a process: `python -m orchestrator.lab.first_light.adoption ORDER` writes figures as JSON.
+The data is random; the shared memory and the target's code are real.
 """
 
 import os
@@ -15,9 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 from orchestrator.lab.findings import Value
+from orchestrator.lab.first_light.measurements.host import AdoptionOrder
 from protocol.child_process import claim_output
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.kv.arena import Arena
@@ -27,9 +29,7 @@ from protocol.messages.kv import KvReference
 
 QWEN_3B = ArenaLayout(layers=36, kv_heads=2, capacity=32_768, head_size=128, dtype=ElementType.FLOAT16)
 """The KV of Qwen2.5-3B: 36 KiB a token."""
-TOKENS = (40, 512, 4096)
 _COPY_BYTES = 256 << 20
-_REPEATS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,10 @@ class AdoptionFigures:
 
 
 def main() -> int:
-    tokens = [int(count) for count in sys.argv[1].split(",")] if len(sys.argv) > 1 else TOKENS
-    repeats = int(sys.argv[2]) if len(sys.argv) > 2 else _REPEATS
+    order = msgspec.json.decode(sys.argv[-1], type=AdoptionOrder)
     report = claim_output()
     figures = []
-    for each in measure(tokens=tokens, repeats=repeats):
+    for each in measure(tokens=order.tokens, repeats=order.repeats):
         parts = {"attach": each.attach, "validate": each.validate, "copy": each.copy, "in all": each.seconds}
         name = f"adopt {each.tokens:,} tokens of Qwen2.5-3B's KV"
         figures += [Value(f"{name}, {part}", seconds * 1e3, "ms") for part, seconds in parts.items()]
@@ -73,9 +72,7 @@ def main() -> int:
     return 0
 
 
-def measure(
-    layout: ArenaLayout = QWEN_3B, tokens: Sequence[int] = TOKENS, repeats: int = _REPEATS
-) -> list[AdoptionFigures]:
+def measure(tokens: Sequence[int], repeats: int, layout: ArenaLayout = QWEN_3B) -> list[AdoptionFigures]:
     """One entry for each number of tokens. Needs twice the memory of the largest KV."""
     bandwidth = _copy_bandwidth(repeats)
     return [_measured(layout, count, repeats, bandwidth) for count in tokens]

@@ -2,9 +2,7 @@
 
 import pytest
 
-from orchestrator.lab.bench.costs import micro
-from orchestrator.lab.bench.costs.micro_adoption import measure
-from protocol.errors import PipelineError
+from orchestrator.lab.first_light.adoption import measure
 from protocol.kv.arena_header import ArenaLayout, ElementType
 
 
@@ -13,7 +11,7 @@ from protocol.kv.arena_header import ArenaLayout, ElementType
 def test_every_part_of_an_adoption_is_measured():
     layout = ArenaLayout(layers=2, kv_heads=2, capacity=4096, head_size=16, dtype=ElementType.FLOAT16)
 
-    small, big = measure(layout, tokens=(40, 700), repeats=3)
+    small, big = measure((40, 700), 3, layout)
 
     assert (small.tokens, small.bytes) == (40, 40 * 2 * 2 * 2 * 16 * 2)
     assert big.bytes == 700 * small.bytes // 40
@@ -26,13 +24,6 @@ def test_every_part_of_an_adoption_is_measured():
 @pytest.mark.usefixtures("registry")
 def test_nothing_is_left_in_shared_memory(registry):
     layout = ArenaLayout(layers=1, kv_heads=1, capacity=1024, head_size=8, dtype=ElementType.FLOAT32)
-    measure(layout, tokens=(40,), repeats=1)
+    measure((40,), 1, layout)
 
     assert list(registry.glob("lp-*")) == []
-
-
-def test_a_process_that_fails_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(micro, "_ADOPTION", "draft_worker.no_such_program")
-
-    with pytest.raises(PipelineError, match=r"draft_worker.no_such_program failed; its last line: .*No module named"):
-        micro.adoption()

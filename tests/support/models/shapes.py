@@ -1,18 +1,10 @@
-"""Networks with the keys and values of models that people run, and few features: weights in megabytes, KV in gigabytes.
+"""The config.json of networks with the keys and values of models that people run, and few features and experts.
 
 Layers, KV heads, head sizes, windows, states and vocabulary are the real model's; it has as many query heads as KV
-heads, and few features and experts. Knows no MLX: `shape_process` writes the weights.
+heads.
 """
 
-import json
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
-
-from orchestrator.machine.models.checkpoints import demo_model
-from protocol.errors import PipelineError
-from protocol.own_modules import module_command
 
 _FEATURES, _INNER = 64, 64
 _WIDTHS = {"hidden_size": _FEATURES, "intermediate_size": _INNER, "rms_norm_eps": 1e-6}
@@ -100,19 +92,3 @@ WEIGHTS = {"qwen3-8b": 4.3, "gemma-3-12b": 6.6, "gpt-oss-20b": 11.3, "qwen3.8-27
 def configuration(shape: str) -> dict[str, Any]:
     """The config.json of the network of this shape."""
     return {"eos_token_id": 0, **_WIDTHS, **SHAPES[shape]}
-
-
-def write_shape(shape: str, folder: Path) -> Path:
-    """Make `folder` a model of this shape in mlx-lm's format, with random weights and the demo pair's tokenizer.
-
-    Raises PipelineError if mlx-lm can't build it.
-    """
-    folder.mkdir(parents=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(demo_model("target") / name, folder / name)
-    (folder / "config.json").write_text(json.dumps(configuration(shape)))
-    command = [*module_command("orchestrator.lab.bench.shape_process"), str(folder)]
-    answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if answer.returncode:
-        raise PipelineError(f"The shape {shape} can't be built: {answer.stderr.strip()[-500:]}")
-    return folder

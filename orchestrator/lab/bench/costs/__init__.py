@@ -1,1 +1,0 @@
-"""What single steps cost: forwards by width, the host's share, the memory's bandwidth. Compares no contenders."""
