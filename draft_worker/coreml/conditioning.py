@@ -5,8 +5,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from mlx.utils import tree_flatten
 
-from draft_worker.drafters.block import BlockForm, markov_head
-from draft_worker.drafters.eagle3 import Eagle3Form
+from draft_worker.drafters.block import markov_head
+from protocol.contracts.drafters.description import BlockForm, Eagle3Form
 from protocol.messages.features import FeatureForm
 
 StateKind: TypeAlias = Literal["none", "raw", "normed", "latent"]

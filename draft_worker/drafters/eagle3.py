@@ -4,65 +4,22 @@ Mostly one layer. The further ones, which speculators' files can have, are plain
 but that `layers` begins with the second. Knows no files, no trees and no sampling.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
-import msgspec
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
 from draft_worker.head_tokens import HeadTokens
+from protocol.contracts.drafters.description import Eagle3Form
 
 Mask: TypeAlias = mx.array | str | None
 Ends: TypeAlias = Callable[[mx.array], mx.array]
 """A target's embedding or head."""
-
-
-class Eagle3Form(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and variants of a network, whichever family of checkpoints it came from."""
-
-    outputs: tuple[int, ...]
-    """The target's outputs that one feature joins, ascending: i is the residual stream behind layer i, from 0."""
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    layers: int = 1
-    vocabulary: int
-    """Tokens of the target."""
-    head_size: int
-    """Tokens of the drafter's head."""
-    target_width: int
-    """Elements of one output of the target."""
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: Mapping[str, Any] | None = None
-    context: int = 131072
-    biases: tuple[str, ...] = ()
-    """Linear layers that have a bias: `fc`, `midlayer.self_attn.q_proj`, ..."""
-    own_embedding: bool = False
-    """Else the target's embedding is used, which `ends` gives."""
-    own_head: bool = True
-    """Else the target's head is used."""
-    norm_heads: bool = False
-    """Queries and keys are normed a head, as in Qwen3."""
-    norm_before_residual: bool = False
-    """The layer's residual is the normed feature."""
-    norm_before_fc: bool = False
-    """One norm over the joined outputs."""
-    fc_norm: bool = False
-    """One norm an output."""
-    norm_output: bool = False
-    """The next row reads the normed output (EAGLE-3.1)."""
-    mask_token: int | None = None
-    """The input of rows behind the known tokens, beside a learnt stand-in for a feature (P-EAGLE)."""
-    depths: int = 1
-    """Tokens that one forward guesses behind one another."""
 
 
 class Eagle3(nn.Module):

@@ -17,8 +17,7 @@ from mlx_lm.models.cache import KVCache
 
 from draft_worker.drafters.files import DrafterFolder
 from draft_worker.head_tokens import HeadTokens
-from protocol.contracts.drafters.description import NAMES
-from protocol.contracts.drafters.mtp import unknown
+from protocol.contracts.drafters.description import MtpForm
 from protocol.contracts.model_config import translated
 from protocol.inference.stored_model import defaults_of
 
@@ -110,35 +109,26 @@ class MtpHead(nn.Module):
         return [KVCache()]
 
 
-class ReadMtp(NamedTuple):
-    network: MtpHead
-    width: int
-    vocabulary: int
-    config: Mapping[str, Any]
-    """Of the text model."""
+def read_mtp(folder: Path) -> tuple[MtpHead, Mapping[str, Any]]:
+    """The first head in a checkpoint, and the config of the text model that it belongs to.
 
-
-def read_mtp(folder: Path) -> ReadMtp:
-    """The first head in a checkpoint. Raises InputError for one without a head, or of an unknown or damaged form."""
-    found = DrafterFolder(folder, NAMES["mtp"])
-    config = found.raw_config()
-    if reason := unknown(config):
-        raise found.wrong(reason)
-    text, family = config.get("text_config", config), FAMILIES[config["model_type"]]
+    Raises InputError for a checkpoint without a head, or of an unknown or damaged form.
+    """
+    found = DrafterFolder(folder, MtpForm)
+    text, family = found.form.config, FAMILIES[found.form.architecture]
     try:
         module = import_module(f"mlx_lm.models.{family.module}")
         arguments = getattr(module, "TextModelArgs", module.ModelArgs)
         stated = translated(text, (), lambda _: defaults_of(arguments))
         args = arguments.from_dict(stated | {"num_hidden_layers": 1} | family.form)
         model = (module.TextModel if hasattr(module, "TextModel") else module.Model)(args)
-        width, vocabulary, eps = int(args.hidden_size), int(args.vocab_size), float(args.rms_norm_eps)
-        network = MtpHead(model.model.layers[0], width, eps)
+        network = MtpHead(model.model.layers[0], int(args.hidden_size), float(args.rms_norm_eps))
         layer = int(text["num_hidden_layers"])
         tensors = _named(model, _chosen(found.tensors(), family, layer), family)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise found.wrong(f"its config.json or its tensors don't form one ({error!r})") from error
-    found.fill(network, tensors, None)
-    return ReadMtp(network, width, vocabulary, text)
+    found.fill(network, tensors)
+    return network, text
 
 
 def _chosen(stored: Tensors, family: MtpFamily, layers: int) -> Tensors:

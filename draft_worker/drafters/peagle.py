@@ -13,12 +13,12 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from draft_worker.candidates.few_tokens import SelectorTables
-from draft_worker.drafters.block import BlockForm, MarkovHead
+from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockRows, FedRows, Rows
 from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
-from draft_worker.drafters.token_ends import drafter_ends
+from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
 from draft_worker.projection import ProjectionMatrix, in_groups
+from protocol.contracts.drafters.description import BlockForm
 from protocol.messages.features import FeatureForm
 
 _KEPT = 64
@@ -32,11 +32,8 @@ def read_peagle(folder: Path, target: Path | None) -> "PeagleRunner":
 
     Raises InputError for files that are missing, damaged or of another form, and for another target.
     """
-    network = read_eagle3(folder)
-    form = network.form
-    if not (form.own_embedding and form.own_head):
-        ends = drafter_ends(folder, None, target, form.hidden_size, form.vocabulary, head=not form.own_head)
-        network.borrow(ends.embed, ends.head)
+    network = read_eagle3(folder, target)
+    borrow_ends(network, folder, target)
     return PeagleRunner(network)
 
 

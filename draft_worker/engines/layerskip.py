@@ -15,7 +15,6 @@ from mlx_lm.utils import dequantize_model
 
 from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
-from protocol.contracts.drafters.checkpoint import config_in
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.early_exit import LAYER, NORM
 from protocol.contracts.engines import EngineDeclaration
@@ -41,9 +40,7 @@ def load(setup: WorkerSetup) -> "LayerSkipEngine":
     folder, target = Path(setup.model), Path(setup.target)
     exit_ = read_drafter(folder)
     if exit_ is None or exit_.kind != "exit":
-        raise InputError(
-            f"{folder} holds no early exit ({config_in(folder).get('model_type')!r:.60}): pass exit:LAYERS."
-        )
+        raise InputError(f"{folder} holds no early exit: pass exit:LAYERS.")
     if not setup.target:
         raise InputError("The draft engine layerskip needs the target's folder: pass --target.")
     model = LanguageModel.load(target, FirstLayers(exit_.layers, folder))

@@ -35,8 +35,8 @@ def loaded(folder: Path, target: Path) -> LoadedDrafter:
 
     Raises InputError if a folder is damaged, or the two don't fit.
     """
-    read = read_mtp(folder)
-    ends = drafter_ends(folder, None, target, read.width, read.vocabulary)
-    read.network.borrow(ends.embed, ends.head)
-    form = FeatureForm((FINAL,), read.width)
-    return LoadedDrafter(read.network, form, read.width, read.vocabulary, stated_context(read.config), "mtp")
+    network, config = read_mtp(folder)
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    ends = drafter_ends(folder, None, target, width, vocabulary)
+    network.borrow(ends.embed, ends.head)
+    return LoadedDrafter(network, FeatureForm((FINAL,), width), width, vocabulary, stated_context(config), "mtp")

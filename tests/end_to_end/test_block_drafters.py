@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from mlx_lm.utils import load_model
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm
+from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.block_checkpoint import write_block
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.files import parameters
 from draft_worker.drafters.token_ends import TokenEnds
 from orchestrator import Pipeline, SamplingParams
@@ -21,6 +21,7 @@ from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.runtime.notices import Notice
 from orchestrator.runtime.recording import replay
 from protocol.contracts.coreml.neural_engine import recorded
+from protocol.contracts.drafters.description import BlockForm, Eagle3Form
 from protocol.messages.worker import Grow
 from tests.conftest import Reference
 from tests.support.models.trained_drafters import loud

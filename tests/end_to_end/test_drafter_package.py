@@ -8,12 +8,13 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.utils import load_model
 
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
 from orchestrator.runtime.recording import replay
 from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.messages.worker import Grow, Verdict
 from tests.conftest import Reference
 from tests.support.models.drafter_packages import converted

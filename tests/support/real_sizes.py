@@ -18,15 +18,16 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm
+from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.block_forward import Asked, Block, BlockRows, BlockRunner, MlxBlockRunner
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.peagle import PeagleRunner
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.engine import Engine
 from draft_worker.engines.block import BlockEngine
 from draft_worker.sequence import DraftSequence
 from orchestrator.machine.hardware import worker_environment
+from protocol.contracts.drafters.description import BlockForm, Eagle3Form
 from protocol.features.ring_header import affordable_layout
 from protocol.inference.device import compute_on_processor
 from protocol.kv.arena_header import ElementType

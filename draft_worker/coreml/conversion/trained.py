@@ -30,15 +30,14 @@ from draft_worker.coreml.rotation import pair_order
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner, PackageContext
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.drafters.block import BlockDrafter, BlockForm
+from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.block_checkpoint import BlockCheckpoint, read_block
 from draft_worker.drafters.block_forward import Block, BlockKv, BlockRows, MlxBlockRunner
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
+from draft_worker.drafters.eagle3 import Eagle3
+from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
 from protocol.contracts.coreml.conversion import Choices, WeightKind
-from protocol.contracts.drafters.description import CONVERTIBLE, Drafter
-from protocol.contracts.drafters.target_shape import target_shape
+from protocol.contracts.drafters.description import CONVERTIBLE, BlockForm, Drafter, Eagle3Form
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
@@ -226,9 +225,7 @@ def convert_drafter(
         raise InputError(f"{source} holds {drafter.name}, which has no form for Core ML: use it as it is.")
     if target is None:
         raise InputError(f"{source} holds {drafter.name}, which reads its target's states: pass --target MODEL.")
-    shape = target_shape(target)
-    if misfit := drafter.misfit(shape):
-        raise InputError(f"{source} does not fit the target {target}: {misfit}. Pass the drafter's own target.")
+    shape = drafter.fitting(source, target)
     features = target_features(target, FeatureForm(drafter.outputs(shape), drafter.width))
     # The drafter's own elements must not matter for the comparison, and a processor computes in fp32.
     compute_on_processor()
@@ -245,16 +242,10 @@ def convert_drafter(
 
 
 def _eagle3(source: Path, target: Path, features: TargetFeatures) -> _Source:
-    network = read_eagle3(source, target_shape(target).layers)
-    form = network.form
-    if form.layers > 1:
-        raise InputError(f"The drafter in {source} has {form.layers} layers: use it as it is, without Core ML.")
-    ends = None
-    if not (form.own_embedding and form.own_head):
-        tokens = None if form.own_head else network.head_tokens
-        ends = drafter_ends(source, None, target, form.hidden_size, form.vocabulary, head_tokens=tokens)
-        network.borrow(ends.embed, ends.head)
-    model = convertible_eagle3(source, network, ends, features.largest)
+    network = read_eagle3(source, target)
+    if network.form.layers > 1:
+        raise InputError(f"The drafter in {source} has {network.form.layers} layers: use it as it is, without Core ML.")
+    model = convertible_eagle3(source, network, borrow_ends(network, source, target), features.largest)
     return _Source(model, eagle3_comparison(network, features))
 
 
@@ -298,7 +289,7 @@ def convertible_block(folder: Path, drafter: BlockCheckpoint, ends: TokenEnds, l
     conditioning = Conditioning(block=form, largest=largest, scale=feature_scale(largest))
     rope = network.layers[0].self_attn._rope
     order = pair_order(form.head_width, _rotated(folder, rope, form.head_width), form.rope_interleaved)
-    structure = Structure(_block_shape(folder, drafter.kind, form), order, [rope], None)
+    structure = Structure(_block_shape(folder, form), order, [rope], None)
     arrays = dict(_block_arrays(network, ends, conditioning))
     return Convertible(folder, structure, arrays, drafter.head_tokens, conditioning)
 
@@ -318,12 +309,12 @@ def _eagle3_shape(form: Eagle3Form) -> DecoderShape:
     )
 
 
-def _block_shape(folder: Path, kind: str, form: BlockForm) -> DecoderShape:
+def _block_shape(folder: Path, form: BlockForm) -> DecoderShape:
     windows = {window for window in form.windows if window is not None}
     if len(windows) > 1:
         raise InputError(f"The drafter in {folder} has layers of different windows: use it as it is, without Core ML.")
     return DecoderShape(
-        architecture=kind,
+        architecture=form.kind,
         layers=tuple(Layer(sliding=window is not None) for window in form.windows or (None,) * form.layers),
         hidden=form.width,
         heads=form.heads,

@@ -17,8 +17,8 @@ from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.calls import CallInputs, FeatureReader, Runtime
 from draft_worker.coreml.runtime.joint_memory import JointMemory, JointPart
 from draft_worker.coreml.runtime.memory import CachePool
-from draft_worker.drafters.eagle3 import Eagle3Form
 from draft_worker.projection import ProjectionMatrix
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.kv.exchange import KvExchange
 from protocol.messages.features import FeatureForm
 from protocol.messages.kv import KvReference

@@ -13,13 +13,14 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3
 from draft_worker.training.columns import Chains, drawn, no_hits, whole, windows
 from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import Judge, TrainingSetting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.target import Target, fitting, trained
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.errors import InputError
 
 DECAY = 0.8

@@ -1,13 +1,16 @@
-"""What a trained drafter is and reads of a target, and whether the two fit. Pure."""
+"""What a trained drafter is, the sizes of its network, what it reads of a target, and whether the two fit."""
 
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from protocol.contracts.drafters.target_shape import TargetShape
+from protocol.contracts.drafters.target_shape import TargetShape, target_shape
+from protocol.errors import InputError
 
 DrafterKind: TypeAlias = Literal["eagle3", "peagle", "mtp", "dspark", "dflash", "dflash2", "exit"]
 
@@ -42,12 +45,159 @@ _FEATURE_BYTES = 2
 """Of an element in fp16 or bf16."""
 
 
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+Causal = Literal["none", "windows", "all"]
+
+
+class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A drafter whose forward guesses a block of tokens behind an anchor.
+
+    The input of a block is the anchor (the last known token) and then mask tokens, at consecutive positions. DFlash
+    guesses a mask's own token at its row. DSpark guesses at each row the token behind it, so that the anchor's row
+    counts too (`anchor_predicts`).
+    """
+
+    width: int
+    """Elements of the drafter's states."""
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    inner: int
+    """Elements between the two halves of the feed-forward part."""
+    vocabulary: int
+    outputs: tuple[int, ...]
+    """Layers of the target whose outputs it reads, counted from 0, ascending."""
+    output_width: int
+    """Elements of one output of the target."""
+    target_layers: int | None = None
+    """Layers of the target; None: not stated."""
+    block: int
+    """Inputs of a block: the anchor and its masks."""
+    mask_token: int
+    anchor_predicts: bool
+    clean_prefix: int = 1
+    """Most known tokens at the head of a block, the anchor included, that the drafter was trained for."""
+    markov: MarkovKind | None = None
+    """How the token before corrects the guess of a row; None: a row's guess is a marginal."""
+    rank: int = 0
+    """Elements of a token's vector in the Markov head or in the selector."""
+    choices: int = 0
+    """Best tokens of a row that the selector chooses among; 0: it has no selector."""
+    taps: int = 0
+    """Inputs of a block, itself included, that a short convolution reads for one; 0: it has none."""
+    tap_group: int = 1
+    """Neighbouring elements that share what an input adds to the convolution's kernel."""
+    input_scale: float = 1.0
+    """Of the embeddings of a block's inputs."""
+    logit_scale: float = 1.0
+    """Of the logits, before they are bounded."""
+    norm_epsilon: float = 1e-6
+    bias: bool = False
+    """Of the attention's projections."""
+    rope_base: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_interleaved: bool = False
+    """Rotates neighbouring elements; otherwise, elements half a head apart."""
+    positions: int
+    """The most positions."""
+    windows: tuple[int | None, ...] = ()
+    """For each layer, how many positions back a row sees, itself included; None: all. Empty: all layers see all."""
+    causal: Causal = "windows"
+    """Layers in which an input sees nothing of its block behind itself: none, those with a window, or all."""
+    soft_cap: float | None = None
+    """Bound of the logits, by tanh; None: unbounded."""
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether a layer of this window is."""
+        return self.causal == "all" or (self.causal == "windows" and window is not None)
+
+    @property
+    def kind(self) -> Literal["dflash", "dspark", "dflash2"]:
+        """What the drafter is called."""
+        return "dspark" if self.markov else "dflash2" if self.choices or self.taps else "dflash"
+
+    @property
+    def rows(self) -> int:
+        """Tokens that one block guesses."""
+        return self.block if self.anchor_predicts else self.block - 1
+
+    @property
+    def masks(self) -> int:
+        """Mask tokens behind the anchor."""
+        return self.block - 1
+
+
+class Eagle3Form(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and variants of a network, whichever family of checkpoints it came from."""
+
+    outputs: tuple[int, ...]
+    """The target's outputs that one feature joins, ascending: i is the residual stream behind layer i, from 0. Empty:
+    they follow from the target's depth."""
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int = 1
+    vocabulary: int
+    """Tokens of the target."""
+    head_size: int
+    """Tokens of the drafter's head."""
+    target_width: int
+    """Elements of one output of the target."""
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    context: int = 131072
+    biases: tuple[str, ...] = ()
+    """Linear layers that have a bias: `fc`, `midlayer.self_attn.q_proj`, ..."""
+    own_embedding: bool = False
+    """Else the target's embedding is used, which `ends` gives."""
+    own_head: bool = True
+    """Else the target's head is used."""
+    norm_heads: bool = False
+    """Queries and keys are normed a head, as in Qwen3."""
+    norm_before_residual: bool = False
+    """The layer's residual is the normed feature."""
+    norm_before_fc: bool = False
+    """One norm over the joined outputs."""
+    fc_norm: bool = False
+    """One norm an output."""
+    norm_output: bool = False
+    """The next row reads the normed output (EAGLE-3.1)."""
+    mask_token: int | None = None
+    """The input of rows behind the known tokens, beside a learnt stand-in for a feature (P-EAGLE)."""
+    depths: int = 1
+    """Tokens that one forward guesses behind one another."""
+
+
+class MtpForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A head whose decoder layer is that of its target's architecture."""
+
+    architecture: str
+    """`model_type` of the checkpoint."""
+    config: dict[str, Any]
+    """Of the text model, as published."""
+
+
+class Quantization(msgspec.Struct, frozen=True):
+    """How mlx-lm's tools quantised the weights that have scales."""
+
+    group_size: int = 64
+    bits: Annotated[int, Meta(ge=1, le=32)] = 4
+
+
 class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A trained drafter in a folder."""
 
     kind: DrafterKind
     format: str
     """Whose format its files have."""
+    form: BlockForm | Eagle3Form | MtpForm | None = None
+    """Of its network; None: an exit's is the target's."""
+    quantization: Quantization | None = None
+    """None: not stated."""
     width: int = 0
     """Elements of one output of the target; 0: it reads none."""
     count: int = 0
@@ -96,6 +246,17 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def read_beside(self, target: TargetShape) -> int:
         """Parameters that a growth step reads, the target's head included; not the target's layers of an exit."""
         return self.read + (0 if self.own_head else target.width * (self.drafted or target.vocabulary))
+
+    def fitting(self, folder: Path, target: Path) -> TargetShape:
+        """The shape of the model in the folder `target`. Raises InputError if this drafter, which is in `folder`, can't
+        draft for it."""
+        shape = target_shape(target)
+        if misfit := self.misfit(shape):
+            raise InputError(
+                f"The draft {folder} does not fit the target {target}: {misfit}. Choose a drafter that was trained for "
+                "this target; `launch-pipeline pairs` lists some."
+            )
+        return shape
 
     def misfit(self, target: TargetShape) -> str:
         """Why it can't draft for this target, as half a sentence; empty if it can."""

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
-from protocol.contracts.drafters.description import FINAL, Drafter
+import msgspec
+
+from protocol.contracts.drafters.checkpoint import Count, DrafterCheckpoint, Size
+from protocol.contracts.drafters.description import FINAL, Drafter, MtpForm
 from protocol.json_values import is_object
 
 _QWEN = re.compile(r"(?:model\.|language_model\.)*mtp\.fc\.weight")
@@ -27,13 +29,19 @@ _MOST = 3
 _BODY = re.compile(r"(?:model\.|language_model\.)*layers\.0\.")
 
 
+class _Text(msgspec.Struct):
+    hidden_size: Size
+    vocab_size: Size
+    num_hidden_layers: Count
+
+
 def states_mtp(config: dict[str, Any]) -> bool:
     """Whether a config.json says that the original checkpoint has such a head."""
     parts = [part for part in (config, config.get("text_config")) if is_object(part)]
     return any(type(part.get(name)) is int and part[name] > 0 for part in parts for name in _STATED)
 
 
-def unknown(config: dict[str, Any]) -> str:
+def unknown(config: Mapping[str, Any]) -> str:
     """Why a head with this config.json can't be run, as half a sentence; empty if it can."""
     model, text = config.get("model_type"), config.get("text_config", config)
     if not isinstance(model, str) or model not in NUMBERS or not is_object(text):
@@ -58,20 +66,21 @@ def mtp(found: DrafterCheckpoint) -> Drafter:
     """Raises InputError for what does not fit together, or can't be run."""
     if reason := unknown(found.config):
         raise found.wrong(reason)
-    text = found.part("text_config") if "text_config" in found.config else found
-    width, vocabulary = text.number("hidden_size"), text.number("vocab_size")
+    stated = found.config.get("text_config", found.config)
+    text = found.decoded(_Text, stated)
     joining, prefix, form = _joining(found)
-    found.require(joining, (width, 2 * width))
-    own = _alone(found, prefix)
+    found.require(joining, (text.hidden_size, 2 * text.hidden_size))
+    own = found._replace(tensors={name: each for name, each in found.tensors.items() if name.startswith(prefix)})
     layers = {part for name in own.tensors if (part := name.removeprefix(prefix)).startswith("layers.")}
     return Drafter(
         kind="mtp",
         format=form,
-        width=width,
+        form=MtpForm(architecture=found.config["model_type"], config=stated),
+        width=text.hidden_size,
         count=1,
         stated_outputs=(FINAL,),
-        target_layers=text.number("num_hidden_layers"),
-        target_vocabulary=vocabulary,
+        target_layers=text.num_hidden_layers,
+        target_vocabulary=text.vocab_size,
         layers=len({name.split(".")[1] for name in layers}) or 1,
         parameters=own.parameters(),
         read=own.parameters(("embed_tokens", "shared_head.head")),
@@ -88,8 +97,3 @@ def _joining(found: DrafterCheckpoint) -> tuple[str, str, str]:
     raise found.wrong(
         "it has no such tensors (conversions to MLX leave them out; the original checkpoint of the target has them)"
     )
-
-
-def _alone(found: DrafterCheckpoint, prefix: str) -> DrafterCheckpoint:
-    tensors = {name: tensor for name, tensor in found.tensors.items() if name.startswith(prefix)}
-    return DrafterCheckpoint(found.folder, found.name, found.config, tensors)

@@ -117,5 +117,5 @@ def test_a_mask_beyond_the_vocabulary_gets_a_sentence(tmp_path: Path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"mask_token_id": folders.VOCABULARY}))
 
-    with pytest.raises(InputError, match="tensor mask_hidden, and its mask_token_id is 40"):
+    with pytest.raises(InputError, match="mask_token_id 40 is beyond its 40 tokens"):
         read_eagle3(folder)
