@@ -3,9 +3,10 @@
 What the engines `eagle3` and `mtp` share.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -16,11 +17,14 @@ from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.conditioned.runner import ConditionedRunner, Wave
 from draft_worker.conditioned.sequence import ConditionedRows, Outputs
 from draft_worker.engine import Batch, EngineSequence
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
+from protocol.worker.process import WorkerSetup
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,9 +48,18 @@ class ConditionedEngine(ColumnsEngine):
         self.joint = runner.joint
         self._runner = runner
 
-    def measure(self, loading: float) -> None:
-        """Measure the `costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
-        self.costs = self._runner.costs(loading)
+    @classmethod
+    def load(cls, setup: WorkerSetup, load_runner: Callable[[Path, Path | None], ConditionedRunner]) -> Self:
+        """`load_runner`: from the folders of the drafter and of its target, if that is another one. Costs are measured
+        where that is worth its time. Raises InputError as it does."""
+        began = time.perf_counter()
+        folder, target = Path(setup.model), Path(setup.target) if setup.target else None
+        runner, tokens = load_runner(folder, target), target or folder
+        engine = cls(setup.engine, folder, runner, vocabulary_fingerprint(tokens), tokens)
+        wire(setup.gpu_share, BESIDE_TARGET)
+        if setup.pace is None:
+            engine.costs = runner.costs(time.perf_counter() - began)
+        return engine
 
     def open(self, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         return self.around(self.rows(), sampling, vocabulary)

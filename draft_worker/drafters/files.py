@@ -13,15 +13,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model
 
 from draft_worker.head_tokens import HeadTokens, are_head_tokens
 from protocol.contracts.drafters.checkpoint import UNUSED, damaged
 from protocol.contracts.drafters.description import BlockForm, Eagle3Form, MtpForm, Quantization
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
-from protocol.inference.device import spare_compiler
 from protocol.inference.narrow_weights import keep_narrow
+from protocol.inference.stored_model import ready_for_processor
 
 _Form = TypeVar("_Form", BlockForm, Eagle3Form, MtpForm)
 _CONFIG = "config.json"
@@ -91,11 +90,7 @@ class DrafterFolder(Generic[_Form]):
             self._quantize(network, self.drafter.quantization or Quantization(), lambda path, _: path in quantized)
         self._check(network, tensors, stated)
         network.load_weights(list(tensors.items()))
-        if mx.default_device() == mx.Device(mx.cpu):
-            # A processor has fast kernels for float32 alone; quantized products are many times slower.
-            dequantize_model(network)
-            network.set_dtype(mx.float32)
-            spare_compiler()
+        ready_for_processor(network)
         finite = {name: mx.isfinite(values).all() for name, values in parameters(network) if _is_float(values)}
         try:
             mx.eval(network.parameters(), finite)

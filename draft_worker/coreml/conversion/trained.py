@@ -9,7 +9,7 @@ over a text, which also tells how large they are.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -35,13 +35,13 @@ from draft_worker.drafters.block_checkpoint import BlockCheckpoint, read_block
 from draft_worker.drafters.block_forward import Block, BlockKv, BlockRows, MlxBlockRunner
 from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
-from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
+from draft_worker.drafters.token_ends import TokenEnds, drafter_ends, load_target
 from protocol.contracts.coreml.conversion import Choices, WeightKind
 from protocol.contracts.drafters.description import CONVERTIBLE, BlockForm, Drafter, Eagle3Form
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
-from protocol.inference.stored_model import load_network
+from protocol.inference.stored_model import ready_for_processor
 from protocol.inference.tap import proved_tap
 from protocol.messages.features import FeatureForm
 
@@ -103,16 +103,14 @@ class TargetFeatures(NamedTuple):
 
 def target_features(folder: Path, form: FeatureForm) -> TargetFeatures:
     """What the target in `folder` leaves of a text for a drafter of this form. Raises InputError if it can't be had."""
+    network = load_target(folder)[0]
     try:
-        loaded: Any = load_network(folder)
         tokens: list[int] = list(load_tokenizer(folder).encode(_TEXT))[:_MOST]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"The target in {folder} can't be loaded ({str(error)[:200]}): download it again.") from error
-    network = loaded[0]
-    if mx.default_device() == mx.Device(mx.cpu):
-        # A processor has fast kernels for float32 alone.
-        network = dequantize_model(network)
-        network.set_dtype(mx.float32)
+        raise InputError(
+            f"The tokenizer in {folder} can't be loaded ({str(error)[:200]}): download it again."
+        ) from error
+    ready_for_processor(network)
     tap = proved_tap(network)
     lack = "its hidden states can't be recorded" if tap is None else tap.taps.lack(form)
     if tap is None or lack:

@@ -7,7 +7,7 @@ out.
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,16 +15,31 @@ from protocol.contracts.drafters.checkpoint import Count, DrafterCheckpoint, Siz
 from protocol.contracts.drafters.description import FINAL, Drafter, MtpForm
 from protocol.json_values import is_object
 
-_QWEN = re.compile(r"(?:model\.|language_model\.)*mtp\.fc\.weight")
-_DEEPSEEK = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.eh_proj\.weight")
-_QWEN_NUMBER, _DEEPSEEK_NUMBER = _STATED = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-NUMBERS: Mapping[str, str] = MappingProxyType(
+_QWEN_FC = re.compile(r"(?:model\.|language_model\.)*mtp\.fc\.weight")
+_DEEPSEEK_FC = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.eh_proj\.weight")
+QWEN, DEEPSEEK = _STATED = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""The key of config.json with the number of heads, in the two published forms."""
+
+
+class MtpFamily(NamedTuple):
+    """Where an architecture keeps its heads."""
+
+    number: str
+    """QWEN or DEEPSEEK."""
+    module: str
+    """Of `mlx_lm.models`."""
+
+
+FAMILIES: Mapping[str, MtpFamily] = MappingProxyType(
     {
-        **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _QWEN_NUMBER),
-        **dict.fromkeys(("deepseek_v3", "glm4_moe"), _DEEPSEEK_NUMBER),
+        "qwen3_next": MtpFamily(QWEN, "qwen3_next"),
+        "qwen3_5": MtpFamily(QWEN, "qwen3_5"),
+        "qwen3_5_moe": MtpFamily(QWEN, "qwen3_5"),
+        "deepseek_v3": MtpFamily(DEEPSEEK, "deepseek_v3"),
+        "glm4_moe": MtpFamily(DEEPSEEK, "glm4_moe"),
     }
 )
-"""The key of config.json with the number of heads, by the `model_type` of those architectures whose heads are run."""
+"""Architectures whose heads are run, by `model_type` of the checkpoint."""
 _MOST = 3
 _BODY = re.compile(r"(?:model\.|language_model\.)*layers\.0\.")
 
@@ -44,17 +59,18 @@ def states_mtp(config: dict[str, Any]) -> bool:
 def unknown(config: Mapping[str, Any]) -> str:
     """Why a head with this config.json can't be run, as half a sentence; empty if it can."""
     model, text = config.get("model_type"), config.get("text_config", config)
-    if not isinstance(model, str) or model not in NUMBERS or not is_object(text):
-        return f"its architecture is {model!r:.60}; known ones are {', '.join(NUMBERS)}"
-    number = text.get(NUMBERS[model], 1)
+    if not isinstance(model, str) or model not in FAMILIES or not is_object(text):
+        return f"its architecture is {model!r:.60}; known ones are {', '.join(FAMILIES)}"
+    key = FAMILIES[model].number
+    number = text.get(key, 1)
     if type(number) is not int or not 1 <= number <= _MOST:
-        return f"its config.json states {NUMBERS[model]} = {number!r:.60}"
+        return f"its config.json states {key} = {number!r:.60}"
     return ""
 
 
 def has_mtp(found: DrafterCheckpoint) -> bool:
     """Whether the tensors are there."""
-    return any(pattern.fullmatch(name) for name in found.tensors for pattern in (_QWEN, _DEEPSEEK))
+    return any(pattern.fullmatch(name) for name in found.tensors for pattern in (_QWEN_FC, _DEEPSEEK_FC))
 
 
 def stands_alone(found: DrafterCheckpoint) -> bool:
@@ -90,9 +106,9 @@ def mtp(found: DrafterCheckpoint) -> Drafter:
 def _joining(found: DrafterCheckpoint) -> tuple[str, str, str]:
     """The tensor that joins embedding and state, the beginning of the head's names, and whose format it is."""
     for name in sorted(found.tensors):
-        if _QWEN.fullmatch(name):
+        if _QWEN_FC.fullmatch(name):
             return name, name.removesuffix("fc.weight"), "Qwen"
-        if _DEEPSEEK.fullmatch(name):
+        if _DEEPSEEK_FC.fullmatch(name):
             return name, name.removesuffix("eh_proj.weight"), "DeepSeek"
     raise found.wrong(
         "it has no such tensors (conversions to MLX leave them out; the original checkpoint of the target has them)"

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.conditioned.runner import LoadedDrafter, MlxRunner
+from draft_worker.conditioned.runner import MlxRunner
 from draft_worker.drafters.mtp import MtpHead, read_mtp
 from draft_worker.engine import Batch
 from protocol.errors import InputError
@@ -131,8 +131,10 @@ def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, nam
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_trees_equal_their_paths(tmp_path: Path, name: str):
     network = _borrowing(_write(tmp_path, name))
-    drafter = LoadedDrafter(network, FeatureForm((FINAL,), WIDTH), WIDTH, VOCABULARY, 512, "mtp")
-    engine = ConditionedEngine("mtp", tmp_path, MlxRunner(drafter, tmp_path), "tiny", tmp_path)
+    form = FeatureForm((FINAL,), WIDTH)
+    sizes: Any = {"width": WIDTH, "vocabulary": VOCABULARY, "context": 512}
+    runner = MlxRunner(network, tmp_path, features=form, architecture="mtp", **sizes)
+    engine = ConditionedEngine("mtp", tmp_path, runner, "tiny", tmp_path)
 
     def opened() -> Any:
         sequence = engine.open(Sampling(temperature=0.0), VOCABULARY)
