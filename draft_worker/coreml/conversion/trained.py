@@ -37,7 +37,7 @@ from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends, load_target
 from protocol.contracts.coreml.conversion import Choices, WeightKind
-from protocol.contracts.drafters.description import CONVERTIBLE, BlockForm, Drafter, Eagle3Form
+from protocol.contracts.drafters.description import BlockForm, Drafter, Eagle3Form
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
@@ -219,7 +219,7 @@ def convert_drafter(
 ) -> Package:
     """Like `build.convert`, for what `source` was found to be. Raises InputError for a kind without a form for Core ML,
     without a target, and for a target that the drafter was not made for."""
-    if drafter.kind not in CONVERTIBLE:
+    if not drafter.converts:
         raise InputError(f"{source} holds {drafter.name}, which has no form for Core ML: use it as it is.")
     if target is None:
         raise InputError(f"{source} holds {drafter.name}, which reads its target's states: pass --target MODEL.")

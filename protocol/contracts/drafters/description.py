@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -14,31 +14,26 @@ from protocol.errors import InputError
 
 DrafterKind: TypeAlias = Literal["eagle3", "peagle", "mtp", "dspark", "dflash", "dflash2", "exit"]
 
-NAMES: Mapping[DrafterKind, str] = MappingProxyType(
+
+class KindFacts(NamedTuple):
+    name: str
+    engine: str
+    """The draft engine that runs it."""
+    converts: bool = False
+    """It has a form for Core ML."""
+
+
+KINDS: Mapping[DrafterKind, KindFacts] = MappingProxyType(
     {
-        "eagle3": "an EAGLE-3 drafter",
-        "peagle": "a P-EAGLE drafter",
-        "mtp": "an MTP head",
-        "dspark": "a DSpark drafter",
-        "dflash": "a DFlash drafter",
-        "dflash2": "a DFlash2 drafter",
-        "exit": "an early exit",
+        "eagle3": KindFacts("an EAGLE-3 drafter", "eagle3", converts=True),
+        "peagle": KindFacts("a P-EAGLE drafter", "block"),
+        "mtp": KindFacts("an MTP head", "mtp"),
+        "dspark": KindFacts("a DSpark drafter", "block", converts=True),
+        "dflash": KindFacts("a DFlash drafter", "block", converts=True),
+        "dflash2": KindFacts("a DFlash2 drafter", "block", converts=True),
+        "exit": KindFacts("an early exit", "layerskip"),
     }
 )
-ENGINES: Mapping[DrafterKind, str] = MappingProxyType(
-    {
-        "eagle3": "eagle3",
-        "peagle": "block",
-        "mtp": "mtp",
-        "dspark": "block",
-        "dflash": "block",
-        "dflash2": "block",
-        "exit": "layerskip",
-    }
-)
-"""The draft engine of each kind."""
-CONVERTIBLE: tuple[DrafterKind, ...] = ("eagle3", "dspark", "dflash", "dflash2")
-"""Kinds that have a form for Core ML."""
 FINAL = -1
 """`protocol.messages.features.FINAL`, which this layer can't import."""
 _FEATURE_BYTES = 2
@@ -222,11 +217,15 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        return NAMES[self.kind]
+        return KINDS[self.kind].name
 
     @property
     def engine(self) -> str:
-        return ENGINES[self.kind]
+        return KINDS[self.kind].engine
+
+    @property
+    def converts(self) -> bool:
+        return KINDS[self.kind].converts
 
     @property
     def feature_bytes(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from protocol.contracts.drafters.block import block, is_block
 from protocol.contracts.drafters.checkpoint import SPECULATORS, DrafterCheckpoint, config_in
-from protocol.contracts.drafters.description import NAMES, Drafter
+from protocol.contracts.drafters.description import KINDS, Drafter
 from protocol.contracts.drafters.eagle3 import eagle3
 from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
 from protocol.contracts.drafters.early_exit import early_exit
@@ -23,8 +23,8 @@ class _Reader(NamedTuple):
 
 _EAGLE3 = _Reader(eagle3, "an EAGLE-3 or P-EAGLE drafter")
 _BLOCK = _Reader(block, "a DFlash, DSpark or DFlash2 drafter")
-_MTP = _Reader(mtp, NAMES["mtp"])
-_EXIT = _Reader(early_exit, NAMES["exit"])
+_MTP = _Reader(mtp, KINDS["mtp"].name)
+_EXIT = _Reader(early_exit, KINDS["exit"].name)
 _SPECULATORS = {
     **{"eagle3": _EAGLE3, "peagle": _EAGLE3, "mtp": _MTP},
     **dict.fromkeys(("dflash", "dspark", "dflash2"), _BLOCK),
@@ -58,7 +58,11 @@ def has_own_head(folder: Path) -> bool:
     Raises InputError for a folder that can't be read.
     """
     config = config_in(folder)
-    return states_mtp(config) and not unknown(config) and has_mtp(DrafterCheckpoint.read(folder, NAMES["mtp"], config))
+    return (
+        states_mtp(config)
+        and not unknown(config)
+        and has_mtp(DrafterCheckpoint.read(folder, KINDS["mtp"].name, config))
+    )
 
 
 def is_drafter(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from orchestrator.lab.simulate.prediction.plan import Scenario, simulated
 from orchestrator.lab.simulate.prediction.sweep import DRAFTERS, with_drafter
 from orchestrator.lab.simulate.workers import ModelledDraft
 from orchestrator.machine.profiles.device_profiles import load_profile
-from protocol.contracts.drafters.description import NAMES, DrafterKind
+from protocol.contracts.drafters.description import KINDS, DrafterKind
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
@@ -26,7 +26,7 @@ SCENARIO = Scenario(devices=Devices.of(load_profile("m4-16gb-qwen2.5-3b")), requ
 
 
 def test_every_kind_is_known_with_its_source():
-    assert DRAFTERS.keys() == NAMES.keys()
+    assert DRAFTERS.keys() == KINDS.keys()
     assert all(drafter.source for drafter in DRAFTERS.values())
 
 
