@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from draft_worker.drafters.block import BlockDrafter, markov_head
-from draft_worker.drafters.files import DrafterFolder, parameters, save
+from draft_worker.drafters.files import DrafterFolder, decoder_config, parameters, save
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from draft_worker.short_head import keep_rows
@@ -76,32 +76,24 @@ def block_config(form: BlockForm, target: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a drafter, from that of its target."""
     kept = {name: target[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in target}
     sliding = [window for window in form.windows if window is not None]
-    shared = kept | {
-        "model_type": "qwen3",
-        "hidden_size": form.width,
-        "num_hidden_layers": form.layers,
-        "num_attention_heads": form.heads,
-        "num_key_value_heads": form.kv_heads,
-        "head_dim": form.head_width,
-        "intermediate_size": form.inner,
-        "vocab_size": form.vocabulary,
-        "hidden_act": "silu",
-        "rms_norm_eps": form.norm_epsilon,
-        "attention_bias": form.bias,
-        "attention_dropout": 0.0,
-        "rope_theta": form.rope_base,
-        "rope_scaling": form.rope_scaling,
-        "max_position_embeddings": form.positions,
-        "layer_types": [
-            "sliding_attention" if window else "full_attention" for window in form.windows or (None,) * form.layers
-        ],
-        "use_sliding_window": bool(sliding),
-        **({"sliding_window": sliding[0]} if sliding else {}),
-        **({} if form.causal == "windows" else {"is_causal": form.causal == "all"}),
-        "num_target_layers": form.target_layers,
-        "block_size": form.block,
-        "clean_prefix": form.clean_prefix,
-    }
+    shared = (
+        kept
+        | decoder_config(form)
+        | {
+            "model_type": "qwen3",
+            "attention_bias": form.bias,
+            "attention_dropout": 0.0,
+            "layer_types": [
+                "sliding_attention" if window else "full_attention" for window in form.windows or (None,) * form.layers
+            ],
+            "use_sliding_window": bool(sliding),
+            **({"sliding_window": sliding[0]} if sliding else {}),
+            **({} if form.causal == "windows" else {"is_causal": form.causal == "all"}),
+            "num_target_layers": form.target_layers,
+            "block_size": form.block,
+            "clean_prefix": form.clean_prefix,
+        }
+    )
     asked = {"mask_token_id": form.mask_token, "target_layer_ids": list(form.outputs)}
     if not form.anchor_predicts:
         if form.taps:

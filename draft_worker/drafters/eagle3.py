@@ -32,14 +32,14 @@ class Eagle3(nn.Module):
         self.head_tokens = head_tokens
         self._embed: Ends | None = None
         self._head: Ends | None = None
-        width, eps = form.hidden_size, form.rms_norm_eps
-        joined = len(form.outputs) * form.target_width
+        width, eps = form.width, form.norm_epsilon
+        joined = len(form.outputs) * form.output_width
         if form.own_embedding:
             self.embed_tokens = nn.Embedding(form.vocabulary, width)
         if form.norm_before_fc:
             self.input_norm = nn.RMSNorm(joined, eps=eps)
         if form.fc_norm:
-            self.fc_norm = [nn.RMSNorm(form.target_width, eps=eps) for _ in form.outputs]
+            self.fc_norm = [nn.RMSNorm(form.output_width, eps=eps) for _ in form.outputs]
         self.fc = nn.Linear(joined, width, bias="fc" in form.biases)
         if form.mask_token is not None:
             self.mask_hidden = mx.zeros((1, 1, joined))
@@ -57,7 +57,7 @@ class Eagle3(nn.Module):
         """(..., hidden) from (..., outputs * target_width) features; also from what the target made of them by the
         weights of `fc`."""
         form = self.form
-        if features.shape[-1] != len(form.outputs) * form.target_width:
+        if features.shape[-1] != len(form.outputs) * form.output_width:
             return features + self.fc.bias if "fc" in form.biases else features
         if form.norm_before_fc:
             features = self.input_norm(features)
@@ -103,7 +103,7 @@ class Eagle3Layer(nn.Module):
 
     def __init__(self, form: Eagle3Form) -> None:
         super().__init__()
-        width, eps = form.hidden_size, form.rms_norm_eps
+        width, eps = form.width, form.norm_epsilon
         self.self_attn = Eagle3Attention(form, "midlayer", 2 * width)
         self.mlp = Eagle3Mlp(form, "midlayer")
         self.input_layernorm = nn.RMSNorm(width, eps=eps)
@@ -124,7 +124,7 @@ class Eagle3PlainLayer(nn.Module):
 
     def __init__(self, form: Eagle3Form, name: str) -> None:
         super().__init__()
-        width, eps = form.hidden_size, form.rms_norm_eps
+        width, eps = form.width, form.norm_epsilon
         self.self_attn = Eagle3Attention(form, name, width)
         self.mlp = Eagle3Mlp(form, name)
         self.input_layernorm = nn.RMSNorm(width, eps=eps)
@@ -140,19 +140,19 @@ class Eagle3Attention(nn.Module):
 
     def __init__(self, form: Eagle3Form, layer: str, width: int) -> None:
         super().__init__()
-        self._heads, self._kv_heads, size = form.heads, form.kv_heads, form.head_dim
+        self._heads, self._kv_heads, size = form.heads, form.kv_heads, form.head_width
         self._scale = size**-0.5
         keys = form.kv_heads * size
         self.q_proj = nn.Linear(width, form.heads * size, bias=f"{layer}.self_attn.q_proj" in form.biases)
         self.k_proj = nn.Linear(width, keys, bias=f"{layer}.self_attn.k_proj" in form.biases)
         self.v_proj = nn.Linear(width, keys, bias=f"{layer}.self_attn.v_proj" in form.biases)
-        self.o_proj = nn.Linear(form.heads * size, form.hidden_size, bias=f"{layer}.self_attn.o_proj" in form.biases)
+        self.o_proj = nn.Linear(form.heads * size, form.width, bias=f"{layer}.self_attn.o_proj" in form.biases)
         if form.norm_heads:
-            self.q_norm = nn.RMSNorm(size, eps=form.rms_norm_eps)
-            self.k_norm = nn.RMSNorm(size, eps=form.rms_norm_eps)
+            self.q_norm = nn.RMSNorm(size, eps=form.norm_epsilon)
+            self.k_norm = nn.RMSNorm(size, eps=form.norm_epsilon)
         self._normed = form.norm_heads
         scaling = None if form.rope_scaling is None else dict(form.rope_scaling)
-        self.rope = initialize_rope(size, form.rope_theta, False, scaling, form.context)
+        self.rope = initialize_rope(size, form.rope_base, False, scaling, form.positions)
 
     def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
         batch, length, _ = x.shape
@@ -173,7 +173,7 @@ class Eagle3Attention(nn.Module):
 class Eagle3Mlp(nn.Module):
     def __init__(self, form: Eagle3Form, layer: str) -> None:
         super().__init__()
-        width, inner = form.hidden_size, form.intermediate_size
+        width, inner = form.width, form.inner
         self.gate_proj = nn.Linear(width, inner, bias=f"{layer}.mlp.gate_proj" in form.biases)
         self.up_proj = nn.Linear(width, inner, bias=f"{layer}.mlp.up_proj" in form.biases)
         self.down_proj = nn.Linear(inner, width, bias=f"{layer}.mlp.down_proj" in form.biases)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.files import DrafterFolder, parameters, save
+from draft_worker.drafters.files import DrafterFolder, decoder_config, parameters, save
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
 from draft_worker.head_tokens import read_head_tokens
 from protocol.contracts.drafters.description import Eagle3Form
@@ -53,7 +53,7 @@ def borrow_ends(network: Eagle3, folder: Path, target: Path | None) -> TokenEnds
     form = network.form
     if form.own_embedding and form.own_head:
         return None
-    tokens, width, vocabulary = None if form.own_head else network.head_tokens, form.hidden_size, form.vocabulary
+    tokens, width, vocabulary = None if form.own_head else network.head_tokens, form.width, form.vocabulary
     ends = drafter_ends(folder, None, target, width, vocabulary, head=not form.own_head, head_tokens=tokens)
     network.borrow(ends.embed, ends.head)
     return ends
@@ -77,20 +77,8 @@ def _config(form: Eagle3Form) -> dict[str, Any]:
     sizes = {
         "architectures": [_ARCHITECTURE],
         "model_type": "qwen3" if form.norm_heads else "llama",
-        "hidden_size": form.hidden_size,
-        "intermediate_size": form.intermediate_size,
-        "num_attention_heads": form.heads,
-        "num_key_value_heads": form.kv_heads,
-        "head_dim": form.head_dim,
-        "num_hidden_layers": 1,
-        "vocab_size": form.vocabulary,
         "draft_vocab_size": form.head_size,
-        "target_hidden_size": form.target_width,
-        "rms_norm_eps": form.rms_norm_eps,
-        "rope_theta": form.rope_theta,
-        "rope_scaling": None if form.rope_scaling is None else dict(form.rope_scaling),
-        "max_position_embeddings": form.context,
-        "hidden_act": "silu",
+        "target_hidden_size": form.output_width,
         "attention_bias": "midlayer.self_attn.q_proj" in form.biases,
         "mlp_bias": "midlayer.mlp.up_proj" in form.biases,
         "bias": "fc" in form.biases,
@@ -98,4 +86,4 @@ def _config(form: Eagle3Form) -> dict[str, Any]:
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(form.outputs), "use_aux_hidden_state": True},
     }
     variants = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return sizes | {name: True for name in variants if getattr(form, name)}
+    return decoder_config(form) | sizes | {name: True for name in variants if getattr(form, name)}

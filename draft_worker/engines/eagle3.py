@@ -28,10 +28,10 @@ def loaded(folder: Path, target: Path | None) -> MlxRunner:
     return MlxRunner(
         network,
         folder,
-        features=FeatureForm(form.outputs, form.target_width),
-        width=form.hidden_size,
+        features=FeatureForm(form.outputs, form.output_width),
+        width=form.width,
         vocabulary=form.vocabulary,
-        context=form.context,
+        context=form.positions,
         architecture="eagle3",
         short_head=ends.head if ends is not None and isinstance(ends.head, ShortHead) else None,
     )

@@ -50,14 +50,14 @@ def eagle(**variant: Any) -> Callable[[Path], ConditionedEngine]:
         mx.random.seed(3)
         form = Eagle3Form(
             outputs=(0, 1),
-            hidden_size=WIDTH,
-            intermediate_size=48,
+            width=WIDTH,
+            inner=48,
             heads=4,
             kv_heads=2,
-            head_dim=8,
+            head_width=8,
             vocabulary=VOCABULARY,
             head_size=VOCABULARY,
-            target_width=WIDTH,
+            output_width=WIDTH,
             own_head=False,
             **variant,
         )

@@ -35,14 +35,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     width, last = arguments.hidden_size, arguments.num_hidden_layers - 1
     form = Eagle3Form(
         outputs=(0, last),
-        hidden_size=width,
-        intermediate_size=width,
+        width=width,
+        inner=width,
         heads=arguments.num_attention_heads,
         kv_heads=arguments.num_attention_heads,
-        head_dim=width // arguments.num_attention_heads,
+        head_width=width // arguments.num_attention_heads,
         vocabulary=arguments.vocab_size,
         head_size=arguments.vocab_size,
-        target_width=width,
+        output_width=width,
         own_head=False,
     )
     network = Eagle3(form)

@@ -88,13 +88,13 @@ def eagle3_form(kind: str, width: int, vocabulary: int, block: int) -> Eagle3For
     own: dict[str, Any] = {"layers": 4, "mask_token": vocabulary - 1, "depths": block, "own_head": False}
     form = Eagle3Form(
         outputs=_OUTPUTS[::2],
-        hidden_size=width,
-        intermediate_size=_INNER.get(width, 4 * width),
+        width=width,
+        inner=_INNER.get(width, 4 * width),
         heads=width // _HEAD,
         kv_heads=min(8, width // _HEAD),
-        head_dim=_HEAD,
+        head_width=_HEAD,
         vocabulary=vocabulary,
-        target_width=width,
+        output_width=width,
         head_size=vocabulary if kind == "P-EAGLE" else min(32_000, vocabulary),
     )
     return msgspec.structs.replace(form, **own) if kind == "P-EAGLE" else form
@@ -230,9 +230,9 @@ def forward_seconds(runner: BlockRunner, context: int, repeats: int) -> float:
 
 def row_seconds(network: Eagle3, rows: int, context: int, repeats: int) -> float:
     """Of so many rows of EAGLE-3 behind `context` tokens, logits included."""
-    cache, hidden = network.make_cache(), mx.random.normal((1, rows, network.form.hidden_size))
+    cache, hidden = network.make_cache(), mx.random.normal((1, rows, network.form.width))
     for _ in range(0, context, 512):
-        states = network(mx.zeros((1, 512), mx.int32), mx.zeros((1, 512, network.form.hidden_size)), cache=cache)
+        states = network(mx.zeros((1, 512), mx.int32), mx.zeros((1, 512, network.form.width)), cache=cache)
         mx.eval(states)
 
     def run() -> None:

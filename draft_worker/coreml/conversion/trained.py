@@ -17,6 +17,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_tokenizer
+from msgspec.structs import replace
 
 from draft_worker.conditioned.runner import Wave
 from draft_worker.coreml.arrays import Array, Single
@@ -37,7 +38,7 @@ from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
 from draft_worker.drafters.token_ends import TokenEnds, drafter_ends, load_target
 from protocol.contracts.coreml.conversion import Choices, WeightKind
-from protocol.contracts.drafters.description import BlockForm, Drafter, Eagle3Form
+from protocol.contracts.drafters.description import BlockForm, DecoderForm, Drafter
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
@@ -272,8 +273,8 @@ def convertible_eagle3(folder: Path, network: Eagle3, ends: TokenEnds | None, la
     as measured on the target. Raises InputError for what Core ML's form of the network can't express."""
     form = network.form
     conditioning = Conditioning(eagle3=form, largest=largest, scale=feature_scale(largest))
-    order = pair_order(form.head_dim, _rotated(folder, network.midlayer.self_attn.rope, form.head_dim), False)
-    structure = Structure(_eagle3_shape(form), order, [network.midlayer.self_attn.rope], None)
+    order = pair_order(form.head_width, _rotated(folder, network.midlayer.self_attn.rope, form.head_width), False)
+    structure = Structure(_shape(form, "eagle3", [Layer()]), order, [network.midlayer.self_attn.rope], None)
     arrays = dict(_eagle3_arrays(_parameters(network), conditioning))
     if ends is not None:
         arrays = dict(_ends(ends)) | arrays
@@ -292,28 +293,10 @@ def convertible_block(folder: Path, drafter: BlockCheckpoint, ends: TokenEnds, l
     return Convertible(folder, structure, arrays, drafter.head_tokens, conditioning)
 
 
-def _eagle3_shape(form: Eagle3Form) -> DecoderShape:
+def _shape(form: DecoderForm, architecture: str, layers: Sequence[Layer]) -> DecoderShape:
     return DecoderShape(
-        architecture="eagle3",
-        layers=(Layer(),),
-        hidden=form.hidden_size,
-        heads=form.heads,
-        key_heads=form.kv_heads,
-        head=form.head_dim,
-        vocabulary=form.vocabulary,
-        positions=form.context,
-        epsilon=form.rms_norm_eps,
-        score_scale=form.head_dim**-0.5,
-    )
-
-
-def _block_shape(folder: Path, form: BlockForm) -> DecoderShape:
-    windows = {window for window in form.windows if window is not None}
-    if len(windows) > 1:
-        raise InputError(f"The drafter in {folder} has layers of different windows: use it as it is, without Core ML.")
-    return DecoderShape(
-        architecture=form.kind,
-        layers=tuple(Layer(sliding=window is not None) for window in form.windows or (None,) * form.layers),
+        architecture=architecture,
+        layers=tuple(layers),
         hidden=form.width,
         heads=form.heads,
         key_heads=form.kv_heads,
@@ -322,6 +305,16 @@ def _block_shape(folder: Path, form: BlockForm) -> DecoderShape:
         positions=form.positions,
         epsilon=form.norm_epsilon,
         score_scale=form.head_width**-0.5,
+    )
+
+
+def _block_shape(folder: Path, form: BlockForm) -> DecoderShape:
+    windows = {window for window in form.windows if window is not None}
+    if len(windows) > 1:
+        raise InputError(f"The drafter in {folder} has layers of different windows: use it as it is, without Core ML.")
+    layers = [Layer(sliding=window is not None) for window in form.windows or (None,) * form.layers]
+    return replace(
+        _shape(form, form.kind, layers),
         window=next(iter(windows), None),
         taps=form.taps,
         embedding_scale=form.input_scale,

@@ -155,7 +155,7 @@ class PackageRunner:
     def __init__(self, converted: Converted, runtime: Runtime, exchange: KvExchange | None = None) -> None:
         """`exchange`: as for a block drafter's package."""
         package, tables, form = converted.package, converted.tables, _form(converted.package)
-        self.features = FeatureForm(form.outputs, form.target_width)
+        self.features = FeatureForm(form.outputs, form.output_width)
         self.matrix: ProjectionMatrix | None = None
         self.width = package.shape.hidden + package.head_rows
         self.vocabulary = package.shape.vocabulary

@@ -114,17 +114,8 @@ def block(found: DrafterCheckpoint) -> Drafter:
     found.require("fc.weight", (width, len(outputs) * target_width))
     found.need(*(f"layers.{layer}.self_attn.k_proj.weight" for layer in range(config.num_hidden_layers)))
     drafted = found.drafted(config.draft_vocab_size, width, vocabulary)
-    base, scaling = found.rope(config)
     form = BlockForm(
-        width=width,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=config.kv_heads,
-        head_width=config.head_width,
-        inner=config.intermediate_size,
-        vocabulary=vocabulary,
-        outputs=outputs,
-        output_width=target_width,
+        **found.decoder(config, config.num_hidden_layers, outputs, target_width),
         target_layers=config.num_target_layers,
         block=config.block_size,
         mask_token=config.mask_token_id,
@@ -137,12 +128,8 @@ def block(found: DrafterCheckpoint) -> Drafter:
         tap_group=config.conv_group_size or 1,
         input_scale=config.input_embedding_scale,
         logit_scale=config.output_multiplier,
-        norm_epsilon=config.rms_norm_eps,
         bias=config.attention_bias,
-        rope_base=base,
-        rope_scaling=scaling,
         rope_interleaved=config.interleaved,
-        positions=config.positions,
         windows=_windows(found, config),
         causal=config.causal_layers,
         soft_cap=config.final_logit_softcapping or None,
@@ -201,7 +188,6 @@ def _format(published: Mapping[str, Any], form: BlockForm) -> str:
 
 
 def _require_sound(found: DrafterCheckpoint, config: _Config) -> None:
-    found.require_heads(config)
     if config.mask_token_id >= config.vocab_size:
         raise found.wrong(f"its mask token {config.mask_token_id} is beyond its {config.vocab_size} tokens")
     if config.selector_top_k:

@@ -52,10 +52,6 @@ class DecoderConfig(msgspec.Struct, kw_only=True):
     def head_width(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    @property
-    def positions(self) -> int:
-        return min(self.max_position_embeddings, _MOST_POSITIONS)
-
 
 class DrafterCheckpoint(NamedTuple):
     folder: Path
@@ -95,6 +91,28 @@ class DrafterCheckpoint(NamedTuple):
         kind = stated.get("rope_type", stated.get("type", "default"))
         plain = kind is None or kind == "default" or "mrope_section" in stated
         return float(base), None if plain else {name: each for name, each in stated.items() if name != "rope_theta"}
+
+    def decoder(self, layer: DecoderConfig, layers: int, outputs: tuple[int, ...], output_width: int) -> dict[str, Any]:
+        """The fields of a `DecoderForm`."""
+        heads, size = layer.num_attention_heads, layer.head_width
+        if heads % layer.kv_heads or size < 2 or size % 2:
+            raise self.wrong(f"{heads} heads of {size} numbers don't fit {layer.kv_heads} KV heads")
+        base, scaling = self.rope(layer)
+        return {
+            "outputs": outputs,
+            "output_width": output_width,
+            "width": layer.hidden_size,
+            "layers": layers,
+            "heads": heads,
+            "kv_heads": layer.kv_heads,
+            "head_width": size,
+            "inner": layer.intermediate_size,
+            "vocabulary": layer.vocab_size,
+            "norm_epsilon": layer.rms_norm_eps,
+            "rope_base": base,
+            "rope_scaling": scaling,
+            "positions": min(layer.max_position_embeddings, _MOST_POSITIONS),
+        }
 
     @property
     def plainly_named(self) -> "DrafterCheckpoint":
@@ -140,11 +158,6 @@ class DrafterCheckpoint(NamedTuple):
         if layers is not None and outputs[-1] >= layers:
             raise self.wrong(f"it reads the outputs {outputs}, counted from 0, of a target of {layers} layers")
         return outputs
-
-    def require_heads(self, layer: DecoderConfig) -> None:
-        heads, size = layer.num_attention_heads, layer.head_width
-        if heads % layer.kv_heads or size < 2 or size % 2:
-            raise self.wrong(f"{heads} heads of {size} numbers don't fit {layer.kv_heads} KV heads")
 
     def drafted(self, stated: int | None, width: int, vocabulary: int) -> int | None:
         """Tokens of a reduced head, which a table d2t maps to the target's, or those that our own file beside the

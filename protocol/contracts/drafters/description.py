@@ -44,7 +44,31 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 Causal = Literal["none", "windows", "all"]
 
 
-class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DecoderForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What networks of decoder layers that read the target's outputs have in common."""
+
+    outputs: tuple[int, ...]
+    """Layers of the target whose outputs it reads, counted from 0, ascending. Empty: they follow from its depth."""
+    output_width: int
+    """Elements of one output of the target."""
+    width: int
+    """Elements of the drafter's states."""
+    layers: int = 1
+    heads: int
+    kv_heads: int
+    head_width: int
+    inner: int
+    """Elements between the two halves of the feed-forward part."""
+    vocabulary: int
+    """Tokens of the target."""
+    norm_epsilon: float = 1e-6
+    rope_base: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    positions: int = 131072
+    """The most positions."""
+
+
+class BlockForm(DecoderForm, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A drafter whose forward guesses a block of tokens behind an anchor.
 
     The input of a block is the anchor (the last known token) and then mask tokens, at consecutive positions. DFlash
@@ -52,19 +76,6 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     counts too (`anchor_predicts`).
     """
 
-    width: int
-    """Elements of the drafter's states."""
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    inner: int
-    """Elements between the two halves of the feed-forward part."""
-    vocabulary: int
-    outputs: tuple[int, ...]
-    """Layers of the target whose outputs it reads, counted from 0, ascending."""
-    output_width: int
-    """Elements of one output of the target."""
     target_layers: int | None = None
     """Layers of the target; None: not stated."""
     block: int
@@ -87,15 +98,10 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Of the embeddings of a block's inputs."""
     logit_scale: float = 1.0
     """Of the logits, before they are bounded."""
-    norm_epsilon: float = 1e-6
     bias: bool = False
     """Of the attention's projections."""
-    rope_base: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None
     rope_interleaved: bool = False
     """Rotates neighbouring elements; otherwise, elements half a head apart."""
-    positions: int
-    """The most positions."""
     windows: tuple[int | None, ...] = ()
     """For each layer, how many positions back a row sees, itself included; None: all. Empty: all layers see all."""
     causal: Causal = "windows"
@@ -123,28 +129,11 @@ class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.block - 1
 
 
-class Eagle3Form(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and variants of a network, whichever family of checkpoints it came from."""
+class Eagle3Form(DecoderForm, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Variants of a network, whichever family of checkpoints it came from."""
 
-    outputs: tuple[int, ...]
-    """The target's outputs that one feature joins, ascending: i is the residual stream behind layer i, from 0. Empty:
-    they follow from the target's depth."""
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    layers: int = 1
-    vocabulary: int
-    """Tokens of the target."""
     head_size: int
     """Tokens of the drafter's head."""
-    target_width: int
-    """Elements of one output of the target."""
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: Mapping[str, Any] | None = None
-    context: int = 131072
     biases: tuple[str, ...] = ()
     """Linear layers that have a bias: `fc`, `midlayer.self_attn.q_proj`, ..."""
     own_embedding: bool = False

@@ -74,7 +74,7 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
         )
     if config.norm_before_fc and config.fc_norm:
         raise found.wrong("its config.json sets both norm_before_fc and fc_norm, which exclude each other")
-    found.require_heads(layer)
+    decoder = found.decoder(layer, layer.num_hidden_layers, outputs or (), target_width)
     first = "midlayer" if found.has("midlayer.self_attn.q_proj.weight") else "layers.0"
     rows = layer.num_attention_heads * layer.head_width
     for number in range(layer.num_hidden_layers):
@@ -91,23 +91,10 @@ def eagle3(found: DrafterCheckpoint) -> Drafter:
         found.require("mask_hidden", (1, 1, count * target_width))
         if config.mask_token_id is None or config.mask_token_id >= vocabulary:
             raise found.wrong(f"its mask_token_id {config.mask_token_id} is beyond its {vocabulary:,} tokens")
-    theta, scaling = found.rope(layer)
     named = [network_name(name) for name in found.tensors]
     form = Eagle3Form(
-        outputs=outputs or (),
-        hidden_size=width,
-        intermediate_size=layer.intermediate_size,
-        heads=layer.num_attention_heads,
-        kv_heads=layer.kv_heads,
-        head_dim=layer.head_width,
-        layers=layer.num_hidden_layers,
-        vocabulary=vocabulary,
+        **decoder,
         head_size=drafted or vocabulary,
-        target_width=target_width,
-        rms_norm_eps=layer.rms_norm_eps,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        context=layer.positions,
         biases=tuple(name.removesuffix(".bias") for name in named if name.endswith("proj.bias") or name == "fc.bias"),
         own_embedding=found.has("embed_tokens.weight"),
         own_head=head,

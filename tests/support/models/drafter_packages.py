@@ -35,16 +35,16 @@ KINDS = (*EAGLE3_KINDS, *BLOCK_KINDS)
 _CHOICES = Choices(widths=(1, 4, 16), context=96)
 _FORM = Eagle3Form(
     outputs=(0, 1, 3),
-    hidden_size=WIDTH,
-    intermediate_size=48,
+    width=WIDTH,
+    inner=48,
     heads=4,
     kv_heads=2,
-    head_dim=8,
+    head_width=8,
     vocabulary=VOCABULARY,
     head_size=VOCABULARY,
-    target_width=WIDTH,
+    output_width=WIDTH,
     own_embedding=True,
-    context=256,
+    positions=256,
 )
 
 

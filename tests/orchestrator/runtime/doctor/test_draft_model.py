@@ -103,7 +103,7 @@ def test_an_exit_is_an_exit_of_a_target(name: str):
 @pytest.mark.parametrize(
     ("form", "options", "words"),
     [
-        ("dflash2", {"num_hidden_layers": 1}, "a tensor that its form does not know, layers.1."),
+        ("dflash", {"num_hidden_layers": 1}, "a tensor that its form does not know, layers.1."),
         ("safeailab", {"intermediate_size": 20}, "its tensor midlayer.mlp.gate_proj.weight has the shape (24, 16)"),
         ("speculators", {}, "its tensor layers.0.mlp.gate_proj.weight has the shape (24, 16)"),
     ],
