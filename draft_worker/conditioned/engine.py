@@ -3,9 +3,10 @@
 What the engines `eagle3` and `mtp` share.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -13,19 +14,27 @@ import numpy as np
 from draft_worker.candidates.columns import Columns
 from draft_worker.candidates.context_columns import ContextColumns, widened
 from draft_worker.columns_engine import ColumnsEngine
-from draft_worker.conditioned.runner import ConditionedRunner, Wave
-from draft_worker.conditioned.sequence import ConditionedRows, Outputs
-from draft_worker.engine import Batch, EngineSequence
+from draft_worker.conditioned.committed_rows import CommittedRows
+from draft_worker.conditioned.runner import ConditionedRunner, Input, TreeRows, Wave
+from draft_worker.engine import Batch, EngineSequence, SharedKv
+from draft_worker.row_tree import RowTree, TokenRow
+from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
+from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
+from protocol.worker.process import WorkerSetup
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _Result = TypeVar("_Result")
+MOST_TOGETHER = 16
+"""So many committed tokens whose features were fed join the next forward. More of them have forwards of their own."""
+Outputs: TypeAlias = Sequence[mx.array | None]
+"""By node of a batch: (width,), or None for a node that could not be evaluated."""
 
 
 class ConditionedEngine(ColumnsEngine):
@@ -44,22 +53,28 @@ class ConditionedEngine(ColumnsEngine):
         self.joint = runner.joint
         self._runner = runner
 
-    def measure(self, loading: float) -> None:
-        """Measure the `costs` of a drafter that took `loading` seconds to load, where that is worth its time."""
-        self.costs = self._runner.costs(loading)
+    @classmethod
+    def load(cls, setup: WorkerSetup, load_runner: Callable[[Path, Path | None], ConditionedRunner]) -> Self:
+        """`load_runner`: from the folders of the drafter and of its target, if that is another one. Costs are measured
+        where that is worth its time. Raises InputError as it does."""
+        began = time.perf_counter()
+        folder, target = Path(setup.model), Path(setup.target) if setup.target else None
+        runner, tokens = load_runner(folder, target), target or folder
+        engine = cls(setup.engine, folder, runner, vocabulary_fingerprint(tokens), tokens)
+        wire(setup.gpu_share, BESIDE_TARGET)
+        if setup.pace is None:
+            engine.costs = runner.costs(time.perf_counter() - began)
+        return engine
 
     def open(self, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
         return self.around(self.rows(), sampling, vocabulary)
 
-    def rows(self) -> ConditionedRows:
+    def rows(self) -> TreeRows:
         """Of a new, empty sequence."""
-        return ConditionedRows(self._runner.open())
+        return self._runner.open()
 
-    def copied(self, rows: ConditionedRows, length: int) -> ConditionedRows:
-        return rows.copy(length, self._runner.open())
-
-    def around(self, rows: ConditionedRows, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
-        """A sequence that has the KV of `rows`."""
+    def around(self, rows: TreeRows, sampling: Sampling, vocabulary: int) -> "ConditionedSequence":
+        """A sequence with these rows."""
         return ConditionedSequence(self, rows, sampling, self.columns(vocabulary))
 
     @property
@@ -75,7 +90,7 @@ class ConditionedEngine(ColumnsEngine):
         sequences = [sequence for sequence, _ in parts]
         for sequence, batch in parts:
             sequence.columns.see([*batch.committed, *batch.tokens])
-        runs = [sequence.rows.forwards(batch) for sequence, batch in parts]
+        runs = [sequence.forwards(batch) for sequence, batch in parts]
         if self.joint:
             outputs = self.run(sequences, runs)
         else:
@@ -113,26 +128,47 @@ class ConditionedEngine(ColumnsEngine):
         return [results[number] for number in range(len(runs))]
 
 
+class _ReadingRow(TokenRow):
+    """A row of the tree, and what it reads and leaves."""
+
+    def __init__(self, token: int, parent: int) -> None:
+        super().__init__(token, parent)
+        self.read: Input = None
+        """Its second input."""
+        self.true = False
+        """It read a true feature."""
+        self.output: mx.array | None = None
+        self.evaluated = False
+
+
 class ConditionedSequence(EngineSequence):
-    """The rows of one sequence, and the sampling of its request."""
+    """Committed tokens, with features as far as they were fed, a tree behind them, and the sampling of a request.
+
+    A node behind too many tokens without rows is not evaluated, nor is one for which there is no room.
+    """
 
     copyable = True
 
-    def __init__(self, engine: ConditionedEngine, rows: ConditionedRows, sampling: Sampling, columns: Columns) -> None:
-        self.rows = rows
+    def __init__(self, engine: ConditionedEngine, rows: TreeRows, sampling: Sampling, columns: Columns) -> None:
+        """`rows`: empty."""
         self.ran: list[int] = []
         """Tokens of each forward since the last `evaluate` or `read` began."""
+        self.columns = ContextColumns(columns, widens=engine.widens)
         self._engine = engine
         self._sampling = sampling
-        self.columns = ContextColumns(columns, widens=engine.widens)
+        self._rows = rows
+        self._known = CommittedRows()
+        self._tree = RowTree[_ReadingRow]()
+        self._tip: tuple[int, mx.array | None] = (-1, None)
+        """The last committed token with a row, and the row's output."""
 
     @property
     def committed(self) -> int:
-        return len(self.rows.committed.tokens)
+        return len(self._known.tokens)
 
     @property
     def next_row(self) -> int:
-        return self.rows.next_row
+        return self._tree.next_row
 
     @property
     def forward_widths(self) -> Sequence[int]:
@@ -141,72 +177,220 @@ class ConditionedSequence(EngineSequence):
     def prefill(self, tokens: Sequence[int]) -> None:
         """Commits the tokens; their rows are computed when features are there."""
         self.columns.see(tokens)
-        self.rows.append(tokens)
+        self._known.tokens += tokens
 
     def evaluate(self, batch: Batch) -> list[Candidates]:
         return self._engine.evaluate_together([(self, batch)])[0]
 
+    def forwards(self, batch: Batch) -> Generator[Wave, mx.array, Outputs]:
+        """The forwards that evaluate a batch, one after the other: takes the (L, width) outputs of each."""
+        self._known.tokens += batch.committed
+        self._skip(len(batch.committed))
+        first, count = self.next_row, len(self._known.tokens)
+        yield from self._waves(count, list(zip(batch.tokens, batch.parents, strict=True)))
+        return [self._tree[row].output for row in range(first, self.next_row)]
+
     def candidates(self, logits: mx.array, outputs: Outputs, batch: Batch) -> list[Candidates]:
         """From the (L, head) `logits` of a batch's nodes; none behind a node without an output."""
-        positions = [depth + 1 + batch.skipped for depth in self.rows.depths(batch)]
+        nodes = range(self.next_row - len(batch.tokens), self.next_row)
+        # Of a node that was not evaluated, any position.
+        depths = [self._rows.position(node) + 1 if self._tree[node].evaluated else 0 for node in nodes]
+        positions = [depth + 1 + batch.skipped for depth in depths]
         found = self.columns.now.propose(logits, positions, self._sampling, batch)
         nothing = Candidates([], [])
         return [nothing if row is None else each for each, row in zip(found, outputs, strict=True)]
-
-    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
-        self.rows.keep(path, surviving)
-
-    def truncate(self, length: int) -> None:
-        self.rows.truncate(length)
 
     def feed(self, first: int, rows: "NDArray[np.float32]") -> None:
         form = self._engine.features
         assert form is not None
         if rows.ndim == 2 and rows.shape[1] in (form.joined, form.elements):
-            self.rows.committed.feed(first, rows)
+            self._known.feed(first, rows)
 
     @property
     def unread(self) -> bool:
-        return self.rows.committed.waiting > MOST_TOGETHER
+        return self._known.waiting > MOST_TOGETHER
 
     def read(self, most: int) -> int:
-        self._engine.run([self], [self.rows.reading(most)])
-        self.rows.compute()
+        self._engine.run([self], [self._reading(most)])
+        if self._tip[1] is not None:
+            # MLX builds the forwards first.
+            mx.eval(self._tip[1])
         return sum(self.ran)
 
     @property
     def staleness(self) -> int:
-        return self.committed - 1 - self.rows.committed.newest
+        return self.committed - 1 - self._known.newest
+
+    def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
+        surviving, known = tuple(surviving), self._known
+        nodes = self._tree.keep(path, surviving)
+        gapless = max(known.end, known.start) == len(known.tokens)
+        run = next((place for place, node in enumerate(nodes) if not node.evaluated), len(nodes)) if gapless else 0
+        alive = [row for row in surviving if self._tree[row].evaluated] if run == len(nodes) else []
+        self._rows.keep(path[:run], alive)
+        for place, node in enumerate(nodes):
+            token = len(known.tokens)
+            known.tokens.append(node.token)
+            if place < run:
+                known.end = token + 1
+                self._tip = token, node.output
+                if not node.true:
+                    known.inputs[token] = node.read
+        for row in set(surviving) - set(alive):
+            self._tree[row].evaluated = False
+        known.computed(known.end)
+
+    def truncate(self, length: int) -> None:
+        self._known.truncate(length)
+        self._tree.clear()
+        self._rows.truncate(self._known.end - self._known.start)
+        if self._tip[0] >= self._known.end:
+            self._tip = (-1, None)
 
     @property
     def memory(self) -> int:
-        return self.rows.memory
+        return self._rows.memory + self._known.memory
 
     @property
     def size(self) -> int:
-        return self.rows.size
+        return self._rows.size if isinstance(self._rows, SharedKv) else 0
 
     def save(self) -> KvReference | None:
-        return self.rows.save()
+        """Of the tokens whose rows stay. Token 0 has none."""
+        stay = self._known.staying
+        return self._rows.save(stay - 1) if stay > 1 and isinstance(self._rows, SharedKv) else None
 
     def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
+        if not isinstance(self._rows, SharedKv):
+            return super().adopt(reference, tokens)
         try:
-            adopted = self.rows.adopt(reference, tokens)
+            self._rows.adopt(reference, len(tokens) - 1)
         except (ArenaError, SegmentError) as error:
             return str(error)
+        self._known.adopt(tokens)
         self.columns.see(tokens)
-        return "" if adopted else super().adopt(reference, tokens)
+        return ""
 
     def close(self) -> None:
-        self.rows.close()
+        self._rows.close()
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "ConditionedSequence":
-        rows = self.rows if exclusive else self._engine.copied(self.rows, length)
-        rows.truncate(length)
-        opened = self._engine.around(rows, sampling, vocabulary)
+        if exclusive:
+            opened = self._engine.around(self._rows, sampling, vocabulary)
+            opened._known, opened._tree = self._known, self._tree
+        else:
+            known = self._known.copy(length)
+            count = known.end - known.start
+            rows = self._rows.copy(count) if count else self._engine.rows()
+            opened = self._engine.around(rows, sampling, vocabulary)
+            opened._known = known
+        opened._tip = self._tip
+        opened.truncate(length)
         opened.columns.see(self.columns.tokens)
         return opened
 
+    def _reading(self, most: int) -> Generator[Wave, mx.array, None]:
+        """The forward over at most `most` committed tokens whose features were fed; over more if there are nodes, whose
+        committed ancestors must not lack rows."""
+        due = self._known.due
+        if due is not None:
+            whole, some = len(self._known.tokens), due.first + self._known.readable(due.first, most)
+            yield from self._waves(whole if self._tree else some, [])
 
-MOST_TOGETHER = 16
-"""So many committed tokens whose features were fed join the next forward. More of them have forwards of their own."""
+    def _skip(self, count: int) -> None:
+        """Give the next `count` row numbers to no row."""
+        self._tree.skip(count)
+        self._rows.skip(count)
+
+    def _waves(self, stop: int, nodes: Sequence[tuple[int, int]]) -> Generator[Wave, mx.array, None]:
+        """Rows of the committed tokens that are due before `stop`, then those of `nodes`, (token, parent) each.
+
+        A row whose input is the output of another row waits for the wave behind that row's.
+        """
+        known, due, rest = self._known, self._known.due, list(nodes)
+        at = stop if due is None else due.first
+        if due is not None and due.anew:
+            self._restart(due.first)
+        elif due is None and known.end == known.start and not self._tree:
+            self._restart(len(known.tokens))
+        while at < stop or rest:
+            begin, inputs = at, list[Input]()
+            while at < stop and (at == begin or self._is_ready(at)):
+                inputs.append(self._committed_input(at))
+                at += 1
+            taken = self._take(rest, inputs, waits=at > begin) if at == stop else []
+            if not inputs:
+                continue
+            tokens = [*known.tokens[begin:at], *(row.token for row in taken)]
+            first = begin - known.start if at > begin else None
+            outputs = yield Wave(self._rows, tokens, [row.parent for row in taken], first, inputs)
+            if at > begin:
+                self._tip = at - 1, outputs[at - begin - 1]
+                known.computed(at)
+            for place, row in enumerate(taken, start=at - begin):
+                row.output = outputs[place]
+
+    def _restart(self, token: int) -> None:
+        self._known.restart(token)
+        self._rows.restart(token - 1)
+        self._tip = (-1, None)
+
+    def _is_ready(self, token: int) -> bool:
+        """Whether the row of a committed token can share a forward with the row before it."""
+        known = self._known
+        return known.feature(token) is not None or token in known.inputs
+
+    def _committed_input(self, token: int) -> Input:
+        """A row that stays without a feature reads what it read before."""
+        known = self._known
+        if (feature := known.feature(token)) is not None:
+            known.inputs.pop(token, None)
+            return feature
+        if token not in known.inputs:
+            known.inputs[token] = self._substitute(token)
+        return known.inputs[token]
+
+    def _substitute(self, token: int) -> Input:
+        """For the feature that the row of this token behind committed ones lacks."""
+        last, output = self._tip
+        return output if last == token - 1 else None
+
+    def _take(self, rest: list[tuple[int, int]], inputs: list[Input], *, waits: bool) -> list[_ReadingRow]:
+        """Take the first nodes out of `rest` that one forward evaluates, and add their inputs. Nodes without an
+        ancestor to go on from get their numbers, and no rows. `waits`: the last committed row is in this forward."""
+        taken: list[_ReadingRow] = []
+        blocked = self._known.blocked and not waits
+        while rest:
+            token, parent = rest[0]
+            above = self._tree.get(parent)
+            row = _ReadingRow(token, parent)
+            full = len(taken) >= self._rows.room
+            if full or (blocked if above is None else not above.evaluated):
+                if taken or waits:
+                    break
+                self._tree.add(row)
+                self._rows.skip(1)
+            elif self._read(row, above, waits=waits):
+                row.evaluated = True
+                self._tree.add(row)
+                inputs.append(row.read)
+                taken.append(row)
+            else:
+                break
+            del rest[0]
+        return taken
+
+    def _read(self, row: _ReadingRow, above: _ReadingRow | None, *, waits: bool) -> bool:
+        """Set what a row reads; False if that is the output of a row in the same forward."""
+        end = len(self._known.tokens)
+        feature = self._known.feature(end) if above is None else None
+        if feature is not None:
+            row.read, row.true = feature, True
+        elif above is not None:
+            row.read = above.output
+            return above.output is not None
+        elif waits:
+            return False
+        else:
+            row.read = self._substitute(end)
+        return True

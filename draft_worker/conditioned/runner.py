@@ -171,35 +171,34 @@ class ConditionedRunner(Protocol):
         ...
 
 
-class LoadedDrafter(NamedTuple):
-    """A drafter and what its files say of it."""
-
-    network: ConditionedDrafter
-    features: FeatureForm
-    width: int
-    """Elements of a fused feature and of an output."""
-    vocabulary: int
-    context: int
-    architecture: str
-    short_head: ShortHead | None = None
-
-
 class MlxRunner:
     """A `ConditionedRunner` of a network. Raises InputError if the network's rows can't form trees."""
 
-    def __init__(self, drafter: LoadedDrafter, folder: Path) -> None:
-        layer = drafter.network.projecting
-        self.matrix = None if layer is None else ProjectionMatrix.of(layer, drafter.features)
-        self.features = self.matrix.form if self.matrix else drafter.features
-        self.width = drafter.width
-        self.vocabulary = drafter.vocabulary
-        self.context = drafter.context
-        self.architecture = drafter.architecture
-        self.head_tokens = drafter.network.head_tokens
-        self.short_head = drafter.short_head
+    def __init__(
+        self,
+        network: ConditionedDrafter,
+        folder: Path,
+        *,
+        features: FeatureForm,
+        width: int,
+        vocabulary: int,
+        context: int,
+        architecture: str,
+        short_head: ShortHead | None = None,
+    ) -> None:
+        """`width`: elements of a fused feature and of an output."""
+        layer = network.projecting
+        self.matrix = None if layer is None else ProjectionMatrix.of(layer, features)
+        self.features = self.matrix.form if self.matrix else features
+        self.width = width
+        self.vocabulary = vocabulary
+        self.context = context
+        self.architecture = architecture
+        self.head_tokens = network.head_tokens
+        self.short_head = short_head
         self.device = str(mx.default_device())
-        config = {"model_type": drafter.architecture, "max_position_embeddings": drafter.context}
-        self._network = ConditionedNetwork(drafter.network, drafter.width, config)
+        config = {"model_type": architecture, "max_position_embeddings": context}
+        self._network = ConditionedNetwork(network, width, config)
         self._model = LanguageModel(self._network, folder, config)
         if self._model.level != "tree":
             raise InputError(
@@ -207,7 +206,7 @@ class MlxRunner:
             )
         self.joint = self._model.joins
         self.widest = None
-        self._drafter = drafter.network
+        self._drafter = network
 
     def open(self) -> TreeSequence:
         return self._model.sequence()

@@ -5,8 +5,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from mlx.utils import tree_flatten
 
-from draft_worker.drafters.block import BlockForm, markov_head
-from draft_worker.drafters.eagle3 import Eagle3Form
+from draft_worker.drafters.block import markov_head
+from protocol.contracts.drafters.description import BlockForm, Eagle3Form
 from protocol.messages.features import FeatureForm
 
 StateKind: TypeAlias = Literal["none", "raw", "normed", "latent"]
@@ -41,7 +41,7 @@ class Conditioning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.block is not None:
             return FeatureForm(self.block.outputs, self.block.output_width)
         assert self.eagle3 is not None
-        return FeatureForm(self.eagle3.outputs, self.eagle3.target_width)
+        return FeatureForm(self.eagle3.outputs, self.eagle3.output_width)
 
     @property
     def state(self) -> StateKind:
@@ -79,8 +79,8 @@ class Conditioning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return {f"markov_head.{name}": tuple(array.shape) for name, array in flat}
         form = self.eagle3
         assert form is not None
-        joint = {"input_norm.weight": (len(form.outputs) * form.target_width,)} if form.norm_before_fc else {}
-        each = {f"fc_norm.{index}.weight": (form.target_width,) for index in range(len(form.outputs))}
+        joint = {"input_norm.weight": (len(form.outputs) * form.output_width,)} if form.norm_before_fc else {}
+        each = {f"fc_norm.{index}.weight": (form.output_width,) for index in range(len(form.outputs))}
         return joint | (each if form.fc_norm else {})
 
     def inputs(self) -> dict[str, tuple[int, ...]]:

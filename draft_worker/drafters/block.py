@@ -1,4 +1,4 @@
-"""The block drafters DFlash, DSpark and DFlash2: sizes, network, heads. Knows no files, trees and sampling.
+"""The block drafters DFlash, DSpark and DFlash2: network and heads. Knows no files, trees and sampling.
 
 DFlash is arXiv 2602.06036 and z-lab/dflash (dflash/model.py), DSpark is deepseek-ai/DeepSpec
 (deepspec/modeling/dspark). The embedding and the head are the target's, so they stand outside of it. The three Markov
@@ -10,96 +10,14 @@ the two parts of a layer, and a selector, which corrects a row's best tokens by 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-import msgspec
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
-BlockKind = Literal["dflash", "dspark", "dflash2"]
-MarkovKind = Literal["vanilla", "gated", "rnn"]
-Causal = Literal["none", "windows", "all"]
-
-
-class BlockForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A drafter whose forward guesses a block of tokens behind an anchor.
-
-    The input of a block is the anchor (the last known token) and then mask tokens, at consecutive positions. DFlash
-    guesses a mask's own token at its row. DSpark guesses at each row the token behind it, so that the anchor's row
-    counts too (`anchor_predicts`).
-    """
-
-    width: int
-    """Elements of the drafter's states."""
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    inner: int
-    """Elements between the two halves of the feed-forward part."""
-    vocabulary: int
-    outputs: tuple[int, ...]
-    """Layers of the target whose outputs it reads, counted from 0, ascending."""
-    output_width: int
-    """Elements of one output of the target."""
-    target_layers: int | None = None
-    """Layers of the target; None: not stated."""
-    block: int
-    """Inputs of a block: the anchor and its masks."""
-    mask_token: int
-    anchor_predicts: bool
-    clean_prefix: int = 1
-    """Most known tokens at the head of a block, the anchor included, that the drafter was trained for."""
-    markov: MarkovKind | None = None
-    """How the token before corrects the guess of a row; None: a row's guess is a marginal."""
-    rank: int = 0
-    """Elements of a token's vector in the Markov head or in the selector."""
-    choices: int = 0
-    """Best tokens of a row that the selector chooses among; 0: it has no selector."""
-    taps: int = 0
-    """Inputs of a block, itself included, that a short convolution reads for one; 0: it has none."""
-    tap_group: int = 1
-    """Neighbouring elements that share what an input adds to the convolution's kernel."""
-    input_scale: float = 1.0
-    """Of the embeddings of a block's inputs."""
-    logit_scale: float = 1.0
-    """Of the logits, before they are bounded."""
-    norm_epsilon: float = 1e-6
-    bias: bool = False
-    """Of the attention's projections."""
-    rope_base: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None
-    rope_interleaved: bool = False
-    """Rotates neighbouring elements; otherwise, elements half a head apart."""
-    positions: int
-    """The most positions."""
-    windows: tuple[int | None, ...] = ()
-    """For each layer, how many positions back a row sees, itself included; None: all. Empty: all layers see all."""
-    causal: Causal = "windows"
-    """Layers in which an input sees nothing of its block behind itself: none, those with a window, or all."""
-    soft_cap: float | None = None
-    """Bound of the logits, by tanh; None: unbounded."""
-
-    def is_causal(self, window: int | None) -> bool:
-        """Whether a layer of this window is."""
-        return self.causal == "all" or (self.causal == "windows" and window is not None)
-
-    @property
-    def kind(self) -> BlockKind:
-        """What the drafter is called."""
-        return "dspark" if self.markov else "dflash2" if self.choices or self.taps else "dflash"
-
-    @property
-    def rows(self) -> int:
-        """Tokens that one block guesses."""
-        return self.block if self.anchor_predicts else self.block - 1
-
-    @property
-    def masks(self) -> int:
-        """Mask tokens behind the anchor."""
-        return self.block - 1
+from protocol.contracts.drafters.description import BlockForm
 
 
 class KeysValues(NamedTuple):

@@ -4,65 +4,22 @@ Mostly one layer. The further ones, which speculators' files can have, are plain
 but that `layers` begins with the second. Knows no files, no trees and no sampling.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
-import msgspec
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
 from draft_worker.head_tokens import HeadTokens
+from protocol.contracts.drafters.description import Eagle3Form
 
 Mask: TypeAlias = mx.array | str | None
 Ends: TypeAlias = Callable[[mx.array], mx.array]
 """A target's embedding or head."""
-
-
-class Eagle3Form(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and variants of a network, whichever family of checkpoints it came from."""
-
-    outputs: tuple[int, ...]
-    """The target's outputs that one feature joins, ascending: i is the residual stream behind layer i, from 0."""
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    layers: int = 1
-    vocabulary: int
-    """Tokens of the target."""
-    head_size: int
-    """Tokens of the drafter's head."""
-    target_width: int
-    """Elements of one output of the target."""
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: Mapping[str, Any] | None = None
-    context: int = 131072
-    biases: tuple[str, ...] = ()
-    """Linear layers that have a bias: `fc`, `midlayer.self_attn.q_proj`, ..."""
-    own_embedding: bool = False
-    """Else the target's embedding is used, which `ends` gives."""
-    own_head: bool = True
-    """Else the target's head is used."""
-    norm_heads: bool = False
-    """Queries and keys are normed a head, as in Qwen3."""
-    norm_before_residual: bool = False
-    """The layer's residual is the normed feature."""
-    norm_before_fc: bool = False
-    """One norm over the joined outputs."""
-    fc_norm: bool = False
-    """One norm an output."""
-    norm_output: bool = False
-    """The next row reads the normed output (EAGLE-3.1)."""
-    mask_token: int | None = None
-    """The input of rows behind the known tokens, beside a learnt stand-in for a feature (P-EAGLE)."""
-    depths: int = 1
-    """Tokens that one forward guesses behind one another."""
 
 
 class Eagle3(nn.Module):
@@ -75,14 +32,14 @@ class Eagle3(nn.Module):
         self.head_tokens = head_tokens
         self._embed: Ends | None = None
         self._head: Ends | None = None
-        width, eps = form.hidden_size, form.rms_norm_eps
-        joined = len(form.outputs) * form.target_width
+        width, eps = form.width, form.norm_epsilon
+        joined = len(form.outputs) * form.output_width
         if form.own_embedding:
             self.embed_tokens = nn.Embedding(form.vocabulary, width)
         if form.norm_before_fc:
             self.input_norm = nn.RMSNorm(joined, eps=eps)
         if form.fc_norm:
-            self.fc_norm = [nn.RMSNorm(form.target_width, eps=eps) for _ in form.outputs]
+            self.fc_norm = [nn.RMSNorm(form.output_width, eps=eps) for _ in form.outputs]
         self.fc = nn.Linear(joined, width, bias="fc" in form.biases)
         if form.mask_token is not None:
             self.mask_hidden = mx.zeros((1, 1, joined))
@@ -100,7 +57,7 @@ class Eagle3(nn.Module):
         """(..., hidden) from (..., outputs * target_width) features; also from what the target made of them by the
         weights of `fc`."""
         form = self.form
-        if features.shape[-1] != len(form.outputs) * form.target_width:
+        if features.shape[-1] != len(form.outputs) * form.output_width:
             return features + self.fc.bias if "fc" in form.biases else features
         if form.norm_before_fc:
             features = self.input_norm(features)
@@ -146,7 +103,7 @@ class Eagle3Layer(nn.Module):
 
     def __init__(self, form: Eagle3Form) -> None:
         super().__init__()
-        width, eps = form.hidden_size, form.rms_norm_eps
+        width, eps = form.width, form.norm_epsilon
         self.self_attn = Eagle3Attention(form, "midlayer", 2 * width)
         self.mlp = Eagle3Mlp(form, "midlayer")
         self.input_layernorm = nn.RMSNorm(width, eps=eps)
@@ -167,7 +124,7 @@ class Eagle3PlainLayer(nn.Module):
 
     def __init__(self, form: Eagle3Form, name: str) -> None:
         super().__init__()
-        width, eps = form.hidden_size, form.rms_norm_eps
+        width, eps = form.width, form.norm_epsilon
         self.self_attn = Eagle3Attention(form, name, width)
         self.mlp = Eagle3Mlp(form, name)
         self.input_layernorm = nn.RMSNorm(width, eps=eps)
@@ -183,19 +140,19 @@ class Eagle3Attention(nn.Module):
 
     def __init__(self, form: Eagle3Form, layer: str, width: int) -> None:
         super().__init__()
-        self._heads, self._kv_heads, size = form.heads, form.kv_heads, form.head_dim
+        self._heads, self._kv_heads, size = form.heads, form.kv_heads, form.head_width
         self._scale = size**-0.5
         keys = form.kv_heads * size
         self.q_proj = nn.Linear(width, form.heads * size, bias=f"{layer}.self_attn.q_proj" in form.biases)
         self.k_proj = nn.Linear(width, keys, bias=f"{layer}.self_attn.k_proj" in form.biases)
         self.v_proj = nn.Linear(width, keys, bias=f"{layer}.self_attn.v_proj" in form.biases)
-        self.o_proj = nn.Linear(form.heads * size, form.hidden_size, bias=f"{layer}.self_attn.o_proj" in form.biases)
+        self.o_proj = nn.Linear(form.heads * size, form.width, bias=f"{layer}.self_attn.o_proj" in form.biases)
         if form.norm_heads:
-            self.q_norm = nn.RMSNorm(size, eps=form.rms_norm_eps)
-            self.k_norm = nn.RMSNorm(size, eps=form.rms_norm_eps)
+            self.q_norm = nn.RMSNorm(size, eps=form.norm_epsilon)
+            self.k_norm = nn.RMSNorm(size, eps=form.norm_epsilon)
         self._normed = form.norm_heads
         scaling = None if form.rope_scaling is None else dict(form.rope_scaling)
-        self.rope = initialize_rope(size, form.rope_theta, False, scaling, form.context)
+        self.rope = initialize_rope(size, form.rope_base, False, scaling, form.positions)
 
     def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
         batch, length, _ = x.shape
@@ -216,7 +173,7 @@ class Eagle3Attention(nn.Module):
 class Eagle3Mlp(nn.Module):
     def __init__(self, form: Eagle3Form, layer: str) -> None:
         super().__init__()
-        width, inner = form.hidden_size, form.intermediate_size
+        width, inner = form.width, form.inner
         self.gate_proj = nn.Linear(width, inner, bias=f"{layer}.mlp.gate_proj" in form.biases)
         self.up_proj = nn.Linear(width, inner, bias=f"{layer}.mlp.up_proj" in form.biases)
         self.down_proj = nn.Linear(inner, width, bias=f"{layer}.mlp.down_proj" in form.biases)

@@ -1,81 +1,59 @@
-"""The files of a trained drafter: config.json and safetensors, checked on reading, written in the published form.
+"""The files of a trained drafter: tensors, checked on reading, and what is written in the published form.
 
-Knows no kind of drafter.
+Knows no kind of drafter. `protocol.contracts.drafters` reads config.json.
 """
 
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
-import msgspec
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model
 
 from draft_worker.head_tokens import HeadTokens, are_head_tokens
+from protocol.contracts.drafters.checkpoint import UNUSED, damaged
+from protocol.contracts.drafters.description import BlockForm, DecoderForm, Eagle3Form, MtpForm, Quantization
+from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
-from protocol.inference.device import spare_compiler
 from protocol.inference.narrow_weights import keep_narrow
+from protocol.inference.stored_model import ready_for_processor
 
-_Config = TypeVar("_Config")
+_Form = TypeVar("_Form", BlockForm, Eagle3Form, MtpForm)
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _UNFINISHED = "unfinished"
 """A folder in the drafter's, since readers take every safetensors file beside config.json."""
-_NEXT = "download it again, or choose another draft"
 
 
-class Quantization(msgspec.Struct, frozen=True):
-    """How mlx-lm's tools quantised the weights that have scales."""
+class DrafterFolder(Generic[_Form]):
+    """The folder of a drafter with a network of this form. Raises InputError if it holds none."""
 
-    group_size: int = 64
-    bits: int = 4
-
-
-class DrafterFolder:
-    """A folder that is said to hold `kind`, half a sentence such as "a DFlash drafter"."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, form: type[_Form]) -> None:
+        drafter = read_drafter(folder, with_own_head=form is MtpForm)
+        if drafter is None or not isinstance(drafter.form, form):
+            held = "an ordinary language model" if drafter is None else drafter.name
+            raise InputError(f"{folder} holds {held}, which this draft engine can't run: leave out the engine.")
         self.folder = folder
-        self.kind = kind
+        self.drafter = drafter
+        self.form: _Form = drafter.form
 
     def wrong(self, reason: str) -> InputError:
-        return InputError(f"{self.folder} is said to hold {self.kind}, but {reason}: {_NEXT}.")
-
-    def raw_config(self) -> dict[str, Any]:
-        """Raises InputError if config.json is missing or damaged, as do the other methods for what they read."""
-        try:
-            config = json.loads((self.folder / _CONFIG).read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise self.wrong(f"its {_CONFIG} can't be read ({error})") from error
-        if not isinstance(config, dict):
-            raise self.wrong(f"its {_CONFIG} is no JSON object")
-        return config
-
-    def decoded(self, config: Mapping[str, Any], form: type[_Config]) -> _Config:
-        """The fields of a config as a struct."""
-        try:
-            return msgspec.convert(config, form)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise self.wrong(f"its {_CONFIG} does not fit ({error})") from error
+        return damaged(self.folder, self.drafter.name, reason)
 
     def tensors(self) -> dict[str, mx.array]:
-        """By their names, not read yet."""
-        files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
-            raise self.wrong("it has no safetensors file, and weights in other formats are never opened")
+        """By their names, not read yet. Raises InputError if they can't be read, as the other methods do."""
         tensors: dict[str, mx.array] = {}
-        for file in files:
+        for file in sorted(self.folder.glob("*.safetensors")):
             try:
                 loaded: Any = mx.load(str(file))
             except (OSError, RuntimeError, ValueError) as error:
                 raise self.wrong(f"{file.name} can't be read ({str(error)[:200]})") from error
             tensors |= {name.removeprefix("model."): values for name, values in loaded.items()}
-        return tensors
+        return {name: values for name, values in tensors.items() if name.split(".")[0] not in UNUSED}
 
     def head_tokens(
         self, tensors: dict[str, mx.array], vocabulary: int, by_column: tuple[str, ...] = ("lm_head.",)
@@ -103,21 +81,16 @@ class DrafterFolder:
         self,
         network: nn.Module,
         tensors: Mapping[str, mx.array],
-        quantization: Quantization | None,
         stated: Callable[[str], str] = str,
     ) -> None:
         """Give a network its parameters, all of `tensors`, in the element that this machine computes in. `stated`: the
         name that a tensor has in the files."""
         quantized = {name.removesuffix(".scales") for name in tensors if name.endswith(".scales")}
         if quantized:
-            self._quantize(network, quantization or Quantization(), lambda path, _: path in quantized)
+            self._quantize(network, self.drafter.quantization or Quantization(), lambda path, _: path in quantized)
         self._check(network, tensors, stated)
         network.load_weights(list(tensors.items()))
-        if mx.default_device() == mx.Device(mx.cpu):
-            # A processor has fast kernels for float32 alone; quantized products are many times slower.
-            dequantize_model(network)
-            network.set_dtype(mx.float32)
-            spare_compiler()
+        ready_for_processor(network)
         finite = {name: mx.isfinite(values).all() for name, values in parameters(network) if _is_float(values)}
         try:
             mx.eval(network.parameters(), finite)
@@ -164,6 +137,24 @@ def save(folder: Path, config: Mapping[str, Any], tensors: Iterable[tuple[str, m
             (unfinished / name).replace(folder / name)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def decoder_config(form: DecoderForm) -> dict[str, Any]:
+    """The fields of config.json about decoder layers."""
+    return {
+        "hidden_size": form.width,
+        "intermediate_size": form.inner,
+        "num_hidden_layers": form.layers,
+        "num_attention_heads": form.heads,
+        "num_key_value_heads": form.kv_heads,
+        "head_dim": form.head_width,
+        "vocab_size": form.vocabulary,
+        "hidden_act": "silu",
+        "rms_norm_eps": form.norm_epsilon,
+        "rope_theta": form.rope_base,
+        "rope_scaling": form.rope_scaling,
+        "max_position_embeddings": form.positions,
+    }
 
 
 def _write_tensors(file: Path, tensors: dict[str, mx.array]) -> None:

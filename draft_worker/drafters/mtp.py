@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,26 +17,13 @@ from mlx_lm.models.cache import KVCache
 
 from draft_worker.drafters.files import DrafterFolder
 from draft_worker.head_tokens import HeadTokens
-from protocol.contracts.drafters.description import NAMES
-from protocol.contracts.drafters.mtp import unknown
+from protocol.contracts.drafters.description import MtpForm
+from protocol.contracts.drafters.mtp import DEEPSEEK, FAMILIES, QWEN
 from protocol.contracts.model_config import translated
 from protocol.inference.stored_model import defaults_of
 
 Tensors = dict[str, mx.array]
 Ends = Callable[[mx.array], mx.array]
-
-
-class MtpFamily(NamedTuple):
-    """Where an architecture keeps its heads."""
-
-    module: str
-    """Of `mlx_lm.models`."""
-    form: dict[str, Any]
-    """Fields with which mlx-lm's class makes the head's decoder layer as the layer of index 0."""
-    names: Mapping[str, str]
-    """Our names of the tensors beside the decoder layer, by the published ones."""
-    norms_from_zero: bool
-    """Weights of norms are stored minus 1."""
 
 
 _QWEN = MappingProxyType(
@@ -55,18 +42,10 @@ _DEEPSEEK = MappingProxyType(
         "shared_head.norm.weight": "norm.weight",
     }
 )
-_ATTENTION_ONLY = {"full_attention_interval": 1}
-_EXPERTS_FIRST = {"first_k_dense_replace": 0}
-FAMILIES: Mapping[str, MtpFamily] = MappingProxyType(
-    {
-        "qwen3_next": MtpFamily("qwen3_next", _ATTENTION_ONLY, _QWEN, True),
-        "qwen3_5": MtpFamily("qwen3_5", _ATTENTION_ONLY, _QWEN, True),
-        "qwen3_5_moe": MtpFamily("qwen3_5", _ATTENTION_ONLY, _QWEN, True),
-        "deepseek_v3": MtpFamily("deepseek_v3", _EXPERTS_FIRST, _DEEPSEEK, False),
-        "glm4_moe": MtpFamily("glm4_moe", _EXPERTS_FIRST, _DEEPSEEK, False),
-    }
-)
-"""By `model_type` of the checkpoint."""
+_NAMES = MappingProxyType({QWEN: _QWEN, DEEPSEEK: _DEEPSEEK})
+"""Our names of the tensors beside the decoder layer, by the published ones."""
+_FORMS = MappingProxyType({QWEN: {"full_attention_interval": 1}, DEEPSEEK: {"first_k_dense_replace": 0}})
+"""Fields with which mlx-lm's class makes the head's decoder layer as the layer of index 0."""
 
 
 class MtpHead(nn.Module):
@@ -110,59 +89,49 @@ class MtpHead(nn.Module):
         return [KVCache()]
 
 
-class ReadMtp(NamedTuple):
-    network: MtpHead
-    width: int
-    vocabulary: int
-    config: Mapping[str, Any]
-    """Of the text model."""
+def read_mtp(folder: Path) -> tuple[MtpHead, Mapping[str, Any]]:
+    """The first head in a checkpoint, and the config of the text model that it belongs to.
 
-
-def read_mtp(folder: Path) -> ReadMtp:
-    """The first head in a checkpoint. Raises InputError for one without a head, or of an unknown or damaged form."""
-    found = DrafterFolder(folder, NAMES["mtp"])
-    config = found.raw_config()
-    if reason := unknown(config):
-        raise found.wrong(reason)
-    text, family = config.get("text_config", config), FAMILIES[config["model_type"]]
+    Raises InputError for a checkpoint without a head, or of an unknown or damaged form.
+    """
+    found = DrafterFolder(folder, MtpForm)
+    text, family = found.form.config, FAMILIES[found.form.architecture]
     try:
         module = import_module(f"mlx_lm.models.{family.module}")
         arguments = getattr(module, "TextModelArgs", module.ModelArgs)
         stated = translated(text, (), lambda _: defaults_of(arguments))
-        args = arguments.from_dict(stated | {"num_hidden_layers": 1} | family.form)
+        args = arguments.from_dict(stated | {"num_hidden_layers": 1} | _FORMS[family.number])
         model = (module.TextModel if hasattr(module, "TextModel") else module.Model)(args)
-        width, vocabulary, eps = int(args.hidden_size), int(args.vocab_size), float(args.rms_norm_eps)
-        network = MtpHead(model.model.layers[0], width, eps)
+        network = MtpHead(model.model.layers[0], int(args.hidden_size), float(args.rms_norm_eps))
         layer = int(text["num_hidden_layers"])
-        tensors = _named(model, _chosen(found.tensors(), family, layer), family)
+        tensors = _named(model, _chosen(found.tensors(), family.number, layer), family.number)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise found.wrong(f"its config.json or its tensors don't form one ({error!r})") from error
-    found.fill(network, tensors, None)
-    return ReadMtp(network, width, vocabulary, text)
+    found.fill(network, tensors)
+    return network, text
 
 
-def _chosen(stored: Tensors, family: MtpFamily, layers: int) -> Tensors:
+def _chosen(stored: Tensors, form: str, layers: int) -> Tensors:
     """The first head's tensors: ours by our names, the decoder layer's as those of a model's layer 0."""
     chosen: Tensors = {}
+    names, inner = _NAMES[form], "mtp.layers.0." if form == QWEN else f"layers.{layers}."
     for name, values in stored.items():
         name = name.removeprefix("language_model.").removeprefix("model.")
-        inner = f"layers.{layers}."
-        if family.names is _QWEN:
-            inner = "mtp.layers.0."
-        elif name.startswith(inner) and name.removeprefix(inner) in family.names:
+        if form == DEEPSEEK and name.removeprefix(inner) in names:
             name = name.removeprefix(inner)
-        if name in family.names:
-            chosen[family.names[name]] = values
+        if name in names:
+            chosen[names[name]] = values
         elif name.startswith(inner) and "embed_tokens" not in name and "shared_head" not in name:
             chosen[f"model.layers.0.{name.removeprefix(inner)}"] = values
     return chosen
 
 
-def _named(model: Any, tensors: Tensors, family: MtpFamily) -> Tensors:
+def _named(model: Any, tensors: Tensors, form: str) -> Tensors:
     """In the form of mlx-lm's class: experts stacked, norms from 1."""
     own = {name: values for name, values in tensors.items() if not name.startswith("model.")}
     inner = {name: values for name, values in tensors.items() if name.startswith("model.")}
-    if family.norms_from_zero:
+    if form == QWEN:
+        # Weights of norms are stored minus 1.
         inner = _stacked(inner)
         own, inner = (
             {name: values + 1.0 if values.ndim == 1 and "norm" in name else values for name, values in each.items()}

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from draft_worker.candidates.few_tokens import SelectorTables
-from draft_worker.drafters.block import BlockForm, MarkovHead
+from draft_worker.drafters.block import MarkovHead
 from draft_worker.drafters.block_forward import Asked, Block, BlockContext, BlockRows, FedRows, Rows
 from draft_worker.drafters.eagle3 import Eagle3
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
-from draft_worker.drafters.token_ends import drafter_ends
+from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
 from draft_worker.projection import ProjectionMatrix, in_groups
+from protocol.contracts.drafters.description import BlockForm, DecoderForm
 from protocol.messages.features import FeatureForm
 
 _KEPT = 64
@@ -32,11 +32,8 @@ def read_peagle(folder: Path, target: Path | None) -> "PeagleRunner":
 
     Raises InputError for files that are missing, damaged or of another form, and for another target.
     """
-    network = read_eagle3(folder)
-    form = network.form
-    if not (form.own_embedding and form.own_head):
-        ends = drafter_ends(folder, None, target, form.hidden_size, form.vocabulary, head=not form.own_head)
-        network.borrow(ends.embed, ends.head)
+    network = read_eagle3(folder, target)
+    borrow_ends(network, folder, target)
     return PeagleRunner(network)
 
 
@@ -52,27 +49,18 @@ class PeagleRunner:
         form = network.form
         assert form.mask_token is not None, "the drafter has no mask"
         self.form = BlockForm(
-            width=form.hidden_size,
-            layers=form.layers,
-            heads=form.heads,
-            kv_heads=form.kv_heads,
-            head_width=form.head_dim,
-            inner=form.intermediate_size,
-            vocabulary=form.vocabulary,
-            outputs=form.outputs,
-            output_width=form.target_width,
+            **{name: getattr(form, name) for name in DecoderForm.__struct_fields__},
             block=form.depths,
             mask_token=form.mask_token,
             anchor_predicts=True,
             clean_prefix=_CLEAN,
-            positions=form.context,
         )
         self.head_tokens = network.head_tokens
-        self.context = form.context
+        self.context = form.positions
         self.device = str(mx.default_device())
         self._network = network
         layer = network.projecting
-        features = FeatureForm(form.outputs, form.target_width)
+        features = FeatureForm(form.outputs, form.output_width)
         self.matrix = None if layer is None else ProjectionMatrix.of(layer, features)
 
     def open(self) -> BlockContext:

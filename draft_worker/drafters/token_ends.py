@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.utils import dequantize_model
 
 from draft_worker.head_tokens import HeadTokens
 from draft_worker.short_head import ShortHead
 from protocol.errors import InputError
 from protocol.inference.narrow_weights import keep_narrow
-from protocol.inference.stored_model import load_network
+from protocol.inference.stored_model import load_network, ready_for_processor
 
 Layer = Callable[[mx.array], mx.array]
 _EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
@@ -75,13 +74,7 @@ def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | No
 
     Raises InputError if they can't be found.
     """
-    try:
-        network: Any = load_network(folder)[0]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(
-            f"The target in {folder}, whose embedding the draft uses, can't be loaded ({str(error)[:200]}): "
-            "download it again."
-        ) from error
+    network = load_target(folder)[0]
     modules = network.named_modules()
     embeddings = [(path, each) for path, each in modules if isinstance(each, _EMBEDDINGS)]
     if not embeddings:
@@ -91,13 +84,19 @@ def target_ends(folder: Path, *, head: bool = True, head_tokens: HeadTokens | No
     ends["embedding"] = max(embeddings, key=_likeness)[1]
     if own_head is not None and head:
         ends["head"] = own_head
-    if mx.default_device() == mx.Device(mx.cpu):
-        ends = dequantize_model(ends)
-        ends.set_dtype(mx.float32)
+    ready_for_processor(ends)
     mx.eval(ends.parameters())
     for name in ends.children():
         keep_narrow(ends[name])
     return TokenEnds.of(ends["embedding"], ends.get("head"), head_tokens)
+
+
+def load_target(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """As `load_network`, of the target of a draft. Raises InputError if it can't be loaded."""
+    try:
+        return load_network(folder)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(f"The target in {folder} can't be loaded ({str(error)[:200]}): download it again.") from error
 
 
 def _likeness(found: tuple[str, Any]) -> tuple[bool, int]:

@@ -19,7 +19,6 @@ from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.early_exit import LAYER, NORM
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.kv_bits import kv_fingerprint
-from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import BESIDE_TARGET, wire
@@ -41,9 +40,7 @@ def load(setup: WorkerSetup) -> "LayerSkipEngine":
     folder, target = Path(setup.model), Path(setup.target)
     exit_ = read_drafter(folder)
     if exit_ is None or exit_.kind != "exit":
-        raise InputError(
-            f"{folder} holds no early exit ({ModelFolder(folder).config.get('model_type')!r:.60}): pass exit:LAYERS."
-        )
+        raise InputError(f"{folder} holds no early exit: pass exit:LAYERS.")
     if not setup.target:
         raise InputError("The draft engine layerskip needs the target's folder: pass --target.")
     model = LanguageModel.load(target, FirstLayers(exit_.layers, folder))

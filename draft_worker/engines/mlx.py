@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import mlx.core as mx
 
@@ -30,17 +30,7 @@ ENGINE = EngineDeclaration(help="a model in mlx-lm's format", model="checkpoint"
 
 def load(setup: WorkerSetup) -> "MlxEngine":
     """Raises InputError if the folder holds no model that can serve."""
-    return loaded(MlxEngine, setup)
-
-
-def loaded(kind: "type[_Engine]", setup: WorkerSetup) -> "_Engine":
-    """`load` for an engine of this class."""
-    began = time.perf_counter()
-    engine = kind.load(Path(setup.model))
-    wire(setup.gpu_share, BESIDE_TARGET)
-    if setup.pace is None:
-        engine.measure(time.perf_counter() - began)
-    return engine
+    return MlxEngine.of(setup)
 
 
 class MlxEngine(ColumnsEngine):
@@ -66,9 +56,15 @@ class MlxEngine(ColumnsEngine):
         model = LanguageModel.load(folder)
         return cls(model, vocabulary_fingerprint(folder), read_head_tokens(folder, model.vocabulary))
 
-    def measure(self, loading: float) -> None:
-        """Measure the `costs` of a model that took `loading` seconds to load, where that is worth its time."""
-        self.costs = costs_at_load(self._network, loading).by_width
+    @classmethod
+    def of(cls, setup: WorkerSetup) -> Self:
+        """`load`, with costs measured where that is worth its time."""
+        began = time.perf_counter()
+        engine = cls.load(Path(setup.model))
+        wire(setup.gpu_share, BESIDE_TARGET)
+        if setup.pace is None:
+            engine.costs = costs_at_load(engine._network, time.perf_counter() - began).by_width
+        return engine
 
     def open(self, sampling: Sampling, vocabulary: int) -> "MlxSequence":
         rows = self._network.sequence()
@@ -91,9 +87,6 @@ class MlxEngine(ColumnsEngine):
     def widens(self) -> bool:
         """Whether tokens of a context that the head lacks can be guessed."""
         return self._short is not None and self._short.widens
-
-
-_Engine = TypeVar("_Engine", bound=MlxEngine)
 
 
 class MlxSequence(EngineSequence):

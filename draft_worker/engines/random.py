@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from draft_worker.engine import Batch
-from draft_worker.engines.mlx import MlxEngine, MlxSequence, loaded
+from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.language_model import LanguageModel
@@ -17,7 +17,7 @@ ENGINE = EngineDeclaration(help="guesses blindly at the cost of mlx, for measure
 
 def load(setup: WorkerSetup) -> "RandomEngine":
     """Raises InputError if the folder holds no model that can serve."""
-    return loaded(RandomEngine, setup)
+    return RandomEngine.of(setup)
 
 
 class RandomEngine(MlxEngine):

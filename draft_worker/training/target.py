@@ -10,12 +10,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import dequantize_model
 
+from draft_worker.drafters.token_ends import load_target
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.observed_modules import observing
-from protocol.inference.stored_model import load_network
+from protocol.inference.stored_model import ready_for_processor
 
 
 class Target:
@@ -23,11 +23,8 @@ class Target:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.model, self.config = _load(folder)
-        if mx.default_device() == mx.Device(mx.cpu):
-            # A processor has fast kernels for float32 alone.
-            self.model = dequantize_model(self.model)
-            self.model.set_dtype(mx.float32)
+        self.model, self.config = load_target(folder)
+        ready_for_processor(self.model)
         stack = getattr(self.model, "model", None)
         if not all(hasattr(stack, name) for name in ("embed_tokens", "layers", "norm")):
             raise InputError(
@@ -133,13 +130,6 @@ def trained(network: nn.Module) -> int:
     """Parameters that training changes."""
     flat: Any = tree_flatten(network.trainable_parameters())
     return sum(array.size for _, array in flat)
-
-
-def _load(folder: Path) -> tuple[Any, dict[str, Any]]:
-    try:
-        return load_network(folder)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"{folder} can't be loaded as a target ({error}): pass a model in mlx-lm's format.") from error
 
 
 _TOKENS = 8

@@ -14,13 +14,12 @@ from typing import Any, Protocol, Self, cast
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
-from mlx_lm.utils import dequantize_model
 
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
 from protocol.contracts.model_folder import stated_positions
 from protocol.errors import InputError
 from protocol.inference.deviation import deviation
-from protocol.inference.device import compute, spare_compiler
+from protocol.inference.device import compute
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.latent_attention import let_latents_be_absorbed
 from protocol.inference.layer_cache import FoldingCache, TreePositions
@@ -30,7 +29,7 @@ from protocol.inference.quantized_kv import Encodings, proved_encodings
 from protocol.inference.recurrences.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
 from protocol.inference.staged_dispatch import stage
-from protocol.inference.stored_model import load_network
+from protocol.inference.stored_model import load_network, ready_for_processor
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.base import MAX_CONTEXT, Level
@@ -137,11 +136,7 @@ class LanguageModel:
         """
         try:
             model, config = load_network(folder)
-            if mx.default_device() == mx.Device(mx.cpu):
-                # A CPU has fast kernels for float32 alone; quantized products are many times slower.
-                model = dequantize_model(model)
-                model.set_dtype(mx.float32)
-                spare_compiler()
+            ready_for_processor(model)
             if division is not None:
                 division.divide(model)
             compute(model.parameters())

@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from mlx import nn
 from mlx_lm import utils
 
 from protocol.contracts.model_config import stated_bases, translated
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
+from protocol.inference.device import spare_compiler
 from protocol.inference.observed_modules import modules_of
 
 _load_model: Callable[..., tuple[nn.Module, dict[str, Any]]] = vars(utils)["load_model"]
@@ -36,6 +38,15 @@ def load_network(folder: Path) -> tuple[Any, dict[str, Any]]:
     network, config = _load_model(folder, lazy=True, get_model_classes=classes, trust_remote_code=False)
     _validate_bases(folder, network, config)
     return network, config
+
+
+def ready_for_processor(network: Any) -> None:
+    """Unpack the weights to float32 where this process computes on a processor, which has fast kernels for it alone:
+    quantised products are many times slower."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        utils.dequantize_model(network)
+        network.set_dtype(mx.float32)
+        spare_compiler()
 
 
 def _defaults(config: Mapping[str, Any]) -> Mapping[str, object]:

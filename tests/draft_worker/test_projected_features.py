@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import read_eagle3, write_eagle3
 from draft_worker.drafters.peagle import PeagleRunner
 from draft_worker.engine import Batch
@@ -18,6 +18,7 @@ from draft_worker.engines import eagle3
 from draft_worker.engines.block import BlockEngine
 from draft_worker.feature_feed import FeatureFeed
 from draft_worker.feature_sources import ReceivedBlocks
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.features.blocks import shipments
 from protocol.features.ring import FeatureRing
 from protocol.kv.arena_header import ElementType
@@ -49,14 +50,14 @@ def eagle(**variant: Any) -> Callable[[Path], ConditionedEngine]:
         mx.random.seed(3)
         form = Eagle3Form(
             outputs=(0, 1),
-            hidden_size=WIDTH,
-            intermediate_size=48,
+            width=WIDTH,
+            inner=48,
             heads=4,
             kv_heads=2,
-            head_dim=8,
+            head_width=8,
             vocabulary=VOCABULARY,
             head_size=VOCABULARY,
-            target_width=WIDTH,
+            output_width=WIDTH,
             own_head=False,
             **variant,
         )

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from mlx_lm.utils import load_model
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm
+from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.block_checkpoint import write_block
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.files import parameters
 from draft_worker.drafters.token_ends import TokenEnds
 from orchestrator import Pipeline, SamplingParams
@@ -21,6 +21,7 @@ from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.runtime.notices import Notice
 from orchestrator.runtime.recording import replay
 from protocol.contracts.coreml.neural_engine import recorded
+from protocol.contracts.drafters.description import BlockForm, Eagle3Form
 from protocol.messages.worker import Grow
 from tests.conftest import Reference
 from tests.support.models.trained_drafters import loud
@@ -63,15 +64,15 @@ def write_peagle(folder: Path, config: dict[str, Any], _target: Any) -> None:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     form = Eagle3Form(
         outputs=(0, 2, 4),
-        hidden_size=width,
-        intermediate_size=64,
+        width=width,
+        inner=64,
         heads=heads,
         kv_heads=heads,
-        head_dim=width // heads,
+        head_width=width // heads,
         layers=2,
         vocabulary=config["vocab_size"],
         head_size=config["vocab_size"],
-        target_width=width,
+        output_width=width,
         own_head=False,
         mask_token=config["vocab_size"] - 1,
         depths=6,

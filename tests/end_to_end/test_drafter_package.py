@@ -8,12 +8,13 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.utils import load_model
 
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3
 from orchestrator import Pipeline, SamplingParams
 from orchestrator.core.events import Arrived
 from orchestrator.runtime.recording import replay
 from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.messages.worker import Grow, Verdict
 from tests.conftest import Reference
 from tests.support.models.drafter_packages import converted
@@ -34,14 +35,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     width, last = arguments.hidden_size, arguments.num_hidden_layers - 1
     form = Eagle3Form(
         outputs=(0, last),
-        hidden_size=width,
-        intermediate_size=width,
+        width=width,
+        inner=width,
         heads=arguments.num_attention_heads,
         kv_heads=arguments.num_attention_heads,
-        head_dim=width // arguments.num_attention_heads,
+        head_width=width // arguments.num_attention_heads,
         vocabulary=arguments.vocab_size,
         head_size=arguments.vocab_size,
-        target_width=width,
+        output_width=width,
         own_head=False,
     )
     network = Eagle3(form)

@@ -18,15 +18,16 @@ import msgspec
 import numpy as np
 from mlx.utils import tree_flatten, tree_map
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm
+from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.block_forward import Asked, Block, BlockRows, BlockRunner, MlxBlockRunner
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.peagle import PeagleRunner
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.engine import Engine
 from draft_worker.engines.block import BlockEngine
 from draft_worker.sequence import DraftSequence
 from orchestrator.machine.hardware import worker_environment
+from protocol.contracts.drafters.description import BlockForm, Eagle3Form
 from protocol.features.ring import affordable_layout
 from protocol.inference.device import compute_on_processor
 from protocol.kv.arena_header import ElementType
@@ -87,13 +88,13 @@ def eagle3_form(kind: str, width: int, vocabulary: int, block: int) -> Eagle3For
     own: dict[str, Any] = {"layers": 4, "mask_token": vocabulary - 1, "depths": block, "own_head": False}
     form = Eagle3Form(
         outputs=_OUTPUTS[::2],
-        hidden_size=width,
-        intermediate_size=_INNER.get(width, 4 * width),
+        width=width,
+        inner=_INNER.get(width, 4 * width),
         heads=width // _HEAD,
         kv_heads=min(8, width // _HEAD),
-        head_dim=_HEAD,
+        head_width=_HEAD,
         vocabulary=vocabulary,
-        target_width=width,
+        output_width=width,
         head_size=vocabulary if kind == "P-EAGLE" else min(32_000, vocabulary),
     )
     return msgspec.structs.replace(form, **own) if kind == "P-EAGLE" else form
@@ -229,9 +230,9 @@ def forward_seconds(runner: BlockRunner, context: int, repeats: int) -> float:
 
 def row_seconds(network: Eagle3, rows: int, context: int, repeats: int) -> float:
     """Of so many rows of EAGLE-3 behind `context` tokens, logits included."""
-    cache, hidden = network.make_cache(), mx.random.normal((1, rows, network.form.hidden_size))
+    cache, hidden = network.make_cache(), mx.random.normal((1, rows, network.form.width))
     for _ in range(0, context, 512):
-        states = network(mx.zeros((1, 512), mx.int32), mx.zeros((1, 512, network.form.hidden_size)), cache=cache)
+        states = network(mx.zeros((1, 512), mx.int32), mx.zeros((1, 512, network.form.width)), cache=cache)
         mx.eval(states)
 
     def run() -> None:

@@ -9,7 +9,7 @@ over a text, which also tells how large they are.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,6 +17,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_tokenizer
+from msgspec.structs import replace
 
 from draft_worker.conditioned.runner import Wave
 from draft_worker.coreml.arrays import Array, Single
@@ -30,19 +31,18 @@ from draft_worker.coreml.rotation import pair_order
 from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.block_runner import PackageBlockRunner, PackageContext
 from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
-from draft_worker.drafters.block import BlockDrafter, BlockForm
+from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.block_checkpoint import BlockCheckpoint, read_block
 from draft_worker.drafters.block_forward import Block, BlockKv, BlockRows, MlxBlockRunner
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
-from draft_worker.drafters.eagle3_checkpoint import read_eagle3
-from draft_worker.drafters.token_ends import TokenEnds, drafter_ends
+from draft_worker.drafters.eagle3 import Eagle3
+from draft_worker.drafters.eagle3_checkpoint import borrow_ends, read_eagle3
+from draft_worker.drafters.token_ends import TokenEnds, drafter_ends, load_target
 from protocol.contracts.coreml.conversion import Choices, WeightKind
-from protocol.contracts.drafters.description import CONVERTIBLE, Drafter
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.drafters.description import BlockForm, DecoderForm, Drafter
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
-from protocol.inference.stored_model import load_network
+from protocol.inference.stored_model import ready_for_processor
 from protocol.inference.tap import proved_tap
 from protocol.messages.features import FeatureForm
 
@@ -104,16 +104,14 @@ class TargetFeatures(NamedTuple):
 
 def target_features(folder: Path, form: FeatureForm) -> TargetFeatures:
     """What the target in `folder` leaves of a text for a drafter of this form. Raises InputError if it can't be had."""
+    network = load_target(folder)[0]
     try:
-        loaded: Any = load_network(folder)
         tokens: list[int] = list(load_tokenizer(folder).encode(_TEXT))[:_MOST]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"The target in {folder} can't be loaded ({str(error)[:200]}): download it again.") from error
-    network = loaded[0]
-    if mx.default_device() == mx.Device(mx.cpu):
-        # A processor has fast kernels for float32 alone.
-        network = dequantize_model(network)
-        network.set_dtype(mx.float32)
+        raise InputError(
+            f"The tokenizer in {folder} can't be loaded ({str(error)[:200]}): download it again."
+        ) from error
+    ready_for_processor(network)
     tap = proved_tap(network)
     lack = "its hidden states can't be recorded" if tap is None else tap.taps.lack(form)
     if tap is None or lack:
@@ -218,13 +216,11 @@ def convert_drafter(
 ) -> Package:
     """Like `build.convert`, for what `source` was found to be. Raises InputError for a kind without a form for Core ML,
     without a target, and for a target that the drafter was not made for."""
-    if drafter.kind not in CONVERTIBLE:
+    if not drafter.converts:
         raise InputError(f"{source} holds {drafter.name}, which has no form for Core ML: use it as it is.")
     if target is None:
         raise InputError(f"{source} holds {drafter.name}, which reads its target's states: pass --target MODEL.")
-    shape = ModelFolder(target).shape
-    if misfit := drafter.misfit(shape):
-        raise InputError(f"{source} does not fit the target {target}: {misfit}. Pass the drafter's own target.")
+    shape = drafter.fitting(source, target)
     features = target_features(target, FeatureForm(drafter.outputs(shape), drafter.width))
     # The drafter's own elements must not matter for the comparison, and a processor computes in fp32.
     compute_on_processor()
@@ -241,16 +237,10 @@ def convert_drafter(
 
 
 def _eagle3(source: Path, target: Path, features: TargetFeatures) -> _Source:
-    network = read_eagle3(source, ModelFolder(target).shape.layers)
-    form = network.form
-    if form.layers > 1:
-        raise InputError(f"The drafter in {source} has {form.layers} layers: use it as it is, without Core ML.")
-    ends = None
-    if not (form.own_embedding and form.own_head):
-        tokens = None if form.own_head else network.head_tokens
-        ends = drafter_ends(source, None, target, form.hidden_size, form.vocabulary, head_tokens=tokens)
-        network.borrow(ends.embed, ends.head)
-    model = convertible_eagle3(source, network, ends, features.largest)
+    network = read_eagle3(source, target)
+    if network.form.layers > 1:
+        raise InputError(f"The drafter in {source} has {network.form.layers} layers: use it as it is, without Core ML.")
+    model = convertible_eagle3(source, network, borrow_ends(network, source, target), features.largest)
     return _Source(model, eagle3_comparison(network, features))
 
 
@@ -279,8 +269,8 @@ def convertible_eagle3(folder: Path, network: Eagle3, ends: TokenEnds | None, la
     as measured on the target. Raises InputError for what Core ML's form of the network can't express."""
     form = network.form
     conditioning = Conditioning(eagle3=form, largest=largest, scale=feature_scale(largest))
-    order = pair_order(form.head_dim, _rotated(folder, network.midlayer.self_attn.rope, form.head_dim), False)
-    structure = Structure(_eagle3_shape(form), order, [network.midlayer.self_attn.rope], None)
+    order = pair_order(form.head_width, _rotated(folder, network.midlayer.self_attn.rope, form.head_width), False)
+    structure = Structure(_shape(form, "eagle3", [Layer()]), order, [network.midlayer.self_attn.rope], None)
     arrays = dict(_eagle3_arrays(_parameters(network), conditioning))
     if ends is not None:
         arrays = dict(_ends(ends)) | arrays
@@ -294,33 +284,15 @@ def convertible_block(folder: Path, drafter: BlockCheckpoint, ends: TokenEnds, l
     conditioning = Conditioning(block=form, largest=largest, scale=feature_scale(largest))
     rope = network.layers[0].self_attn._rope
     order = pair_order(form.head_width, _rotated(folder, rope, form.head_width), form.rope_interleaved)
-    structure = Structure(_block_shape(folder, drafter.kind, form), order, [rope], None)
+    structure = Structure(_block_shape(folder, form), order, [rope], None)
     arrays = dict(_block_arrays(network, ends, conditioning))
     return Convertible(folder, structure, arrays, drafter.head_tokens, conditioning)
 
 
-def _eagle3_shape(form: Eagle3Form) -> DecoderShape:
+def _shape(form: DecoderForm, architecture: str, layers: Sequence[Layer]) -> DecoderShape:
     return DecoderShape(
-        architecture="eagle3",
-        layers=(Layer(),),
-        hidden=form.hidden_size,
-        heads=form.heads,
-        key_heads=form.kv_heads,
-        head=form.head_dim,
-        vocabulary=form.vocabulary,
-        positions=form.context,
-        epsilon=form.rms_norm_eps,
-        score_scale=form.head_dim**-0.5,
-    )
-
-
-def _block_shape(folder: Path, kind: str, form: BlockForm) -> DecoderShape:
-    windows = {window for window in form.windows if window is not None}
-    if len(windows) > 1:
-        raise InputError(f"The drafter in {folder} has layers of different windows: use it as it is, without Core ML.")
-    return DecoderShape(
-        architecture=kind,
-        layers=tuple(Layer(sliding=window is not None) for window in form.windows or (None,) * form.layers),
+        architecture=architecture,
+        layers=tuple(layers),
         hidden=form.width,
         heads=form.heads,
         key_heads=form.kv_heads,
@@ -329,6 +301,16 @@ def _block_shape(folder: Path, kind: str, form: BlockForm) -> DecoderShape:
         positions=form.positions,
         epsilon=form.norm_epsilon,
         score_scale=form.head_width**-0.5,
+    )
+
+
+def _block_shape(folder: Path, form: BlockForm) -> DecoderShape:
+    windows = {window for window in form.windows if window is not None}
+    if len(windows) > 1:
+        raise InputError(f"The drafter in {folder} has layers of different windows: use it as it is, without Core ML.")
+    layers = [Layer(sliding=window is not None) for window in form.windows or (None,) * form.layers]
+    return replace(
+        _shape(form, form.kind, layers),
         window=next(iter(windows), None),
         taps=form.taps,
         embedding_scale=form.input_scale,

@@ -17,7 +17,7 @@ from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.calls import FeatureReader, PackageCalls, Runtime
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
-from draft_worker.drafters.block import BlockForm, MarkovHead, markov_head
+from draft_worker.drafters.block import MarkovHead, markov_head
 from draft_worker.drafters.block_forward import (
     Asked,
     Block,
@@ -28,6 +28,7 @@ from draft_worker.drafters.block_forward import (
     FedRows,
 )
 from draft_worker.projection import ProjectionMatrix
+from protocol.contracts.drafters.description import BlockForm
 from protocol.kv.exchange import KvExchange
 
 

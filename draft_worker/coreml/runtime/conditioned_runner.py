@@ -14,8 +14,8 @@ from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.package import Package
 from draft_worker.coreml.runtime.calls import FeatureReader, PackageForward, Runtime
 from draft_worker.coreml.runtime.memory import CachePool, CallPart, HostMemory
-from draft_worker.drafters.eagle3 import Eagle3Form
 from draft_worker.projection import ProjectionMatrix
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.kv.exchange import KvExchange
 from protocol.messages.features import FeatureForm
 
@@ -70,7 +70,7 @@ class PackageRunner:
     def __init__(self, converted: Converted, runtime: Runtime, exchange: KvExchange | None = None) -> None:
         """`exchange`: as for a block drafter's package."""
         package, tables, form = converted.package, converted.tables, _form(converted.package)
-        self.features = FeatureForm(form.outputs, form.target_width)
+        self.features = FeatureForm(form.outputs, form.output_width)
         self.matrix: ProjectionMatrix | None = None
         self.width = package.shape.hidden + package.head_rows
         self.vocabulary = package.shape.vocabulary

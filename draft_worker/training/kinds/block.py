@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map
 
-from draft_worker.drafters.block import BlockDrafter, BlockForm, BlockPart
+from draft_worker.drafters.block import BlockDrafter, BlockPart
 from draft_worker.drafters.block_checkpoint import write_block
 from draft_worker.drafters.token_ends import TokenEnds
 from draft_worker.training.columns import counted
@@ -25,6 +25,7 @@ from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import NO_PLACE, Judge, TrainingSetting
 from draft_worker.training.losses import among, forward_divergence, loss, wanted
 from draft_worker.training.target import Target, fitting, trained
+from protocol.contracts.drafters.description import BlockForm
 from protocol.contracts.training import DEPTHS, STALENESS
 
 ANCHORS = 32

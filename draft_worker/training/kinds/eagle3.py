@@ -13,13 +13,14 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3
 from draft_worker.training.columns import Chains, drawn, no_hits, whole, windows
 from draft_worker.training.corpus.rows import Row
 from draft_worker.training.kind import Judge, TrainingSetting
 from draft_worker.training.losses import loss, wanted
 from draft_worker.training.target import Target, fitting, trained
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.errors import InputError
 
 DECAY = 0.8
@@ -120,7 +121,7 @@ class _Rows:
     """The network's layer by parts: the queries of a column see what no cache holds, its own rows of other steps."""
 
     def __init__(self, network: Eagle3) -> None:
-        self._layer, self._size = network.midlayer, network.form.head_dim
+        self._layer, self._size = network.midlayer, network.form.head_width
 
     def read(self, embedded: mx.array, state: mx.array) -> mx.array:
         """(n, 2 width): what the projections read."""
@@ -179,18 +180,18 @@ def form(target: Target, head_size: int) -> Eagle3Form:
     heads = target.size("num_attention_heads")
     return Eagle3Form(
         outputs=_outputs(target.layers),
-        hidden_size=target.width,
-        intermediate_size=target.size("intermediate_size"),
+        width=target.width,
+        inner=target.size("intermediate_size"),
         heads=heads,
         kv_heads=heads,
-        head_dim=target.head_width,
+        head_width=target.head_width,
         vocabulary=target.vocabulary,
         head_size=head_size,
-        target_width=target.width,
-        rms_norm_eps=target.norm_epsilon,
-        rope_theta=target.rope_base,
+        output_width=target.width,
+        norm_epsilon=target.norm_epsilon,
+        rope_base=target.rope_base,
         rope_scaling=target.rope_scaling,
-        context=config.get("max_position_embeddings", 131_072),
+        positions=config.get("max_position_embeddings", 131_072),
         own_head=False,
     )
 
@@ -208,12 +209,12 @@ def start(target: Target, form: Eagle3Form) -> dict[str, mx.array]:
             found[f"midlayer.{name}"] = mx.concatenate(parts, axis=1)
     found["midlayer.input_layernorm.weight"] = first[_COPIED_NORM]
     found["midlayer.hidden_norm.weight"] = last[_COPIED_NORM]
-    unread = mx.zeros((form.hidden_size, (len(form.outputs) - 1) * form.target_width))
-    found["fc.weight"] = mx.concatenate([unread, mx.eye(form.hidden_size)], axis=1)
+    unread = mx.zeros((form.width, (len(form.outputs) - 1) * form.output_width))
+    found["fc.weight"] = mx.concatenate([unread, mx.eye(form.width)], axis=1)
     return found
 
 
 def _spread(matrix: mx.array, form: Eagle3Form) -> mx.array:
     """Rows of fewer key-value heads, repeated for every query head."""
-    heads = matrix.reshape(-1, form.head_dim, matrix.shape[-1])
+    heads = matrix.reshape(-1, form.head_width, matrix.shape[-1])
     return mx.repeat(heads, form.heads // len(heads), axis=0).reshape(-1, matrix.shape[-1])

@@ -262,7 +262,6 @@ _CONTENDERS = {
     "lookup": "lookup: adaptive with the n-gram draft.",
     "random draft": "random draft: adaptive with a draft that guesses blindly at the same cost.",
 }
-_REJECTION = "rej: rejection sampling, whose tokens have the target's distribution and no reference."
 _RIVAL = (
     "llama.cpp: its own server with the GGUF file of the same weights, on all cores. It computes with "
     "packed weights, so its texts differ and are not compared. Its seconds are by its own clock, from the same moment "
@@ -280,8 +279,6 @@ def _notes(rows: Sequence[BenchRow], plan: BenchPlan, absent: Mapping[str, str])
     if len(best_of_each_line(rows)) < len(rows):
         yield _FASTEST
     yield from (text for name, text in _CONTENDERS.items() if any(row.contender == name for row in rows))
-    if any(row.rejection for row in rows):
-        yield _REJECTION
     if any(row.rival for row in rows):
         yield _RIVAL
     if plan.pace:

@@ -20,7 +20,6 @@ from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.pairs.recommended_pairs import draft_beside
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
-from protocol.contracts.drafters.description import CONVERTIBLE
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.errors import InputError
@@ -131,7 +130,7 @@ def _is_convertible(choice: DraftChoice) -> bool:
     if choice.target is None or choice.folder is None:
         return False
     drafter = read_drafter(choice.folder)
-    return drafter is not None and drafter.kind in CONVERTIBLE
+    return drafter is not None and drafter.converts
 
 
 def _automatic(choice: DraftChoice, target: Path) -> DraftChoice:

@@ -54,12 +54,7 @@ def trained_draft(
     if drafter is None:
         return None
     beside = _target_of(str(folder), target, on_progress)
-    misfit = drafter.misfit(ModelFolder(beside).shape)
-    if misfit:
-        raise InputError(
-            f"The draft {folder} does not fit the target {beside}: {misfit}. Choose a drafter that was trained for "
-            "this target; `launch-pipeline pairs` lists some."
-        )
+    drafter.fitting(folder, beside)
     return TrainedDraft(drafter.engine, folder, beside, drafter)
 
 

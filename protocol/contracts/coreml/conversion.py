@@ -10,7 +10,7 @@ FOLDER_MODEL = "model.mlpackage"
 """A folder with this package is a converted model."""
 FOLDER_FACTS = "package.json"
 """Facts about the package, for processes that can't read packages."""
-FORMAT = 4
+FORMAT = 5
 """Of a converted model's folder; a folder of another format is converted again."""
 
 WeightKind: TypeAlias = Literal["fp16", "int8", "4bit"]

@@ -1,37 +1,167 @@
-"""Block drafters: DFlash and DFlash2 (z-lab), DSpark (SpecForge, DeepSpec), DFlash of DeepSpec, all in speculators'.
+"""Block drafters: DFlash, DSpark and DFlash2. The formats, all with the tensor names of `BlockDrafter`:
 
-They name the target's outputs in `target_layer_ids`, counted from 0 (hidden_states[id + 1]). z-lab and SpecForge state
-this and other options inside `dflash_config`. speculators (vllm-project/speculators: models/dflash/config.py) nests the
-sizes of the layers in `transformer_layer_config`, counts outputs from 1 in `aux_hidden_state_layer_ids`
-(convert/dflash/converter.py), and has windows that are causal in a block unless `sliding_window_non_causal`.
+* z-lab (DFlash, DFlash2): `dflash_config {mask_token_id, target_layer_ids}`; no embedding, no head; a mask guesses
+  itself.
+* DeepSpec (DSpark, and DFlash as a DSpark of rank 0): `mask_token_id`, `target_layer_ids` and `markov_rank` at the top;
+  copies of the target's embedding and head; the anchor guesses too.
+* SpecForge (DSpark): z-lab's, with `projector_type: dspark` and `markov_rank` inside; the anchor guesses too.
+* speculators (all three; vllm-project/speculators: models/dflash/config.py): the sizes of the layers are nested in
+  `transformer_layer_config`, outputs are counted from 1 in `aux_hidden_state_layer_ids` (convert/dflash/converter.py),
+  and windows are causal in a block unless `sliding_window_non_causal`. Copies of the ends, perhaps a head of some
+  tokens, which d2t names.
+
+All name the target's outputs, counted from 0 (hidden_states[id + 1]). Our own key `clean_prefix` says how many known
+tokens a block may begin with, and our own file head_tokens.npy which tokens are guessed at all; other programs ignore
+both.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
-from protocol.contracts.drafters.description import Drafter, DrafterKind
+from msgspec import Meta
+
+from protocol.contracts.drafters.checkpoint import (
+    SPECULATORS,
+    UNUSED,
+    Count,
+    DecoderConfig,
+    DrafterCheckpoint,
+    LayerIds,
+    Size,
+)
+from protocol.contracts.drafters.description import BlockForm, Causal, Drafter, MarkovKind
 from protocol.json_values import is_list, is_object
 
-_MAX_BLOCK, _MAX_LAYERS = 64, 128
 _FOREIGN = ("attention_sink_bias", "add_swa_attention_sink_bias", "log_snr_conditioning")
 """Options of variants whose forward differs from those of the formats above."""
 _PROJECTORS = (None, "dflash", "dspark")
-SPECULATORS = "speculators_model_type"
 _LAYER = "transformer_layer_config"
-UNUSED = ("verifier_lm_head", "verifier_norm", "t2d", "rotary_emb")
-"""What speculators keeps of the target for training, or what follows from other tensors."""
+_SLIDING = "sliding_attention"
 
 
-def options(config: dict[str, Any]) -> dict[str, Any]:
+class _Config(DecoderConfig, kw_only=True):
+    """All options on one level, as z-lab names them."""
+
+    dflash_config: dict[str, Any] | None = None
+    target_layer_ids: LayerIds
+    mask_token_id: Annotated[int, Meta(ge=0)]
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=128)]
+    target_hidden_size: Size | None = None
+    num_target_layers: Count | None = None
+    draft_vocab_size: Size | None = None
+    attention_bias: bool = False
+    rope_is_neox_style: bool | None = None
+    is_neox_style: bool = True
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
+    sliding_window: Annotated[int, Meta(ge=1)] | None = None
+    use_swa: bool = False
+    swa_window_size: Annotated[int, Meta(ge=1)] | None = None
+    is_causal: bool | None = None
+    causal: bool | None = None
+    dflash_query_causal: bool | None = None
+    sample_from_anchor: bool | None = None
+    projector_type: str | None = None
+    final_logit_softcapping: Annotated[float, Meta(ge=0)] = 0.0
+    block_size: Annotated[int, Meta(ge=2, le=64)]
+    clean_prefix: Annotated[int, Meta(ge=1, le=64)] = 1
+    markov_rank: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    markov_head_type: MarkovKind = "vanilla"
+    conv_kernel_size: Annotated[int, Meta(ge=0, le=64)] = 0
+    conv_group_size: Size | None = None
+    selector_rank: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    selector_top_k: Annotated[int, Meta(ge=0, le=1024)] = 0
+    input_embedding_scale: Annotated[float, Meta(gt=0)] = 1.0
+    output_multiplier: Annotated[float, Meta(gt=0)] = 1.0
+
+    @property
+    def anchor_predicts(self) -> bool:
+        """Whether the anchor's row guesses too: in DSpark, and in DeepSpec's DFlash."""
+        if self.sample_from_anchor is not None:
+            return self.sample_from_anchor
+        return not self.dflash_config or self.projector_type == "dspark" or self.markov_rank > 0
+
+    @property
+    def interleaved(self) -> bool:
+        return not (self.is_neox_style if self.rope_is_neox_style is None else self.rope_is_neox_style)
+
+    @property
+    def causal_layers(self) -> Causal:
+        """As vLLM and SGLang resolve it: what is stated holds for all layers; otherwise, the sliding ones of
+        `layer_types` are causal."""
+        for stated in (self.is_causal, self.causal, self.dflash_query_causal):
+            if stated is not None:
+                return "all" if stated else "none"
+        return "none" if self.use_swa and _SLIDING not in self.layer_types else "windows"
+
+
+def is_block(config: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
+    return "dflash_config" in config or any("DSpark" in name or "DFlash" in name for name in architectures)
+
+
+def block(found: DrafterCheckpoint) -> Drafter:
+    """Raises InputError for what does not fit together."""
+    published, found = found.config, found.plainly_named._replace(config=_options(found.config))
+    projector = found.config.get("projector_type")
+    variant = next((name for name in _FOREIGN if found.config.get(name)), "")
+    if variant or projector not in _PROJECTORS:
+        variant = variant or f"projector_type {projector!r:.40}"
+        raise found.wrong(f"its config.json states {variant}, a variant that can't be run yet")
+    config = found.decoded(_Config)
+    _require_sound(found, config)
+    width, vocabulary = config.hidden_size, config.vocab_size
+    outputs = found.recordable(config.target_layer_ids, config.num_target_layers)
+    target_width = config.target_hidden_size or width
+    found.require("fc.weight", (width, len(outputs) * target_width))
+    found.need(*(f"layers.{layer}.self_attn.k_proj.weight" for layer in range(config.num_hidden_layers)))
+    drafted = found.drafted(config.draft_vocab_size, width, vocabulary)
+    form = BlockForm(
+        **found.decoder(config, config.num_hidden_layers, outputs, target_width),
+        target_layers=config.num_target_layers,
+        block=config.block_size,
+        mask_token=config.mask_token_id,
+        anchor_predicts=config.anchor_predicts,
+        clean_prefix=config.clean_prefix,
+        markov=config.markov_head_type if config.markov_rank else None,
+        rank=config.markov_rank or (config.selector_rank if config.selector_top_k else 0),
+        choices=config.selector_top_k,
+        taps=config.conv_kernel_size,
+        tap_group=config.conv_group_size or 1,
+        input_scale=config.input_embedding_scale,
+        logit_scale=config.output_multiplier,
+        bias=config.attention_bias,
+        rope_interleaved=config.interleaved,
+        windows=_windows(found, config),
+        causal=config.causal_layers,
+        soft_cap=config.final_logit_softcapping or None,
+    )
+    return Drafter(
+        kind=form.kind,
+        format=_format(published, form),
+        form=form,
+        quantization=found.quantization,
+        width=target_width,
+        count=len(outputs),
+        stated_outputs=outputs,
+        target_layers=config.num_target_layers,
+        target_vocabulary=vocabulary,
+        drafted=drafted,
+        layers=config.num_hidden_layers,
+        block=form.rows,
+        parameters=found.parameters(UNUSED),
+        read=found.parameters(
+            (*UNUSED, "embed_tokens", "fc.", "markov_w1", "codebook"),
+            by_token=("lm_head", "markov_w2"),
+            tokens=drafted or vocabulary,
+        ),
+        own_head=found.has("lm_head.weight"),
+    )
+
+
+def _options(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """All options of a config.json on one level, as z-lab names them. Those in `dflash_config` prevail."""
-    if config.get(SPECULATORS) is not None:
-        return _unpacked(config)
-    inner = config.get("dflash_config")
-    return config | inner if isinstance(inner, dict) else config
-
-
-def _unpacked(config: dict[str, Any]) -> dict[str, Any]:
-    """From speculators' packaging."""
+    if config.get(SPECULATORS) is None:
+        inner = config.get("dflash_config")
+        return {**config, **inner} if is_object(inner) else config
     layer = config.get(_LAYER)
     stated = {name: value for name, value in config.items() if value is not None and name != _LAYER}
     if is_object(layer):
@@ -49,134 +179,42 @@ def _unpacked(config: dict[str, Any]) -> dict[str, Any]:
     return stated
 
 
-def foreign(stated: dict[str, Any]) -> str:
-    """The option of `options` that makes the drafter a variant which can't be run; empty if there is none."""
-    if stated.get("projector_type") not in _PROJECTORS:
-        return f"projector_type {stated['projector_type']!r:.40}"
-    return next((name for name in _FOREIGN if stated.get(name)), "")
-
-
-def block_kind(stated: dict[str, Any]) -> DrafterKind:
-    """By `options`."""
-    if has_markov_head(stated):
-        return "dspark"
-    return "dflash2" if stated.get("selector_top_k") or stated.get("conv_kernel_size") else "dflash"
-
-
-def has_markov_head(stated: dict[str, Any]) -> bool:
-    """Whether `options` are those of a DSpark; otherwise, of a DFlash."""
-    return bool(stated.get("markov_rank"))
-
-
-def anchor_predicts(stated: dict[str, Any]) -> bool:
-    """Whether the anchor's row guesses too, by `options`: in DSpark, and in DeepSpec's DFlash."""
-    explicit = stated.get("sample_from_anchor")
-    if isinstance(explicit, bool):
-        return explicit
-    return not stated.get("dflash_config") or stated.get("projector_type") == "dspark" or has_markov_head(stated)
-
-
-def block(found: DrafterCheckpoint) -> Drafter:
-    """Raises InputError for what does not fit together."""
-    if not is_object(found.config.get("dflash_config", {})):
-        raise found.wrong("the dflash_config in its config.json is no object")
-    form, found = _format(found.config), found.with_config(options(found.config))
-    if variant := foreign(found.config):
-        raise found.wrong(f"its config.json states {variant}, a variant that can't be run yet")
-    width, layers, size = found.number("hidden_size"), found.number("num_hidden_layers"), found.number("block_size")
-    target_width = found.number_or("target_hidden_size", width) or width
-    target_layers = found.number_or("num_target_layers", None)
-    vocabulary = found.number("vocab_size")
-    if layers > _MAX_LAYERS:
-        raise found.wrong(f"its config.json states {layers:,} layers, of {_MAX_LAYERS} at most")
-    if size > _MAX_BLOCK:
-        raise found.wrong(f"its config.json states blocks of {size} tokens, of {_MAX_BLOCK} at most")
-    outputs = _outputs(found)
-    if target_layers is not None and outputs[-1] >= target_layers:
-        raise found.wrong(
-            f"its config.json states target_layer_ids {outputs}, counted from 0, for a target of {target_layers} layers"
-        )
-    found.require("fc.weight", (width, len(outputs) * target_width))
-    found.require("hidden_norm.weight", (width,))
-    found.need("norm.weight", *(f"layers.{layer}.self_attn.k_proj.weight" for layer in range(layers)))
-    drafted = found.head_tokens() or found.number_or("draft_vocab_size", vocabulary) or vocabulary
-    if drafted > vocabulary:
-        raise found.wrong(f"its config.json says that it drafts {drafted:,} of {vocabulary:,} tokens")
-    _require_heads(found, width, vocabulary)
-    _require_convolutions(found, width, layers, size)
-    head = found.has("lm_head.weight")
-    return Drafter(
-        kind=block_kind(found.config),
-        format=form,
-        width=target_width,
-        count=len(outputs),
-        stated_outputs=outputs,
-        target_layers=target_layers,
-        target_vocabulary=vocabulary,
-        drafted=None if drafted == vocabulary else drafted,
-        layers=layers,
-        block=size if anchor_predicts(found.config) else size - 1,
-        parameters=found.parameters(UNUSED),
-        read=found.parameters(
-            (*UNUSED, "embed_tokens", "fc.", "markov_w1", "codebook"),
-            by_token=("lm_head", "markov_w2"),
-            tokens=min(drafted, vocabulary),
-        ),
-        own_head=head,
-    )
-
-
-def _format(config: dict[str, Any]) -> str:
-    if config.get(SPECULATORS) is not None:
+def _format(published: Mapping[str, Any], form: BlockForm) -> str:
+    if published.get(SPECULATORS) is not None:
         return "speculators"
-    if "dflash_config" not in config:
+    if "dflash_config" not in published:
         return "DeepSpec"
-    return "SpecForge" if has_markov_head(options(config)) else "z-lab"
+    return "SpecForge" if form.markov else "z-lab"
 
 
-def _require_heads(found: DrafterCheckpoint, width: int, vocabulary: int) -> None:
-    """What corrects a row's guess by the token before it, and the drafter's own ends."""
-    own = found.number_or("draft_vocab_size", vocabulary) or vocabulary
-    if found.has("lm_head.weight"):
-        found.require("lm_head.weight", (own, width))
-    if own != vocabulary:
-        found.need("lm_head.weight")
-        found.require("d2t", (own,))
-    if rank := found.number_or("markov_rank", 0, least=0) or 0:
-        found.require("markov_head.markov_w1.weight", (vocabulary, rank))
-        found.require("markov_head.markov_w2.weight", (own, rank))
-    if not (found.number_or("selector_top_k", 0, least=0) or 0):
-        return
-    if own != vocabulary:
-        raise found.wrong(f"its selector would choose among {own:,} of {vocabulary:,} tokens, unlike the formats")
-    rank = found.number("selector_rank")
-    for name in ("predecessor_codebook", "successor_codebook"):
-        found.require(f"candidate_selector.{name}", (vocabulary, rank))
-    found.require("candidate_selector.hidden_projection.weight", (rank, width))
-
-
-def _require_convolutions(found: DrafterCheckpoint, width: int, layers: int, size: int) -> None:
-    taps = found.number_or("conv_kernel_size", 0, least=0) or 0
-    if not taps:
-        return
-    group = found.number("conv_group_size")
-    if taps > size or width % group:
+def _require_sound(found: DrafterCheckpoint, config: _Config) -> None:
+    if config.mask_token_id >= config.vocab_size:
+        raise found.wrong(f"its mask token {config.mask_token_id} is beyond its {config.vocab_size} tokens")
+    if config.selector_top_k:
+        if config.markov_rank or not config.selector_rank:
+            raise found.wrong(
+                "its config.json states a selector (selector_top_k) without a rank, or beside a Markov head"
+            )
+        own = config.draft_vocab_size or config.vocab_size
+        if config.selector_top_k > config.vocab_size or own != config.vocab_size:
+            raise found.wrong(f"its selector chooses {config.selector_top_k} among {own} of {config.vocab_size} tokens")
+    taps, group = config.conv_kernel_size, config.conv_group_size or config.hidden_size + 1
+    if taps and (taps > config.block_size or config.hidden_size % group):
         raise found.wrong(
-            f"its config.json states conv_kernel_size {taps} and conv_group_size {group}, which don't fit blocks of "
-            f"{size} tokens and a width of {width:,}"
+            f"its conv_kernel_size {taps} and conv_group_size {config.conv_group_size} don't fit blocks of "
+            f"{config.block_size} tokens and a width of {config.hidden_size:,}"
         )
-    for layer in range(layers):
-        for place in ("attention_conv", "mlp_conv"):
-            found.require(f"layers.{layer}.{place}.base_kernel", (2, taps, width))
-            found.require(f"layers.{layer}.{place}.kernel_projection.weight", (2 * taps * width // group, width))
 
 
-def _outputs(found: DrafterCheckpoint) -> tuple[int, ...]:
-    outputs = found.numbers("target_layer_ids")
-    if outputs is None:
-        raise found.wrong("its config.json does not say which layers of the target it reads")
-    return outputs
-
-
-def is_block(config: dict[str, Any], architectures: tuple[str, ...]) -> bool:
-    return "dflash_config" in config or any("DSpark" in name or "DFlash" in name for name in architectures)
+def _windows(found: DrafterCheckpoint, config: _Config) -> tuple[int | None, ...]:
+    """`use_swa` without sliding layers in `layer_types` is a window in all of them."""
+    types, window = config.layer_types, config.swa_window_size or config.sliding_window
+    if _SLIDING in types:
+        if len(types) != config.num_hidden_layers or window is None:
+            raise found.wrong("its layer_types fit neither its layers nor a sliding_window")
+        return tuple(window if each == _SLIDING else None for each in types)
+    if not config.use_swa:
+        return ()
+    if window is None:
+        raise found.wrong("it has sliding windows (use_swa) of no size")
+    return (window,) * config.num_hidden_layers

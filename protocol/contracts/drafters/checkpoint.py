@@ -1,69 +1,128 @@
 """A drafter's config.json and tensor headers, read with checks: what is missing or absurd gets a sentence."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import msgspec
+from msgspec import Meta
+
+from protocol.contracts.drafters.description import Quantization
 from protocol.contracts.head_tokens import stored_head_tokens
 from protocol.contracts.model_folder import ModelFolder, Tensor
 from protocol.errors import InputError
-from protocol.json_values import is_list, is_object
+from protocol.json_values import is_object
 
-_MOST = 1 << 24
-"""Of any number in a config."""
+_Config = TypeVar("_Config")
+Size = Annotated[int, Meta(ge=1, le=1 << 20)]
+Count = Annotated[int, Meta(ge=1, le=1024)]
+LayerIds = Annotated[tuple[Annotated[int, Meta(ge=-1, le=1024)], ...], Meta(min_length=1, max_length=32)]
 _TABLES = ("d2t", "t2d")
 """Tables between two vocabularies, which are no parameters."""
+UNUSED = ("verifier_lm_head", "verifier_norm", "t2d", "rotary_emb")
+"""The first parts of names of tensors that speculators keeps of the target, or that follow from other tensors."""
+SPECULATORS = "speculators_model_type"
+_MOST_POSITIONS = 1 << 20
+"""`protocol.messages.base.MAX_CONTEXT`, which this layer can't import."""
 
 
-class DrafterCheckpoint:
-    """`name` says in sentences what the folder is said to hold."""
+class DecoderConfig(msgspec.Struct, kw_only=True):
+    """The fields about decoder layers, as Transformers names them."""
 
-    def __init__(self, folder: Path, name: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.folder = folder
-        self.name = name
-        self.config = config
-        self.tensors = tensors
+    hidden_size: Size
+    intermediate_size: Size
+    vocab_size: Size
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Annotated[int, Meta(ge=2, le=4096)] | None = None
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: Annotated[float, Meta(gt=0, lt=1)] = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    max_position_embeddings: Annotated[int, Meta(ge=2)] = _MOST_POSITIONS
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+class DrafterCheckpoint(NamedTuple):
+    folder: Path
+    name: str
+    """What the folder is said to hold, for sentences."""
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
 
     @classmethod
-    def read(cls, folder: Path, name: str, config: dict[str, Any]) -> Self:
+    def read(cls, folder: Path, name: str, config: dict[str, Any]) -> "DrafterCheckpoint":
         """Raises InputError for damaged weights."""
         return cls(folder, name, config, ModelFolder(folder, "*.safetensors").tensors)
 
-    def without_prefix(self, prefix: str) -> "DrafterCheckpoint":
-        """The same with tensors named without it."""
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
-        return DrafterCheckpoint(self.folder, self.name, self.config, tensors)
+    def decoded(self, form: type[_Config], config: Mapping[str, Any] | None = None) -> _Config:
+        """The fields of `config`, by default the whole one, as a struct. A field that is null counts as left out."""
+        stated = {name: value for name, value in (config or self.config).items() if value is not None}
+        try:
+            return msgspec.convert(stated, form)
+        except (msgspec.ValidationError, ValueError) as error:
+            reason, _, place = str(error).partition(" - at `$.")
+            name = place.rstrip("`").split(".")[0].split("[")[0]
+            field = f"states {name} {stated[name]!r:.60}, which" if name in stated else "is incomplete or"
+            raise self.wrong(f"its config.json {field} does not fit ({reason.replace(' | null', '')})") from error
 
-    def with_config(self, config: dict[str, Any]) -> "DrafterCheckpoint":
-        """The same with another config."""
-        return DrafterCheckpoint(self.folder, self.name, config, self.tensors)
+    def rope(self, layer: DecoderConfig) -> tuple[float, dict[str, Any] | None]:
+        """Base and scaling of rotary positions; None: they are not scaled.
 
-    def part(self, name: str) -> "DrafterCheckpoint":
-        """The same with an object in the config as its config."""
-        inner = self.config.get(name)
-        if not is_object(inner):
-            raise self.wrong(f"its config.json has no {name}")
-        return self.with_config(inner)
+        Newer files have both in `rope_parameters`. Some state them by kind of layer: all layers then rotate as the
+        sliding ones (speculators: models/utils.py). Positions in three parts are one part for text.
+        """
+        stated = layer.rope_parameters or layer.rope_scaling or {}
+        sliding = stated.get("sliding_attention")
+        stated = sliding if is_object(sliding) else stated
+        base = stated.get("rope_theta", layer.rope_theta)
+        if not isinstance(base, int | float) or not 0 < base < 1e12:
+            raise self.wrong(f"its config.json states a rotary embedding of the base {base!r:.60}")
+        kind = stated.get("rope_type", stated.get("type", "default"))
+        plain = kind is None or kind == "default" or "mrope_section" in stated
+        return float(base), None if plain else {name: each for name, each in stated.items() if name != "rope_theta"}
 
-    def number(self, name: str, least: int = 1) -> int:
-        value = self.config.get(name)
-        if type(value) is not int or not least <= value <= _MOST:
-            raise self.wrong(f"its config.json states {name} {value!r:.60}, which must be a number from {least} on")
-        return value
+    def decoder(self, layer: DecoderConfig, layers: int, outputs: tuple[int, ...], output_width: int) -> dict[str, Any]:
+        """The fields of a `DecoderForm`."""
+        heads, size = layer.num_attention_heads, layer.head_width
+        if heads % layer.kv_heads or size < 2 or size % 2:
+            raise self.wrong(f"{heads} heads of {size} numbers don't fit {layer.kv_heads} KV heads")
+        base, scaling = self.rope(layer)
+        return {
+            "outputs": outputs,
+            "output_width": output_width,
+            "width": layer.hidden_size,
+            "layers": layers,
+            "heads": heads,
+            "kv_heads": layer.kv_heads,
+            "head_width": size,
+            "inner": layer.intermediate_size,
+            "vocabulary": layer.vocab_size,
+            "norm_epsilon": layer.rms_norm_eps,
+            "rope_base": base,
+            "rope_scaling": scaling,
+            "positions": min(layer.max_position_embeddings, _MOST_POSITIONS),
+        }
 
-    def number_or(self, name: str, default: int | None, least: int = 1) -> int | None:
-        """`default` if the config leaves it out or has null."""
-        return default if self.config.get(name) is None else self.number(name, least)
+    @property
+    def plainly_named(self) -> "DrafterCheckpoint":
+        """The same with the tensors that some programs name as parts of a `model`."""
+        return self._replace(tensors={name.removeprefix("model."): each for name, each in self.tensors.items()})
 
-    def numbers(self, name: str) -> tuple[int, ...] | None:
-        """Ascending numbers from 0 on; None if the config leaves them out."""
-        values = self.config.get(name)
-        if values is None:
-            return None
-        good = is_list(values) and 0 < len(values) <= 32 and all(type(value) is int for value in values)
-        if not good or values != sorted(set(values)) or not 0 <= values[0] <= values[-1] <= 1024:
-            raise self.wrong(f"its config.json states {name} {values!r:.80}, which must be layers in ascending order")
-        return tuple(values)
+    @property
+    def quantization(self) -> Quantization | None:
+        """How its quantised tensors are; None: not stated."""
+        stated = self.config.get("quantization")
+        return None if stated is None else self.decoded(_Quantized).quantization
 
     def has(self, *names: str) -> bool:
         return all(name in self.tensors for name in names)
@@ -89,6 +148,31 @@ class DrafterCheckpoint:
         if found != shape:
             raise self.wrong(f"its tensor {name} has the shape {found}, and its config.json says {shape}")
 
+    def recordable(self, outputs: tuple[int, ...], layers: int | None) -> tuple[int, ...]:
+        """Outputs of a target of so many layers, counted from 0, that it can record."""
+        if any(later <= earlier for earlier, later in pairwise(outputs)):
+            raise self.wrong(f"the target's outputs that it reads, {outputs}, are not in ascending order")
+        if outputs[0] < 0:
+            raise self.wrong("it reads the target's embedding as a state, which no target records")
+        if layers is not None and outputs[-1] >= layers:
+            raise self.wrong(f"it reads the outputs {outputs}, counted from 0, of a target of {layers} layers")
+        return outputs
+
+    def drafted(self, stated: int | None, width: int, vocabulary: int) -> int | None:
+        """Tokens of a reduced head, which a table d2t maps to the target's, or those that our own file beside the
+        weights names; None: all. `stated`: by config.json."""
+        own = stated or vocabulary
+        if own > vocabulary:
+            raise self.wrong(f"its config.json says that it drafts {own:,} of {vocabulary:,} tokens")
+        if self.has("lm_head.weight"):
+            self.require("lm_head.weight", (own, width))
+        if own == vocabulary:
+            return self.head_tokens()
+        if not self.has("lm_head.weight"):
+            raise self.wrong(f"it drafts {own:,} of {vocabulary:,} tokens and has no head of its own")
+        self.require("d2t", (own,))
+        return own
+
     def head_tokens(self) -> int | None:
         """How many tokens our own file beside the weights lets it draft; None without the file: all."""
         try:
@@ -112,16 +196,21 @@ class DrafterCheckpoint:
         return total
 
     def wrong(self, reason: str) -> InputError:
-        return InputError(
-            f"{self.folder} is said to hold {self.name}, but {reason}: download it again, or choose another draft."
-        )
+        return damaged(self.folder, self.name, reason)
 
     def _unpacked(self, name: str) -> tuple[int, ...]:
         tensor = self.tensors[name]
         if f"{name.removesuffix('weight')}scales" not in self.tensors or tensor.type != "U32":
             return tensor.shape
-        quantization = self.config.get("quantization")
-        bits = quantization.get("bits") if is_object(quantization) else None
-        if type(bits) is not int or not 1 <= bits <= 32:
+        if self.quantization is None:
             raise self.wrong(f"its tensor {name} is quantised, and its config.json does not say how")
-        return (*tensor.shape[:-1], tensor.shape[-1] * 32 // bits)
+        return (*tensor.shape[:-1], tensor.shape[-1] * 32 // self.quantization.bits)
+
+
+class _Quantized(msgspec.Struct):
+    quantization: Quantization
+
+
+def damaged(folder: Path, name: str, reason: str) -> InputError:
+    """`reason`: half a sentence."""
+    return InputError(f"{folder} is said to hold {name}, but {reason}: download it again, or choose another draft.")

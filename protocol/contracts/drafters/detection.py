@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from protocol.contracts.drafters.block import SPECULATORS, block, block_kind, is_block, options
-from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
-from protocol.contracts.drafters.description import NAMES, Drafter, DrafterKind
+from protocol.contracts.drafters.block import block, is_block
+from protocol.contracts.drafters.checkpoint import SPECULATORS, DrafterCheckpoint
+from protocol.contracts.drafters.description import KINDS, Drafter
 from protocol.contracts.drafters.eagle3 import eagle3
 from protocol.contracts.drafters.early_exit import MODEL_TYPE as EXIT
 from protocol.contracts.drafters.early_exit import early_exit
@@ -15,22 +15,22 @@ from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.json_values import is_list
 
-_READERS: dict[DrafterKind, Callable[[DrafterCheckpoint], Drafter]] = {
-    "eagle3": eagle3,
-    "peagle": eagle3,
-    "dspark": block,
-    "dflash": block,
-    "dflash2": block,
-    "mtp": mtp,
-    "exit": early_exit,
-}
-_SPECULATORS: dict[str, DrafterKind] = {
-    **{"eagle3": "eagle3", "peagle": "peagle", "mtp": "mtp"},
-    **{"dflash": "dflash", "dspark": "dspark", "dflash2": "dflash2"},
+
+class _Reader(NamedTuple):
+    read: Callable[[DrafterCheckpoint], Drafter]
+    name: str
+    """What its folders are said to hold, until they are read."""
+
+
+_EAGLE3 = _Reader(eagle3, "an EAGLE-3 or P-EAGLE drafter")
+_BLOCK = _Reader(block, "a DFlash, DSpark or DFlash2 drafter")
+_MTP = _Reader(mtp, KINDS["mtp"].name)
+_EXIT = _Reader(early_exit, KINDS["exit"].name)
+_SPECULATORS = {
+    **{"eagle3": _EAGLE3, "peagle": _EAGLE3, "mtp": _MTP},
+    **dict.fromkeys(("dflash", "dspark", "dflash2"), _BLOCK),
 }
 """By `speculators_model_type`."""
-_PREFIXED: tuple[DrafterKind, ...] = ("eagle3", "peagle", "dspark", "dflash", "dflash2")
-"""Kinds whose tensors some programs name as parts of a `model`."""
 _SPLIT = "_mtp"
 """How `model_type` ends in folders that mlx-vlm splits from a checkpoint (mlx_vlm/speculative/drafters/README.md)."""
 _FOREIGN = ("PEagle", "ForCausalLMEagle", "EagleSpeculator", "Medusa", "Hydra", "MLPSpeculator", "Assistant")
@@ -44,18 +44,13 @@ def read_drafter(folder: Path, *, with_own_head: bool = False) -> Drafter | None
     that can't be read, for a drafter that is damaged, and for one of a kind that is not served.
     """
     config = ModelFolder(folder).config
-    kind = _stated_kind(folder, config)
-    if kind is not None:
-        found = DrafterCheckpoint.read(folder, NAMES[kind], config)
-        if kind in _PREFIXED:
-            found = found.without_prefix("model.")
-        return _READERS[kind](found)
-    if not states_mtp(config):
+    stated = _stated(folder, config)
+    if stated is None and not states_mtp(config):
         return None
-    found = DrafterCheckpoint.read(folder, NAMES["mtp"], config)
-    if with_own_head or (has_mtp(found) and stands_alone(found)):
-        return mtp(found)
-    return None
+    found = DrafterCheckpoint.read(folder, (stated or _MTP).name, config)
+    if stated is not None:
+        return stated.read(found)
+    return mtp(found) if with_own_head or (has_mtp(found) and stands_alone(found)) else None
 
 
 def has_own_head(folder: Path) -> bool:
@@ -64,19 +59,23 @@ def has_own_head(folder: Path) -> bool:
     Raises InputError for a folder that can't be read.
     """
     config = ModelFolder(folder).config
-    return states_mtp(config) and not unknown(config) and has_mtp(DrafterCheckpoint.read(folder, NAMES["mtp"], config))
+    return (
+        states_mtp(config)
+        and not unknown(config)
+        and has_mtp(DrafterCheckpoint.read(folder, KINDS["mtp"].name, config))
+    )
 
 
 def is_drafter(folder: Path) -> bool:
     """Whether the folder's config.json says that it is no language model by itself. Never raises."""
     try:
         config = ModelFolder(folder).config
-        return _stated_kind(folder, config) is not None or read_drafter(folder) is not None
+        return _stated(folder, config) is not None or read_drafter(folder) is not None
     except InputError:
         return False
 
 
-def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
+def _stated(folder: Path, config: dict[str, Any]) -> _Reader | None:
     """By what the config says of itself. Raises InputError for a kind that is not served."""
     architectures = _architectures(config)
     match config.get(SPECULATORS), config.get("model_type"):
@@ -85,7 +84,7 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
                 raise _foreign(folder, kind)
             return _SPECULATORS[kind]
         case _, str(kind) if kind == EXIT:
-            return "exit"
+            return _EXIT
         case _, str(kind) if kind.endswith(_SPLIT):
             raise InputError(
                 f"{folder} holds an MTP head in mlx-vlm's own packaging ({kind[:60]}), which is not read: pass the "
@@ -95,12 +94,12 @@ def _stated_kind(folder: Path, config: dict[str, Any]) -> DrafterKind | None:
             pass
     for name in architectures:
         if "Eagle3" in name:
-            return "eagle3"
+            return _EAGLE3
         if any(part in name for part in _FOREIGN):
             raise _foreign(folder, name)
     if is_block(config, architectures):
-        return block_kind(options(config))
-    return "eagle3" if "draft_vocab_size" in config else None
+        return _BLOCK
+    return _EAGLE3 if "draft_vocab_size" in config else None
 
 
 def _architectures(config: dict[str, Any]) -> tuple[str, ...]:

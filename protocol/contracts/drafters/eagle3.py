@@ -7,82 +7,139 @@ the other fields, which speculators writes and vLLM reads, names inputs, one mor
 [2, L / 2, L - 3]). DeepSpec's `target_layer_ids` names outputs (deepspec/modeling/dspark/common.py), -1 the embedding.
 """
 
-from typing import Any
+import re
+from typing import Annotated, Any, Literal
 
-from protocol.contracts.drafters.block import SPECULATORS, UNUSED
-from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
-from protocol.contracts.drafters.description import Drafter, DrafterKind
+import msgspec
+from msgspec import Meta
+
+from protocol.contracts.drafters.checkpoint import (
+    SPECULATORS,
+    UNUSED,
+    Count,
+    DecoderConfig,
+    DrafterCheckpoint,
+    LayerIds,
+    Size,
+)
+from protocol.contracts.drafters.description import Drafter, Eagle3Form
 from protocol.json_values import is_list, is_object
 
-_IDS = "eagle_aux_hidden_state_layer_ids"
 _DEFAULT_COUNT = 3
-_MAX_LAYERS = 64
 _DEPTHS, _MAX_DEPTHS = 8, 64
 """Of a P-EAGLE: speculators' default, and the most."""
+_LAYER_NAME = re.compile(r"layers\.(\d+)(?=\.)")
+
+
+class _Layer(DecoderConfig, kw_only=True):
+    """In config.json itself, or nested in speculators' part of it."""
+
+    model_type: Literal["llama", "qwen2", "qwen3"] = "llama"
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=64)] = 1
+    max_position_embeddings: Annotated[int, Meta(ge=2)] = 131072
+
+
+class _Ids(msgspec.Struct):
+    eagle_aux_hidden_state_layer_ids: LayerIds | None = None
+
+
+class _Config(_Ids, kw_only=True):
+    transformer_layer_config: dict[str, Any] | None = None
+    target_hidden_size: Size | None = None
+    num_target_layers: Count | None = None
+    draft_vocab_size: Size | None = None
+    eagle_config: _Ids | None = None
+    target_layer_ids: LayerIds | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    mask_token_id: Annotated[int, Meta(ge=0)] | None = None
+    speculators_config: Any = None
 
 
 def eagle3(found: DrafterCheckpoint) -> Drafter:
     """Raises InputError for what does not fit together."""
-    nested = "transformer_layer_config" in found.config
-    text = found.part("transformer_layer_config") if nested else found
-    width = text.number("hidden_size")
-    target_width = found.number_or("target_hidden_size", width) or width
-    vocabulary = text.number("vocab_size")
-    outputs = _outputs(found)
-    rows, columns = _matrix(found, "fc.weight")
-    count = len(outputs) if outputs is not None else columns // target_width
-    if rows != width or columns != count * target_width:
+    found = found.plainly_named
+    config = found.decoded(_Config)
+    layer = found.decoded(_Layer, config.transformer_layer_config)
+    width, vocabulary, outputs = layer.hidden_size, layer.vocab_size, _outputs(found, config)
+    target_width = config.target_hidden_size or width
+    count = _DEFAULT_COUNT if outputs is None else len(outputs)
+    if (shape := found.shape("fc.weight")) != (width, count * target_width):
+        named = "does not say which outputs it reads, so that they are 3" if outputs is None else f"says {count}"
         raise found.wrong(
-            f"its fc.weight has the shape {(rows, columns)}, and its config.json says {count} outputs of "
-            f"{target_width:,} numbers for a width of {width:,}"
+            f"its fc.weight has the shape {shape}, and its config.json {named} outputs of {target_width:,} numbers "
+            f"for a width of {width:,}"
         )
-    if outputs is None and count != _DEFAULT_COUNT:
-        raise found.wrong(
-            f"its tensor fc.weight of the shape {(rows, columns)} reads {count} outputs of the target, and its "
-            "config.json does not say which"
-        )
-    layer = "midlayer" if found.has("midlayer.self_attn.q_proj.weight") else "layers.0"
-    if _matrix(found, f"{layer}.self_attn.q_proj.weight")[1] != 2 * width:
-        raise found.wrong(
-            f"its tensor {layer}.self_attn.q_proj.weight does not read {2 * width:,} numbers, embedding and state"
-        )
-    found.need(f"{layer}.hidden_norm.weight", f"{layer}.input_layernorm.weight", "norm.weight")
+    if config.norm_before_fc and config.fc_norm:
+        raise found.wrong("its config.json sets both norm_before_fc and fc_norm, which exclude each other")
+    decoder = found.decoder(layer, layer.num_hidden_layers, outputs or (), target_width)
+    first = "midlayer" if found.has("midlayer.self_attn.q_proj.weight") else "layers.0"
+    rows = layer.num_attention_heads * layer.head_width
+    for number in range(layer.num_hidden_layers):
+        name = f"layers.{number}" if number else first
+        found.require(f"{name}.self_attn.q_proj.weight", (rows, width if number else 2 * width))
+    found.need(f"{first}.hidden_norm.weight", f"{first}.input_layernorm.weight", "norm.weight")
     head = found.has("lm_head.weight")
-    drafted = _drafted(found, vocabulary, width, head)
-    layers = text.number_or("num_hidden_layers", 1) or 1
-    if layers > _MAX_LAYERS:
-        raise found.wrong(f"its config.json states {layers:,} layers, of {_MAX_LAYERS} at most")
-    for number in range(1, layers):
-        name = f"layers.{number}.self_attn.q_proj.weight"
-        if _matrix(found, name)[1] != width:
-            raise found.wrong(f"its tensor {name} does not read {width:,} numbers, which the layer before it gives")
-    kind: DrafterKind = "eagle3"
-    if found.config.get(SPECULATORS) == "peagle":
-        kind = "peagle"
+    drafted = found.drafted(config.draft_vocab_size, width, vocabulary)
+    if head and config.draft_vocab_size in (None, vocabulary):
+        drafted = None
+    kind = "peagle" if found.config.get(SPECULATORS) == "peagle" else "eagle3"
+    masked = kind == "peagle" or found.has("mask_hidden")
+    if masked:
         found.require("mask_hidden", (1, 1, count * target_width))
-        if (mask := found.number("mask_token_id", least=0)) >= vocabulary:
-            raise found.wrong(f"its mask_token_id {mask} is beyond its {vocabulary:,} tokens")
+        if config.mask_token_id is None or config.mask_token_id >= vocabulary:
+            raise found.wrong(f"its mask_token_id {config.mask_token_id} is beyond its {vocabulary:,} tokens")
+    named = [network_name(name) for name in found.tensors]
+    form = Eagle3Form(
+        **decoder,
+        head_size=drafted or vocabulary,
+        biases=tuple(name.removesuffix(".bias") for name in named if name.endswith("proj.bias") or name == "fc.bias"),
+        own_embedding=found.has("embed_tokens.weight"),
+        own_head=head,
+        norm_heads="midlayer.self_attn.q_norm.weight" in named,
+        norm_before_residual=config.norm_before_residual,
+        norm_before_fc=config.norm_before_fc,
+        fc_norm=config.fc_norm,
+        norm_output=config.norm_output,
+        mask_token=config.mask_token_id if masked else None,
+        depths=_depths(config.speculators_config) if masked else 1,
+    )
+    nested, deepspec = config.transformer_layer_config is not None, config.target_layer_ids is not None
     return Drafter(
         kind=kind,
-        format="speculators" if nested else "DeepSpec" if "target_layer_ids" in found.config else "SafeAILab",
+        format="speculators" if nested else "DeepSpec" if deepspec else "SafeAILab",
+        form=form,
+        quantization=found.quantization,
         width=target_width,
         count=count,
         stated_outputs=outputs,
-        target_layers=found.number_or("num_target_layers", None),
+        target_layers=config.num_target_layers,
         target_vocabulary=vocabulary,
         drafted=drafted,
-        layers=layers,
-        block=drafted_depths(found.config) if kind == "peagle" else 1,
+        layers=layer.num_hidden_layers,
+        block=form.depths,
         parameters=found.parameters(UNUSED),
         read=found.parameters((*UNUSED, "embed_tokens", "fc.")),
         own_head=head,
     )
 
 
-def drafted_depths(config: dict[str, Any]) -> int:
+def network_name(name: str) -> str:
+    """What the network calls a tensor: SafeAILab's name in the first layer; the others are counted from 0."""
+    return _LAYER_NAME.sub(lambda found: f"layers.{int(found[1]) - 1}" if int(found[1]) else "midlayer", name)
+
+
+def published_name(name: str, first: str) -> str:
+    """What a file whose first layer is called `first` calls the network's tensor."""
+    shifted = _LAYER_NAME.sub(lambda found: f"layers.{int(found[1]) + 1}", name)
+    return f"{first}{name.removeprefix('midlayer')}" if name.startswith("midlayer.") else shifted
+
+
+def _depths(stated: object) -> int:
     """Tokens that one forward of a P-EAGLE guesses, as speculators states them."""
-    inner = config.get("speculators_config")
-    methods = inner.get("proposal_methods") if is_object(inner) else None
+    methods = stated.get("proposal_methods") if is_object(stated) else None
     for method in methods if is_list(methods) else ():
         depths = method.get("speculative_tokens") if is_object(method) else None
         if type(depths) is int and 1 <= depths <= _MAX_DEPTHS:
@@ -90,41 +147,11 @@ def drafted_depths(config: dict[str, Any]) -> int:
     return _DEPTHS
 
 
-def _outputs(found: DrafterCheckpoint) -> tuple[int, ...] | None:
-    if "target_layer_ids" in found.config:
-        return found.numbers("target_layer_ids")
-    if found.config.get(_IDS) is not None:
-        return shifted(found, _IDS)
-    return found.part("eagle_config").numbers(_IDS) if found.config.get("eagle_config") is not None else None
-
-
-def shifted(found: DrafterCheckpoint, name: str) -> tuple[int, ...]:
-    """Outputs from numbers that count the embedding as 0, which is none of the outputs that a target records."""
-    numbers = found.numbers(name)
-    assert numbers is not None
-    if numbers[0] == 0:
-        raise found.wrong("it reads the target's embedding as a state, which no target records")
-    return tuple(number - 1 for number in numbers)
-
-
-def _drafted(found: DrafterCheckpoint, vocabulary: int, width: int, head: bool) -> int | None:
-    """Tokens of a reduced head, which a table d2t maps to the target's."""
-    drafted = found.number_or("draft_vocab_size", vocabulary) or vocabulary
-    if drafted > vocabulary:
-        raise found.wrong(f"its config.json says that it drafts {drafted:,} of {vocabulary:,} tokens")
-    if head:
-        found.require("lm_head.weight", (drafted, width))
-    if drafted == vocabulary:
-        return None if head else found.head_tokens()
-    if not head:
-        raise found.wrong(f"it drafts {drafted:,} of {vocabulary:,} tokens and has no head of its own")
-    found.require("d2t", (drafted,))
-    return drafted
-
-
-def _matrix(found: DrafterCheckpoint, name: str) -> tuple[int, int]:
-    match found.shape(name):
-        case (rows, columns):
-            return rows, columns
-        case shape:
-            raise found.wrong(f"its tensor {name} has the shape {shape} instead of two sizes")
+def _outputs(found: DrafterCheckpoint, config: _Config) -> tuple[int, ...] | None:
+    """Counted from 0, the output of layer 0; None: the config names none."""
+    outputs, inputs = config.target_layer_ids, config.eagle_aux_hidden_state_layer_ids
+    if outputs is None and inputs is not None:
+        outputs = tuple(number - 1 for number in inputs)
+    if outputs is None and config.eagle_config is not None:
+        outputs = config.eagle_config.eagle_aux_hidden_state_layer_ids
+    return None if outputs is None else found.recordable(outputs, config.num_target_layers)

@@ -5,20 +5,24 @@ model.safetensors with `exit_norm.weight`, which replaces the final norm, and pe
 layer behind the first E, `exit_layer.*`, named as in mlx-lm's Llama.
 """
 
-from protocol.contracts.drafters.checkpoint import DrafterCheckpoint
+import msgspec
+
+from protocol.contracts.drafters.checkpoint import Count, DrafterCheckpoint
 from protocol.contracts.drafters.description import Drafter
 
 MODEL_TYPE = "exit"
 NORM = "exit_norm.weight"
 LAYER = "exit_layer."
-_DEEPEST = 1024
+
+
+class _Config(msgspec.Struct):
+    layers: Count
+    num_target_layers: Count | None = None
 
 
 def early_exit(found: DrafterCheckpoint) -> Drafter:
     """Raises InputError for what does not fit together."""
-    layers = found.number("layers")
-    if layers > _DEEPEST:
-        raise found.wrong(f"its config.json states {layers:,} layers")
+    config = found.decoded(_Config)
     for name in found.tensors:
         if name != NORM and not name.startswith(LAYER):
             raise found.wrong(f"its tensor {name} is neither {NORM} nor one of {LAYER}*")
@@ -33,10 +37,10 @@ def early_exit(found: DrafterCheckpoint) -> Drafter:
         kind="exit",
         format="this program's",
         stated_outputs=(),
-        target_layers=found.number_or("num_target_layers", None),
+        target_layers=config.num_target_layers,
         width=width,
         drafted=found.head_tokens(),
-        layers=layers,
+        layers=config.layers,
         parameters=found.parameters(),
         read=found.parameters(),
     )

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_worker.conditioned.engine import ConditionedEngine, ConditionedSequence
-from draft_worker.conditioned.runner import MlxRunner
 from draft_worker.engine import Batch
 from draft_worker.engines.eagle3 import loaded
 from protocol.messages.sampling import Sampling
@@ -28,7 +27,7 @@ FEATURES = np.random.default_rng(3).normal(size=(400, 3 * folders.TARGET_WIDTH))
 
 
 def _engine(folder: Path) -> ConditionedEngine:
-    return ConditionedEngine("eagle3", folder, MlxRunner(loaded(folder, None), folder), "tiny", folder)
+    return ConditionedEngine("eagle3", folder, loaded(folder, None), "tiny", folder)
 
 
 @pytest.fixture(scope="module", params=[folders.safe_ai_lab, folders.several_layers])

@@ -20,7 +20,6 @@ from mlx.utils import tree_flatten
 from draft_worker.drafters.block_checkpoint import read_block, write_block
 from draft_worker.drafters.token_ends import target_ends
 from protocol.contracts.drafters.detection import read_drafter
-from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from tests.support.models.trained_drafters import (
     BLOCK_KINDS,
@@ -70,7 +69,7 @@ def test_a_written_drafter_is_read_again(kind: str, folders: dict[str, Path], tm
     found = read_block(tmp_path / "again")
 
     assert found.network.form == form
-    assert found.kind == ("dspark" if form.markov else "dflash2" if kind.startswith("DFlash2") else "dflash")
+    assert form.kind == ("dspark" if form.markov else "dflash2" if kind.startswith("DFlash2") else "dflash")
     expected: Any = tree_flatten(block_network(form).parameters())
     read = dict(tree_flatten(found.network.parameters()))
     assert read.keys() == dict(expected).keys()
@@ -92,7 +91,7 @@ def test_speculators_packaging_holds_the_same_drafter(
     found = read_block(folder)
 
     unstated = msgspec.structs.replace(expected.network.form, target_layers=None)
-    assert (found.kind, found.network.form) == (expected.kind, unstated)
+    assert found.network.form == unstated
     parameters: Any = dict(tree_flatten(expected.network.parameters()))
     for name, values in dict(tree_flatten(found.network.parameters())).items():
         rows = mx.array(SHORT_HEAD) if short and "markov_w2" in name else slice(None)
@@ -103,10 +102,6 @@ def test_speculators_packaging_holds_the_same_drafter(
     assert mx.allclose(found.ends.head(states), logits, atol=1e-5).item()
     named = None if found.head_tokens is None else found.head_tokens.tolist()
     assert named == (SHORT_HEAD.tolist() if short else None)
-    told = read_drafter(folder)
-    assert told is not None
-    assert (told.kind, told.format, told.block) == (found.kind, "speculators", found.network.form.rows)
-    assert told.outputs(ModelFolder(target).shape) == found.network.form.outputs
 
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
@@ -140,17 +135,6 @@ def test_both_names_of_the_rotation_are_read(options: dict[str, Any], copy: Call
     change_config(folder, lambda config: config.update(options))
 
     assert read_block(folder).network.form.rope_interleaved
-
-
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
-def test_the_description_tells_what_the_engine_runs(kind: str, folders: dict[str, Path], copy: Callable[[str], Path]):
-    for stated in ({}, {"sample_from_anchor": True}, {"sample_from_anchor": False}):
-        folder = copy(kind)
-        change_config(folder, lambda config, stated=stated: config.update(stated))
-        told, run = read_drafter(folder), read_block(folder)
-
-        assert told is not None
-        assert (told.kind, told.block) == (run.kind, run.network.form.rows)
 
 
 def test_a_full_disk_leaves_the_drafter_that_was_there(folders: dict[str, Path], copy: Callable[[str], Path]):
@@ -232,14 +216,9 @@ def test_a_quantised_drafter_is_read(copy: Callable[[str], Path]):
 
 
 CONFIGS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
-    "no outputs": ("z-lab", lambda c: c["dflash_config"].pop("target_layer_ids"), "missing required field"),
-    "descending": ("z-lab", lambda c: c["dflash_config"].update(target_layer_ids=[1, 0]), "do not ascend"),
-    "an embedding": ("vanilla", lambda c: c.update(target_layer_ids=[-1, 0]), "reads the target's embedding"),
-    "a deep layer": ("vanilla", lambda c: c.update(target_layer_ids=[0, 2]), "layer 2 of a target of 2 layers"),
+    "descending": ("z-lab", lambda c: c["dflash_config"].update(target_layer_ids=[1, 0]), "not in ascending order"),
     "a mask beyond": ("vanilla", lambda c: c.update(mask_token_id=67), "mask token 67 is beyond its 67"),
     "no block": ("z-lab", lambda c: c.update(block_size=1), "block_size"),
-    "a vast block": ("z-lab", lambda c: c.update(block_size=1 << 40), "block_size"),
-    "text": ("z-lab", lambda c: c.update(hidden_size="wide"), "hidden_size"),
     "a Markov head": ("vanilla", lambda c: c.update(markov_head_type="quantum"), "markov_head_type"),
     "an activation": ("z-lab", lambda c: c.update(hidden_act="gelu"), "hidden_act"),
     "heads": ("z-lab", lambda c: c.update(num_key_value_heads=3), "4 heads of 8 numbers don't fit 3 KV heads"),
@@ -252,9 +231,7 @@ CONFIGS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "nested sinks": ("z-lab", lambda c: c["dflash_config"].update(attention_sink_bias=True), "a variant"),
     "Domino": ("z-lab", lambda c: c["dflash_config"].update(projector_type="domino"), "'domino', a variant"),
     "no window": ("z-lab", lambda c: c["dflash_config"].update(use_swa=True), "windows (use_swa) of no size"),
-    "some tokens": ("vanilla", lambda c: c.update(draft_vocab_size=40), "config.json, and lacks the tensor d2t"),
-    "no rank": ("DFlash2", lambda c: c["dflash_config"].pop("selector_rank"), "without a rank"),
-    "choices": ("DFlash2", lambda c: c["dflash_config"].update(selector_top_k=68), "among 68 of 67 tokens"),
+    "choices": ("DFlash2", lambda c: c["dflash_config"].update(selector_top_k=68), "chooses 68 among 67 of 67 tokens"),
     "a rank": (
         "DFlash2",
         lambda c: c["dflash_config"].update(selector_rank=7),
@@ -265,8 +242,6 @@ CONFIGS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
         lambda c: c["dflash_config"].update(conv_kernel_size=3),
         "tensor layers.0.attention_conv.base_kernel has",
     ),
-    "many taps": ("DFlash2", lambda c: c["dflash_config"].update(conv_kernel_size=5), "5 and conv_group_size 4 don't"),
-    "a group": ("DFlash2", lambda c: c["dflash_config"].update(conv_group_size=5), "conv_group_size 5 don't fit"),
     "no group": ("DFlash2", lambda c: c["dflash_config"].pop("conv_group_size"), "conv_group_size None don't fit"),
     "no convolution": (
         "DFlash2",
@@ -275,7 +250,6 @@ CONFIGS: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     ),
     "wider": ("vanilla", lambda c: c.update(hidden_size=64), "has the shape"),
     "another width of the target": ("z-lab", lambda c: c.update(target_hidden_size=16), "has the shape"),
-    "more layers": ("z-lab", lambda c: c.update(num_hidden_layers=3), "lacks the tensor layers.2"),
     "fewer layers": ("z-lab", lambda c: c.update(num_hidden_layers=1), "a tensor that its form does not know"),
 }
 
@@ -320,13 +294,13 @@ def test_damaged_weights_are_refused(kind: str, copy: Callable[[str], Path]):
 def test_a_folder_without_its_files_is_refused(kind: str, copy: Callable[[str], Path]):
     folder = copy(kind)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="no safetensors file, and weights in other formats are never opened"):
+    with pytest.raises(InputError, match=r"without model\.safetensors, and weights in other formats are never opened"):
         read_block(folder)
     (folder / "config.json").write_text("[]")
     with pytest.raises(InputError, match="no JSON object"):
         read_block(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(InputError, match=r"config\.json can't be read"):
+    with pytest.raises(InputError, match=r"has no config\.json"):
         read_block(folder)
 
 

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
 
 from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.conditioned.runner import LoadedDrafter, MlxRunner
+from draft_worker.conditioned.runner import MlxRunner
 from draft_worker.drafters.mtp import MtpHead, read_mtp
 from draft_worker.engine import Batch
 from protocol.errors import InputError
@@ -63,6 +63,13 @@ def _published(name: str, layer: Any) -> dict[str, Any]:
     return stored
 
 
+def _config(name: str) -> dict[str, Any]:
+    config = configuration(name)
+    number = "mtp_num_hidden_layers" if name.startswith("qwen") else "num_nextn_predict_layers"
+    config.get("text_config", config)[number] = 1
+    return config
+
+
 def _write(folder: Path, name: str) -> Path:
     qwen = name.startswith("qwen")
     prefix, names = ("mtp", _QWEN) if qwen else (f"model.layers.{LAYERS}", _DEEPSEEK)
@@ -72,14 +79,13 @@ def _write(folder: Path, name: str) -> Path:
         published = f"{prefix}.{names[key.removesuffix('.weight')]}.weight"
         weights[published] = values - 1.0 if qwen and values.ndim == 1 else values
     weights["model.embed_tokens.weight"] = EMBEDDING
-    config = configuration(name)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(_config(name)))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     return folder
 
 
 def _borrowing(folder: Path) -> MtpHead:
-    network = read_mtp(folder).network
+    network = read_mtp(folder)[0]
     network.borrow(lambda tokens: EMBEDDING[tokens], lambda hidden: hidden @ HEAD.T)
     return network
 
@@ -108,7 +114,7 @@ def test_the_published_form_equals_its_description_token_by_token(tmp_path: Path
 @pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3", "glm4_moe"])
 def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, name: str):
     folder = _write(tmp_path, name)
-    config, file = configuration(name), folder / "config.json"
+    config, file = _config(name), folder / "config.json"
     rope = {"rope_theta": 5_432.0, "partial_rotary_factor": config.pop("partial_rotary_factor", 1.0)}
     older, newer = config | rope | {"rope_scaling": None}, config | {"rope_parameters": rope}
     del newer["rope_theta"]
@@ -125,8 +131,10 @@ def test_a_config_in_the_newer_form_gives_the_same_positions(tmp_path: Path, nam
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_trees_equal_their_paths(tmp_path: Path, name: str):
     network = _borrowing(_write(tmp_path, name))
-    drafter = LoadedDrafter(network, FeatureForm((FINAL,), WIDTH), WIDTH, VOCABULARY, 512, "mtp")
-    engine = ConditionedEngine("mtp", tmp_path, MlxRunner(drafter, tmp_path), "tiny", tmp_path)
+    form = FeatureForm((FINAL,), WIDTH)
+    sizes: Any = {"width": WIDTH, "vocabulary": VOCABULARY, "context": 512}
+    runner = MlxRunner(network, tmp_path, features=form, architecture="mtp", **sizes)
+    engine = ConditionedEngine("mtp", tmp_path, runner, "tiny", tmp_path)
 
     def opened() -> Any:
         sequence = engine.open(Sampling(temperature=0.0), VOCABULARY)
@@ -153,5 +161,5 @@ def test_a_checkpoint_without_a_head_and_an_unknown_one_get_a_sentence(tmp_path:
             with pytest.raises(InputError, match="said to hold an MTP head"):
                 read_mtp(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(InputError, match="known ones are"):
+    with pytest.raises(InputError, match="holds an ordinary language model"):
         read_mtp(folder)

@@ -43,7 +43,10 @@ def _drafter(folder: Path, width: int = WIDTH, weights: Mapping[str, mx.array] =
         "norm.weight": (width,),
     }
     own = {name: mx.random.normal(shape, key=mx.random.key(1)) for name, shape in shapes.items()}
-    outputs = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}
+    outputs = {
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]},
+        "architectures": ["LlamaForCausalLMEagle3"],
+    }
     return folders.write(folder, folders.layer_config(**sizes) | outputs | changes, own | dict(weights))
 
 
@@ -102,9 +105,9 @@ def _ranking(engine: ConditionedEngine, prompt: list[int], count: int) -> list[i
 
 
 def test_another_target_gets_a_sentence(tmp_path: Path):
-    with pytest.raises(InputError, match="own target"):
+    with pytest.raises(InputError, match="states of 128 numbers, and the target's have 256"):
         load(_setup(_drafter(tmp_path, width=128)))
-    with pytest.raises(InputError, match="must ascend"):
+    with pytest.raises(InputError, match="the target has 3 layers"):
         load(_setup(_drafter(tmp_path, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 3]})))
 
 

@@ -155,7 +155,7 @@ def test_published_files_load_in_their_readers(target: Target, work: Path, tmp_p
         trainee(kind, target, work)[0].write(tmp_path / kind)
 
     assert read_eagle3(tmp_path / "eagle3").form.outputs == (1, 2)
-    assert read_block(tmp_path / "dspark").kind == "dspark"
+    assert read_block(tmp_path / "dspark").network.form.kind == "dspark"
     assert read_block(tmp_path / "dflash").network.form.clean_prefix == STALENESS
     for kind in {*KINDS} - {"eagle3"}:
         np.testing.assert_array_equal(read_head_tokens(tmp_path / kind, target.vocabulary), range(0, 2 * HEAD, 2))

@@ -240,7 +240,11 @@ def test_an_unanswered_verification_is_sent_again():
     simulation.submit(1, max_tokens=30)
     simulation.holds = lambda message: isinstance(message, Verdict)
     simulation.run_while(lambda: not simulation.sent(Verify))
-    simulation.clock.at(2.0, lambda: simulation.step(Arrived("target", simulation.own["target"], Pong(0.0))))
+
+    def answer_ping() -> None:
+        simulation.step(Arrived("target", simulation.own["target"], Pong(0.0)))
+
+    simulation.clock.at(2.0, answer_ping)
     simulation.run_until(6.0)
 
     first, again = simulation.sent(Verify)

@@ -7,11 +7,12 @@ import mlx.core as mx
 
 from draft_worker.coreml.conversion.trained import convert_drafter
 from draft_worker.coreml.converted import Converted
-from draft_worker.drafters.eagle3 import Eagle3, Eagle3Form
+from draft_worker.drafters.eagle3 import Eagle3
 from draft_worker.drafters.eagle3_checkpoint import write_eagle3
 from draft_worker.engine import Engine
 from draft_worker.engines import block, eagle3
 from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.drafters.description import Eagle3Form
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.worker.process import WorkerSetup
 from tests.support.models.tiny_models import VOCABULARY
@@ -34,16 +35,16 @@ KINDS = (*EAGLE3_KINDS, *BLOCK_KINDS)
 _CHOICES = Choices(widths=(1, 4, 16), context=96)
 _FORM = Eagle3Form(
     outputs=(0, 1, 3),
-    hidden_size=WIDTH,
-    intermediate_size=48,
+    width=WIDTH,
+    inner=48,
     heads=4,
     kv_heads=2,
-    head_dim=8,
+    head_width=8,
     vocabulary=VOCABULARY,
     head_size=VOCABULARY,
-    target_width=WIDTH,
+    output_width=WIDTH,
     own_embedding=True,
-    context=256,
+    positions=256,
 )
 
 

@@ -5,8 +5,8 @@ import msgspec
 from orchestrator.lab.findings import Findings, Value
 from orchestrator.lab.first_light.stages import Asked
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.reporting_process import reports
 from orchestrator.runtime.doctor.doctor import examine
+from protocol.child_process import reports
 
 
 class AdoptionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

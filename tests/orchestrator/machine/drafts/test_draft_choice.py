@@ -22,7 +22,7 @@ from orchestrator.machine.progress import silent
 from orchestrator.runtime.memory_plan import loaded_drafter
 from protocol.contracts.coreml.conversion import FOLDER_MODEL
 from protocol.contracts.coreml.neural_engine import EngineRates, EngineVerdict, record
-from protocol.contracts.drafters.description import ENGINES
+from protocol.contracts.drafters.description import KINDS
 from protocol.contracts.engines import AUTO
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
@@ -246,7 +246,7 @@ def test_a_folder_of_each_format_gets_its_engine_and_its_target(tmp_path: Path, 
     choice = draft_for(str(target), AUTO, str(folder), silent)
 
     assert choice == DraftChoice(choice.engine, folder, target=target)
-    assert kind is None or choice.engine == ENGINES[kind]  # type: ignore[index]
+    assert kind is None or choice.engine == KINDS[kind].engine  # type: ignore[index]
 
 
 @pytest.mark.usefixtures("neural_engine")

@@ -268,7 +268,7 @@ def test_a_machine_gives_signs_of_life_while_its_worker_loads(
     Pins(tmp_path / "keys").add("third", keys.public)
     lending = Lending("draft", "mlx", "", KnownServer(where, server.keys.public), "third", tmp_path / "guest")
     with ThreadPoolExecutor() as pool:
-        ends = pool.submit(Attachment(lending, lambda _: None).run)
+        ends = pool.submit(Attachment(lending, lambda _: None, lambda _: None).run)
         server.turn_until(lambda: server.registry.of(keys.public))
         (worker,) = server.registry.of(keys.public)
         worker.heard_at = 0.0
