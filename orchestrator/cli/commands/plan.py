@@ -44,7 +44,7 @@ def plan(
     \b
     launch-pipeline plan --pace m4-pro-gemma3-12b-bf16
     launch-pipeline plan --accept 0.6 --temperature 0 --plot speeds.png
-    launch-pipeline calibrate --out mine.toml && launch-pipeline plan --pace mine.toml
+    launch-pipeline calibrate && launch-pipeline plan
     """
     measured = calibration_file()
     device = load_profile(profile or (str(measured) if measured.is_file() else _DEFAULT_PROFILE))

@@ -84,7 +84,7 @@ def test_only_what_launch_alone_is_told_is_passed_on(tmp_path: Path, monkeypatch
     """`serve` reads what is for all commands itself, below its own settings and those of a table [models.NAME]."""
     file = tmp_path / "config.toml"
     file.write_text(
-        'target = "x"\ncontext = 512\n[launch]\nmax-requests = 3\nlookup = "off"\n[serve]\ncontext = 1024\n'
+        'target = "x"\ncontext = 512\n[launch]\nmax-requests = 3\nplacement = "apart"\n[serve]\ncontext = 1024\n'
     )
     monkeypatch.setenv("LAUNCH_PIPELINE_TOP_K", "5")
     monkeypatch.setenv("LAUNCH_PIPELINE_LAUNCH_TOP_P", "0.5")
@@ -100,7 +100,7 @@ def test_only_what_launch_alone_is_told_is_passed_on(tmp_path: Path, monkeypatch
         (),
         {
             "LAUNCH_PIPELINE_SERVE_MAX_REQUESTS": "3",
-            "LAUNCH_PIPELINE_SERVE_LOOKUP": "off",
+            "LAUNCH_PIPELINE_SERVE_PLACEMENT": "apart",
             "LAUNCH_PIPELINE_SERVE_TOP_P": "0.5",
         },
     )
