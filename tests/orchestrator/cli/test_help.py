@@ -182,15 +182,11 @@ def test_pairs_has_rows_for_those_that_fit_and_a_sentence_for_the_others(monkeyp
 @pytest.mark.parametrize(
     ("words", "whose"),
     [
-        (("plan", "--temperature", "0", "--requests", "1", "--tokens", "8"), "m4-16gb-qwen2.5-3b"),
-        (("pairs", "--pair", "qwen2.5-3b"), "m4-qwen2.5-3b, not for this machine"),
+        (("plan", "--temperature", "0"), "m4-16gb-qwen2.5-3b"),
         (("pairs",), "For this machine."),
     ],
 )
-def test_the_first_line_says_whose_figures_follow(words: tuple[str, ...], whose: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("orchestrator.cli.commands.pairs._calibrated", lambda: None)
-    monkeypatch.setattr("orchestrator.cli.commands.pairs.chip", lambda: "a chip without a profile")
-
+def test_the_first_line_says_whose_figures_follow(words: tuple[str, ...], whose: str, home: Path):
     first, *_ = output(*words).splitlines()
 
     assert whose in first

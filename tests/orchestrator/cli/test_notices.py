@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,18 +16,15 @@ from tests.support.paths import DEMO_TARGET
 
 
 class OpenedPipeline:
-    """Its context and its state."""
+    """Its start and its end."""
 
     def __init__(self, level: Level) -> None:
         self._level: Level = level
 
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def state(self) -> PipelineState:
+    def start(self) -> PipelineState:
         return replace(READY, level=self._level)
+
+    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize(
