@@ -1,5 +1,6 @@
-"""What the runtime must do, in this order, after an event of the state machine."""
+"""What the runtime must do after an event of the state machine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -114,3 +115,15 @@ class TrialDecided:
 Command: TypeAlias = (
     SendMessage | Emit | TellReading | Finish | Reject | Replace | Pardon | Dismiss | Release | Place | TrialDecided
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the runtime must do after an event: `first` at once, and then what `then()` returns, each in its order.
+
+    After a verdict the target's next round is in `first`, and does not wait until the rest is computed. `then` is to be
+    called once, before the next event.
+    """
+
+    first: list[Command]
+    then: Callable[[], list[Command]] = list

@@ -1,4 +1,4 @@
-"""The phases of a sequence as one transition table. Pure.
+"""The phases of a request with its target, and with one draft, as two transition tables. Pure.
 
     WAITING ──admitted──▶ ADMITTED ──start sent──▶ PREFILLING ──prefilled──▶ READY ──tree sent──▶ VERIFYING
        ▲                     │ ▲                       ▲                      │ ▲ ▲                 │   │
@@ -60,3 +60,79 @@ TRANSITIONS: dict[tuple[Phase, Trigger], Phase] = {
 
 AWAITING_TARGET = (Phase.PREFILLING, Phase.VERIFYING)
 """Phases in which the target has to answer."""
+
+
+class DraftPhase(Enum):
+    """What one draft does for a request."""
+
+    UNWANTED = auto()
+    """The strategy uses no draft, or the draft can't serve this request."""
+    ABSENT = auto()
+    """No draft was started on the request."""
+    READING = auto()
+    """The draft was sent a Start and has not grown since. In turns it takes one step then."""
+    GROWING = auto()
+    """The draft owes growth: it grows without pause, or was asked for steps that it has not taken."""
+    RESTING = auto()
+    """The draft drafts in turns and has taken all steps that it was asked for."""
+    LATE = auto()
+    """The strategy has waited for growth in vain. Any growth ends this."""
+    REFUSED = auto()
+    """The target refused a tree of this draft: only the root is verified."""
+
+
+class DraftTrigger(Enum):
+    """What moves a draft from one phase to another."""
+
+    START = auto()
+    GROW = auto()
+    REST = auto()
+    """It has taken all steps that it was asked for, or the root has moved: nothing is asked below the new one yet."""
+    ASK = auto()
+    WAIT_IN_VAIN = auto()
+    STOP = auto()
+    DECLINE = auto()
+    REFUSE_TREE = auto()
+
+
+_STARTED = (DraftPhase.READING, DraftPhase.GROWING, DraftPhase.RESTING)
+_SERVING = (*_STARTED, DraftPhase.LATE)
+
+DRAFT_TRANSITIONS: dict[tuple[DraftPhase, DraftTrigger], DraftPhase] = {
+    (DraftPhase.ABSENT, DraftTrigger.START): DraftPhase.READING,
+    **{(phase, DraftTrigger.GROW): DraftPhase.GROWING for phase in _SERVING},
+    **{(phase, DraftTrigger.REST): DraftPhase.RESTING for phase in _SERVING},
+    **{(phase, DraftTrigger.ASK): DraftPhase.GROWING for phase in _STARTED},
+    **{(phase, DraftTrigger.WAIT_IN_VAIN): DraftPhase.LATE for phase in _STARTED},
+    **{(phase, DraftTrigger.STOP): DraftPhase.ABSENT for phase in (*_SERVING, DraftPhase.ABSENT)},
+    **{(phase, DraftTrigger.STOP): phase for phase in (DraftPhase.UNWANTED, DraftPhase.REFUSED)},
+    **{(phase, DraftTrigger.DECLINE): DraftPhase.UNWANTED for phase in _SERVING},
+    **{(phase, DraftTrigger.REFUSE_TREE): DraftPhase.REFUSED for phase in DraftPhase},
+}
+"""All transitions; any other one is a defect of the state machine."""
+
+DRAFTING = _STARTED
+"""Phases in which growth may be waited for."""
+
+
+class Mode(Enum):
+    """How the draft and the target of a pipeline work together."""
+
+    PLAIN = auto()
+    """No draft is in use."""
+    BESIDE = auto()
+    """The draft grows while the target computes."""
+    IN_TURNS = auto()
+    """The draft rests while the target computes."""
+    COMPARING_BESIDE = auto()
+    """Beside, while a draft on trial grows too."""
+    COMPARING_IN_TURNS = auto()
+    """In turns, while a draft on trial grows."""
+
+    @property
+    def in_turns(self) -> bool:
+        return self in (Mode.IN_TURNS, Mode.COMPARING_IN_TURNS)
+
+    @property
+    def comparing(self) -> bool:
+        return self in (Mode.COMPARING_BESIDE, Mode.COMPARING_IN_TURNS)

@@ -90,7 +90,6 @@ class PrefillRouter:
     def prefilled(self, sequence: Sequence, message: Prefilled) -> list[Command]:
         """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
         self._costs.observe_target(message.tokens, message.adopted, message.seconds)
-        sequence.stats.adopted += message.adopted
         adopted = self._arenas.pinned(sequence.id)
         commands = _release(self._arenas.unpin(sequence.id))
         if adopted is not None:

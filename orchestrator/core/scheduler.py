@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from orchestrator.core.commands import Replace
-from orchestrator.core.phases import AWAITING_TARGET, Phase
+from orchestrator.core.phases import AWAITING_TARGET, DraftTrigger, Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
 from orchestrator.core.sequence import FRUITLESS_ROUNDS, LOST, Sequence
 from orchestrator.core.workers import WorkerRegistry
@@ -155,7 +155,8 @@ class Scheduler:
         for sequence, decision in decisions:
             match decision:
                 case VerifyNodes(nodes, draft_silent):
-                    sequence.speculation.drafting = sequence.speculation.drafting and not draft_silent
+                    if draft_silent:
+                        sequence.speculation.enter(DraftTrigger.WAIT_IN_VAIN)
                     trees.append(sequence.verify(nodes, now, goes_on))
                 case WaitUntil(until, steps):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)

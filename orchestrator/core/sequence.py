@@ -1,24 +1,24 @@
 """One request in progress: its committed tokens, its speculation, and its phase with the target. Pure."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec.structs import replace
 
 from orchestrator.core.events import Request
-from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, Phase, Trigger
+from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, DraftPhase, DraftTrigger, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
-from orchestrator.core.policy.estimates import Estimates, MeasuredRound
+from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
-from orchestrator.core.speculation import Settlement, Speculation
+from orchestrator.core.speculation import Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
 from protocol.messages.kv import KvReference
 from protocol.messages.plans import GrowthPlan
 from protocol.messages.sampling import Likelihood
 from protocol.messages.worker import Hello, Start, Verdict, Verify
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
-from protocol.speculation.token_tree import Node, TokenTree, end_of_path, flatten, node_id
+from protocol.speculation.token_tree import Node, TokenTree, flatten, node_id
 
 _READING_SECONDS = 0.25
 """Between two reports of how far a prompt has been read."""
@@ -65,13 +65,13 @@ class Sequence:
         """Seconds that the present round was delayed to wait for growth."""
         self.anew = False
         """The present round began with a hit whose guesses were dropped for fresh ones."""
-        self._began_with_hit = False
-        """So did this one, whether or not they were dropped."""
+        self.began_with_hit = False
+        """The present round began with a hit, whether or not its guesses were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
         self._plain_rounds = 0
         """Rounds in succession whose trees had no nodes."""
-        self._begun = self._goes_on = False
+        self.began_early = self._goes_on = False
         """The target may have begun this round before its tree came; it may begin the next one so."""
         self._reading_due = now
         self.untold = len(request.tokens) - 1 if request.sampling.prompt_logprobs else 0
@@ -81,13 +81,10 @@ class Sequence:
         self._lookup.extend(self.tokens)
         self._verified_nodes: dict[NodeId, Node] = {}
         """Nodes under verification."""
-        self._expected_tokens = 1.0
+        self.expected_tokens = 1.0
         """Expected of the round under verification."""
         self.ended_round = 1.0, 0.0
         """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
-        self._alone: tuple[float, bool] | None = None
-        """Of the present round, if no other request shared its forward: seconds beyond the forward and the wait, and
-        whether the forward stands for the request's conditions."""
         self._verified = self.speculation
         """The speculation whose tree is under verification, or was last."""
 
@@ -125,7 +122,7 @@ class Sequence:
     def preempt(self) -> None:
         """Give up the place, between two rounds."""
         self.enter(Trigger.PREEMPT)
-        self.speculation.drafting = False
+        self.speculation.stop()
 
     def lose_target(self, suspected: bool) -> bool:
         """The target is gone; the next one has to be sent a Start. `suspected`: if it was at work for this request,
@@ -209,7 +206,7 @@ class Sequence:
         self.enter(Trigger.TREE_REFUSED)
         present = self._verified is self.speculation
         if present:
-            self.speculation.refuse()
+            self.speculation.enter(DraftTrigger.REFUSE_TREE)
         self.outstanding = None
         self._verified_nodes = {}
         self.ready_since = now
@@ -225,7 +222,7 @@ class Sequence:
     @property
     def _room(self) -> int:
         """Most tokens below the root that can still be used: the bonus takes one of the remaining ones."""
-        return 0 if self.speculation.root_only else self.remaining - 1
+        return 0 if self.speculation.phase is DraftPhase.REFUSED else self.remaining - 1
 
     def view(self, now: float) -> SequenceView:
         """What a strategy decides on."""
@@ -260,7 +257,7 @@ class Sequence:
         rejection = self.request.sampling.verification == "rejection"
         # With a draft, rejection sampling depends on what is verified together.
         goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
-        self._begun, self._goes_on = self._goes_on, goes_on
+        self.began_early, self._goes_on = self._goes_on, goes_on
         self.outstanding = Verify(
             sequence=self.id,
             round=self.round,
@@ -272,7 +269,7 @@ class Sequence:
             plain_next=goes_on,
         )
         self._verified = self.speculation
-        self._expected_tokens = 1.0 + sum(math.exp(node.log_path - root.log_path) for node in nodes)
+        self.expected_tokens = 1.0 + sum(math.exp(node.log_path - root.log_path) for node in nodes)
         self.enter(Trigger.SEND_TREE)
         self.waited = now - self.ready_since
         self.sent_at = now
@@ -298,47 +295,17 @@ class Sequence:
             parent = id
         return True
 
-    def verified_root_alone(self) -> None:
-        """The target had begun this round before its tree came."""
-        assert self.outstanding is not None
-        self.outstanding = replace(
-            self.outstanding, tokens=self.outstanding.tokens[:1], parents=(-1,), distributions=()
-        )
-        self._verified_nodes, self._expected_tokens = {}, 1.0
-
     def chosen(self, verdict: Verdict) -> list[int]:
-        """The accepted tokens and the bonus token."""
-        chosen = [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
-        # Prompt lookup is calibrated by its first guess, whether or not that was verified.
-        for token, claimed in self._lookup.continuations(self.tokens[-LONGEST:], 1):
-            self.estimates.lookup.observe(claimed, 0, token == chosen[0])
-        return chosen
+        """The accepted tokens and the bonus token. A target that had begun the round before its tree came has verified
+        the root alone."""
+        if verdict.root_alone and self.outstanding is not None:
+            alone = replace(self.outstanding, tokens=self.outstanding.tokens[:1], parents=(-1,), distributions=())
+            self.outstanding, self._verified_nodes, self.expected_tokens = alone, {}, 1.0
+        return [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
 
-    def observe_round(self, verdict: Verdict, now: float, undisturbed: bool) -> None:
-        """Note what the round took, and what of it beyond the target's forward and the wait for growth.
-
-        `undisturbed`: no draft but the active one grows.
-        """
-        width = 1 + len(self._verified_nodes)
-        if undisturbed and self.speculation.drafting and self.speculation.takes_turns:
-            estimates = self.estimates
-            measured = MeasuredRound(
-                self._expected_tokens, now - self.ready_since, width, verdict.seconds, self.remaining
-            )
-            estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0), estimates.ranks.all)
-        usefulness = self.estimates.usefulness
-        beside = self.speculation.drafting and self.speculation.takes_turns and not self.speculation.in_turns
-        if usefulness.measuring or (undisturbed and (beside or usefulness.paused)):
-            plain = 1.0 / (self.estimates.target(1) + self.estimates.hop.get(0.0))
-            expected, seconds = self._expected_tokens, now - self.ready_since
-            usefulness.observe_gain(expected, seconds, self.speculation.prefilling, plain)
-        if self._began_with_hit and self.estimates.freshness is not None:
-            tokens, seconds = len(verdict.path) + 1, self.waited + verdict.seconds
-            self.estimates.freshness.observe(self.anew, tokens, seconds)
-        seconds = max(0.0, now - self.ready_since - self.waited - verdict.seconds)
-        self._alone = seconds, not self.speculation.prefilling
-        if not (self._begun and self.speculation.wanted):
-            self.estimates.hop.observe(seconds)
+    def first_lookup(self) -> Iterable[tuple[int, float]]:
+        """The first guess by prompt lookup behind the root, with its claim; none if there is none."""
+        return self._lookup.continuations(self.tokens[-LONGEST:], 1)
 
     def plain_tokens_per_second(self) -> float | None:
         """Estimated for plain decoding. None where nothing can be guessed, and if most forwards had other requests."""
@@ -362,43 +329,26 @@ class Sequence:
                 return tokens[: index + 1], "stop"
         return tokens, "length" if len(tokens) >= remaining else None
 
-    def commit(self, verdict: Verdict, tokens: list[int], now: float, refreshes: bool = False) -> "CommittedRound":
-        """Move the root to the last of `tokens`, which are those of the verdict. `refreshes`: a hit may be given up
-        for fresh guesses."""
+    def commit(self, tokens: list[int], refreshes: bool, now: float) -> bool:
+        """Move the root to the last of `tokens`. Returns whether the round is a hit whose guesses are kept.
+
+        `refreshes`: a hit may be given up for fresh guesses.
+        """
         self.enter(Trigger.COMMIT)
         self.tokens += tokens
         self._lookup.extend(tokens)
         self.round += 1
         self.fruitless, self.suspect = 0, False
-        self.ended_round = self._expected_tokens, now - self.ready_since
+        self.ended_round = self.expected_tokens, now - self.ready_since
         self.ready_since = now
-        settlement = self.speculation.commit(tokens, self.round, now)
-        hit = self._began_with_hit = settlement.hit
+        self.outstanding = None
+        self._verified_nodes = {}
+        hit = self.began_with_hit = self.speculation.commit(tokens, self.round, now)
         freshness = self.estimates.freshness
         self.anew = hit and refreshes and freshness is not None and freshness.choose()
         if self.anew:
             self.speculation.begin_anew(self.round, now)
-            hit = False
-        if self.level != "plain":
-            self.stats.hit_chances += 1
-            self.stats.hits += hit
-            self.stats.overlapped_rounds += self.speculation.drafting and not self.speculation.in_turns
-        return self._ended_round(verdict, tokens, len(tokens), now, hit, settlement)
-
-    def end(self, verdict: Verdict, chosen: list[int], tokens: list[int], now: float) -> None:
-        """Count the last round. Of what the target chose, `tokens` are emitted."""
-        settlement = self.speculation.observe(chosen)
-        self._ended_round(verdict, chosen, len(tokens), now, False, settlement).settle()
-        self.tokens += tokens
-
-    def _ended_round(
-        self, verdict: Verdict, tokens: list[int], emitted: int, now: float, hit: bool, settlement: Settlement
-    ) -> "CommittedRound":
-        verified, self.outstanding = self.outstanding, None
-        assert verified is not None
-        alone, self._alone = self._alone, None
-        self._verified_nodes = {}
-        return CommittedRound(self.stats, verified, verdict, tokens, emitted, now, hit, self.waited, alone, settlement)
+        return hit and not self.anew
 
     def _guesses_behind(self, leaf: Node) -> list[Node]:
         """A chain of guesses by prompt lookup, which is no part of the tree."""
@@ -417,38 +367,3 @@ class Sequence:
                 break
             nodes.append(node)
         return nodes
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedRound:
-    """A round whose tokens are committed, and whose counts no decision about the next round needs."""
-
-    _stats: RequestStats
-    verified: Verify
-    verdict: Verdict
-    tokens: list[int]
-    """Accepted, and the bonus."""
-    _emitted: int
-    """So many of them are emitted."""
-    _now: float
-    hit: bool
-    waited: float
-    """Seconds that the target waited for growth."""
-    _alone: tuple[float, bool] | None
-    """As in the sequence."""
-    _settlement: Settlement
-
-    def settle(self) -> None:
-        """Count what was verified, and its verdict."""
-        verified, verdict = self.verified, self.verdict
-        self._stats.add_tokens(self._emitted, self._now)
-        if self._alone is not None:
-            overhead, counts = self._alone
-            self._stats.add_forward(len(verified.tokens), verdict.seconds, self.waited, counts)
-            self._stats.add_overhead(overhead)
-        # One more token could have been accepted where the end of the path had a child under verification.
-        end = end_of_path(verified.tokens, verified.parents, self.tokens[:-1])
-        self._stats.saving_seconds += verdict.saving
-        self._stats.add_round(len(verdict.path), len(verdict.path) + (end in verified.parents), verdict.seconds)
-        self._stats.add_paced(verdict.paced)
-        self._settlement.apply()

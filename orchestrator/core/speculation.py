@@ -1,12 +1,12 @@
-"""The speculation cache of one draft for one sequence: its token tree, and what its guesses were worth. Pure."""
+"""The speculation cache of one draft for one request: its token tree, and what the draft does for it. Pure."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from typing import NamedTuple
 
 from msgspec import structs
 
+from orchestrator.core.phases import DRAFT_TRANSITIONS, DRAFTING, DraftPhase, DraftTrigger
 from orchestrator.core.policy.estimates import Estimates
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
@@ -17,16 +17,31 @@ _MAX_NODES = 1 << 13
 """Twice what any plan keeps. It bounds the memory, and the time of a commit, whatever a draft sends."""
 _MAX_CHILDREN = 256
 """Children of one node: four times what any plan asks for. The search for the most probable path visits all of them."""
-_MIN_MEASURED_PREFILL = 64
-"""Tokens. A shorter prefill is too fast to measure the draft's speed."""
 _UNKNOWN_READING, _LEAST_READING = 2.0, 0.2
 """Seconds that the target waits at most while a draft reads the prompt: one of unknown speed, and any."""
 _MAX_MISSES = 64
 """Missed rounds that are remembered of a draft that is far behind."""
 
 
+class GrowthStep(NamedTuple):
+    """What one growth says of its draft's speed. All times are seconds."""
+
+    nodes: int
+    """That the step evaluated."""
+    seconds: float
+    """Of the step."""
+    response: float | None
+    """Since the draft was asked, if that was the last step that it was asked for."""
+    first: bool
+    """It is the first step below its root."""
+    read: tuple[int, float] | None
+    """Tokens that the draft read before this step, and the time that took; None if it had read them before."""
+    recovery: float | None
+    """From a miss to this first growth below the new root."""
+
+
 class Speculation:
-    """What one draft grew below the root of one sequence.
+    """What one draft grew below the root of one request.
 
     No two drafts share a Speculation: measurements belong to one draft, and children are sampled from one draft's
     distributions, as rejection sampling needs. Nodes keep their ids when the root moves, so growth may arrive late,
@@ -34,15 +49,12 @@ class Speculation:
     """
 
     def __init__(self, root: NodeId, token: int, position: int, estimates: Estimates, wanted: bool, now: float) -> None:
-        """`root` is the `token` at this absolute position; the tree is empty. `wanted`: see the attribute."""
+        """`root` is the `token` at this absolute position; the tree is empty. `wanted`: the strategy uses a draft."""
         self.tree = TokenTree(root, token, position)
         self.estimates = estimates
+        self.phase = DraftPhase.ABSENT if wanted else DraftPhase.UNWANTED
         self.grown_at = now
         """When the last growth arrived, or when the draft was started."""
-        self.wanted = wanted
-        """The strategy uses a draft, and the draft has not refused this sequence."""
-        self.drafting = False
-        """The draft was started on this sequence and is not silent."""
         self.ready_at = now
         """When the draft will have prefilled the tokens of its Start; infinite if that is unknown."""
         self.steps = 0
@@ -53,9 +65,7 @@ class Speculation:
         """Steps below the root that a draft was asked for, if it drafts in turns."""
         self._plan: GrowthPlan | None = None
         """How the draft grows."""
-        self.root_only = False
-        """The target refused this draft's tree: only the root may be verified."""
-        self._prefill: tuple[int, float] | None = None
+        self._reading: tuple[int, float] | None = None
         """Tokens of the prefill in progress and when it began; None after the first growth."""
         self._round: int | None = None
         """The round of the root; None for the first root of this speculation."""
@@ -63,24 +73,39 @@ class Speculation:
         """When a round began with a miss, for rounds below whose root the draft has not grown yet."""
         self._distributions: dict[NodeId, Distribution] = {}
 
+    # The draft's phases -----------------------------------------------------------------------
+
+    def enter(self, trigger: DraftTrigger) -> None:
+        """Move to the phase that follows. Raises AssertionError for a transition that is not in the table."""
+        following = DRAFT_TRANSITIONS.get((self.phase, trigger))
+        assert following is not None, f"no transition of a draft from {self.phase.name} by {trigger.name}"
+        self.phase = following
+
     def start(self, tokens: int, now: float) -> None:
         """The draft was sent a Start and has to prefill `tokens` tokens."""
-        self.drafting = True
+        self.enter(DraftTrigger.START)
         self.grown_at = now
         self.ready_at = now + tokens * self.estimates.prefill.get(math.inf)
-        self._prefill = (tokens, now)
+        self._reading = (tokens, now)
 
-    def at_work_since(self, sent: float) -> bool:
-        """Whether the draft reads the prompt, or a step of it has ended after `sent`."""
-        return self._prefill is not None or self.grown_at > sent
+    def stop(self) -> None:
+        """No draft serves the request any more. The tree stays."""
+        self.enter(DraftTrigger.STOP)
 
-    def follow(self, plan: GrowthPlan | None) -> GrowthPlan | None:
-        """The plan that the draft is sent. While it prefills nobody knows when to ask it: if it takes turns, it takes
-        one step then, and rests."""
-        if isinstance(plan, BestFirst) and plan.steps is not None and self._prefill is not None:
-            plan = structs.replace(plan, steps=1)
-        self._plan = plan
-        return plan
+    @property
+    def wanted(self) -> bool:
+        """A draft may serve the request."""
+        return self.phase not in (DraftPhase.UNWANTED, DraftPhase.REFUSED)
+
+    @property
+    def drafting(self) -> bool:
+        """A draft serves the request and is not late."""
+        return self.phase in DRAFTING
+
+    @property
+    def reading(self) -> bool:
+        """The draft was started and has not grown yet."""
+        return self._reading is not None
 
     @property
     def in_turns(self) -> bool:
@@ -99,36 +124,58 @@ class Speculation:
 
     @property
     def resting(self) -> bool:
-        """The draft drafts in turns and has taken all steps that it was asked for: it owes no growth."""
-        return self.in_turns and self.steps >= self._asked
-
-    def ask(self, steps: int, now: float) -> None:
-        """The draft was asked to grow up to `steps` steps below the root."""
-        self._asked, self.asked_at = steps, now
-        self.estimates.unasked = 0
+        """The draft drafts in turns and owes no growth that it was asked for."""
+        return self.in_turns and self.phase in (DraftPhase.READING, DraftPhase.RESTING)
 
     @property
     def reading_until(self) -> float:
         """Until when the target lets a draft on its device read the prompt alone; 0 if it reads none."""
-        if not (self.in_turns and self.prefilling):
+        if not (self.in_turns and self.reading):
             return 0.0
         expected = self.ready_at - self.grown_at
         return self.grown_at + (_UNKNOWN_READING if expected == math.inf else max(_LEAST_READING, 2.0 * expected))
 
-    @property
-    def prefilling(self) -> bool:
-        """The draft was started and has not grown yet."""
-        return self._prefill is not None
+    def at_work_since(self, sent: float) -> bool:
+        """Whether the draft reads the prompt, or a step of it has ended after `sent`."""
+        return self.reading or self.grown_at > sent
+
+    def lag(self, since: float) -> float:
+        """Seconds by which the draft was behind when the present round began, at `since`; 0 if it was not.
+
+        Growth comes in order: a draft that has not grown below an earlier missed root needs at least as long again to
+        grow below the present one.
+        """
+        return since - min(self._missed_at.values(), default=since)
+
+    # What the draft is told -------------------------------------------------------------------
+
+    def follow(self, plan: GrowthPlan | None) -> GrowthPlan | None:
+        """The plan that the draft is sent. While it prefills nobody knows when to ask it: if it takes turns, it takes
+        one step then, and rests."""
+        if isinstance(plan, BestFirst) and plan.steps is not None and self.reading:
+            plan = structs.replace(plan, steps=1)
+        self._plan = plan
+        if self.phase in (DraftPhase.GROWING, DraftPhase.RESTING):
+            self._rest_or_grow()
+        return plan
+
+    def ask(self, steps: int, now: float) -> None:
+        """The draft was asked to grow up to `steps` steps below the root."""
+        self.enter(DraftTrigger.ASK)
+        self._asked, self.asked_at = steps, now
 
     def shorten_prefill(self, tokens: int) -> None:
         """The draft prefills only `tokens` tokens, because it has the KV of the others."""
-        if self._prefill is not None:
-            self._prefill = tokens, self._prefill[1]
+        if self._reading is not None:
+            self._reading = tokens, self._reading[1]
 
-    def merge(self, growth: Grow, vocabulary: int, now: float) -> None:
+    # The tree ---------------------------------------------------------------------------------
+
+    def merge(self, growth: Grow, vocabulary: int, now: float) -> GrowthStep | None:
         """Add what the draft grew, as far as there is room, without tokens from `vocabulary` on.
 
-        A node whose parent is not in the tree is left out.
+        A node whose parent is not in the tree is left out. Returns what the growth says of the draft's speed, if it
+        ends a step.
         """
         tree, calibration = self.tree, self.estimates.calibration
         for parent_id, token, claimed in zip(growth.parents, growth.tokens, growth.probabilities, strict=True):
@@ -145,58 +192,52 @@ class Speculation:
                 # The node's first child was sampled from the first one: a draft that evaluates a node again, with
                 # other features or after its context has rolled, has another one.
                 self._distributions.setdefault(distribution.node, distribution)
-        if growth.evaluated:
-            if self._round is None or growth.round == self._round:
-                self.steps += 1
-                if self.in_turns and self.steps == self._asked:
-                    estimates = self.estimates
-                    response = estimates.first_response if self.steps == 1 else estimates.next_response
-                    response.observe(now - self.asked_at)
-            # A draft may claim any time, but its step began after the growth before: that bounds the time.
-            seconds = min(growth.seconds, now - self.grown_at)
-            self.estimates.observe_step(seconds)
-            self.estimates.growth.observe(growth.forward_nodes or growth.evaluated, seconds)
-            self._observe_prefill(seconds, now)
-            self._observe_recovery(growth.round, now)
+        step = self._end_step(growth, now) if growth.evaluated else None
+        self._rest_or_grow()
         self.grown_at = now
-        self.drafting = True
+        return step
+
+    def _end_step(self, growth: Grow, now: float) -> GrowthStep:
+        response = None
+        if self._round is None or growth.round == self._round:
+            self.steps += 1
+            if self.in_turns and self.steps == self._asked:
+                response = now - self.asked_at
+        # A draft may claim any time, but its step began after the growth before: that bounds the time.
+        seconds, read = min(growth.seconds, now - self.grown_at), None
+        if self._reading is not None:
+            tokens, since = self._reading
+            read = tokens, max(0.0, now - since - seconds)
+            self._reading, self.ready_at = None, now
+            # Misses during the prefill do not show how fast the draft recovers from a miss.
+            self._missed_at.clear()
+        missed_at = self._missed_at.get(growth.round)
+        self._missed_at = {later: began for later, began in self._missed_at.items() if later > growth.round}
+        recovery = None if missed_at is None else now - missed_at
+        return GrowthStep(growth.forward_nodes or growth.evaluated, seconds, response, self.steps == 1, read, recovery)
+
+    def _rest_or_grow(self) -> None:
+        self.enter(DraftTrigger.REST if self.in_turns and self.steps >= self._asked else DraftTrigger.GROW)
 
     def distributions(self, nodes: Sequence[Node]) -> tuple[Distribution, ...]:
         """The draft distributions that `nodes` were sampled from, where they are known."""
         parents = (node.parent.id for node in nodes if node.parent is not None)
         return tuple(self._distributions[parent] for parent in parents if parent in self._distributions)
 
-    def observe(self, tokens: Sequence[int]) -> "Settlement":
-        """Compare what was believed with the `tokens` that the target chose below the root."""
-        node: Node | None = self.tree.root
-        self.estimates.usefulness.observe(tokens[0] in node.children if node.children else None)
-        settlement = Settlement(self)
-        for token in tokens:
-            if node is None:
-                break
-            children = node.children
-            settlement.chosen.append((node, len(children), token))
-            if children:
-                rank = next((rank for rank, guess in enumerate(children) if guess == token), None)
-                self.estimates.acceptance.observe(float(rank == 0))
-                self.estimates.ranks.observe(len(children), rank)
-            node = children.get(token)
-        return settlement
-
-    def commit(self, tokens: Sequence[int], round: int, now: float) -> "Settlement":
-        """Observe `tokens` and commit them; the last one, the bonus, becomes the root of `round`."""
-        settlement = self.observe(tokens)
+    def commit(self, tokens: Sequence[int], round: int, now: float) -> bool:
+        """Commit `tokens`; the last one, the bonus, becomes the root of `round`. Returns whether that is a hit: the new
+        root has children."""
         end = self.tree.root
         for token in tokens[:-1]:
             end = end.children.get(token) or self.tree.add(end, token, 1.0)
-        settlement.outcome = len(end.children), tokens[-1] in end.children
         self.tree.move_root(tokens)
         self._round, self.steps, self._asked, self.asked_at = round, 0, 0, now
-        self.estimates.unasked += self.in_turns and self.drafting
-        settlement.hit = bool(self.tree.root.children)
-        if not settlement.hit and len(self._missed_at) < _MAX_MISSES:
+        if self.phase in (DraftPhase.GROWING, DraftPhase.RESTING):
+            self._rest_or_grow()
+        hit = bool(self.tree.root.children)
+        if not hit and len(self._missed_at) < _MAX_MISSES:
             self._missed_at[round] = now
-        return settlement
+        return hit
 
     def begin_anew(self, round: int, now: float) -> None:
         """Drop the guesses below the root of `round`, which is a hit: the draft grows other ones."""
@@ -208,58 +249,3 @@ class Speculation:
         self.tree.prune()
         if self._distributions:
             self._distributions = {node: q for node, q in self._distributions.items() if node in self.tree}
-
-    def lag(self, since: float) -> float:
-        """Seconds by which the draft was behind when the present round began, at `since`; 0 if it was not.
-
-        Growth comes in order: a draft that has not grown below an earlier missed root needs at least as long again to
-        grow below the present one.
-        """
-        return since - min(self._missed_at.values(), default=since)
-
-    def refuse(self) -> None:
-        """The target refuses what this draft grows."""
-        self.root_only = True
-        self.drafting = self.wanted = False
-
-    def _observe_prefill(self, step: float, now: float) -> None:
-        """Measure the prefill at the first growth, whose step took `step` seconds."""
-        if self._prefill is None:
-            return
-        tokens, since = self._prefill
-        self._prefill, self.ready_at = None, now
-        # Misses during the prefill do not show how fast the draft recovers from a miss.
-        self._missed_at.clear()
-        if tokens >= _MIN_MEASURED_PREFILL:
-            self.estimates.prefill.observe(max(0.0, now - since - step) / tokens)
-
-    def _observe_recovery(self, round: int, now: float) -> None:
-        """Measure the time from a miss to the first growth below the root of `round`."""
-        if round in self._missed_at:
-            self.estimates.recovery.observe(now - self._missed_at[round])
-        self._missed_at = {later: began for later, began in self._missed_at.items() if later > round}
-
-
-@dataclass(slots=True)
-class Settlement:
-    """The part of a round's bookkeeping that growth and growth plans need, and no decision about the next round."""
-
-    speculation: Speculation
-    chosen: list[tuple[Node, int, int]] = field(default_factory=list)
-    """The nodes on the chosen path, each with its number of children then and the token that the target chose behind
-    it."""
-    outcome: tuple[int, bool] | None = None
-    """The number of guesses for the bonus token, and whether one was right; None if nothing was committed."""
-    hit: bool = False
-    """The new root has children."""
-
-    def apply(self) -> None:
-        """Calibrate the draft's claims, and prune its tree."""
-        estimates = self.speculation.estimates
-        for node, guesses, token in self.chosen:
-            # The commit may have added a child behind the guesses.
-            for rank, child in enumerate(islice(node.children.values(), guesses)):
-                estimates.calibration.observe(child.probability, rank, child.token == token)
-        if self.outcome is not None:
-            estimates.hits.observe(*self.outcome)
-        self.speculation.prune()

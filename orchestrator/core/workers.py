@@ -15,6 +15,7 @@ from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Outpu
 from protocol.messages.worker import Hello
 from protocol.shown_names import model_name
 
+MAX_DRAFTS = 16
 _SILENCE_SECONDS, _MOST_SILENCE_SECONDS = 60.0, 600.0
 _GAPS = 4
 """A worker may be silent for the first, or so many times longer than it ever was between two messages, at most for the
@@ -56,16 +57,23 @@ class WorkerRegistry:
         """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
         return [(worker.incarnation, worker.hello, worker.remote) for worker in self._workers.values()]
 
-    def draft_mismatch(self, draft: Hello) -> str | None:
-        """Why this draft can't work with the target that is up, as a sentence, or None."""
-        return None if self.target is None else mismatch(draft, self.target)
+    def objection(self, event: WorkerUp, full: bool) -> str | None:
+        """Why this worker can't serve here, as a sentence, or None. `full`: no further draft can be attached."""
+        if event.hello.role == "target":
+            return self._exchanged(event)
+        if event.hello.role == "prefill":
+            return None
+        reason = None if self.target is None else mismatch(event.hello, self.target)
+        if reason is None and full:
+            return f"{MAX_DRAFTS} drafts are attached, which is the most: detach one of them first."
+        return reason
 
     def target_mismatches(self, target: Hello) -> dict[int, str]:
         """The drafts that can't work with this target, by incarnation, each with a sentence that says why."""
         reasons = {draft.incarnation: mismatch(draft.hello, target) for draft in self._of("draft")}
         return {incarnation: reason for incarnation, reason in reasons.items() if reason is not None}
 
-    def exchanged(self, event: WorkerUp) -> str | None:
+    def _exchanged(self, event: WorkerUp) -> str | None:
         """Why this target can't continue what an earlier one began, as a sentence, or None: its files have changed."""
         target = event.hello
         if event.remote or not target.model_fingerprint:

@@ -28,7 +28,7 @@ from orchestrator.core.commands import (
     TrialDecided,
 )
 from orchestrator.core.events import Arrived, Event, Submitted, Tick, WorkerDown, WorkerUp
-from orchestrator.core.machine import Machine
+from orchestrator.core.round import Machine
 from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.core.workers import lowers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
@@ -175,13 +175,15 @@ class Orchestrator:
         began, now = self._trace.now(), time.monotonic()
         if self._journal is not None:
             self._journal.write(event, now)
-        commands: list[Command] = []
-        for command in self._machine.commands(event, now):
-            commands.append(command)
+        ready = self._machine.step(event, now)
+        for command in ready.first:
+            self._perform(command)
+        rest = ready.then()
+        for command in rest:
             self._perform(command)
         if self._subscribers.active:
             # After the commands, which a round waits for.
-            self._subscribers.record(event, commands, now)
+            self._subscribers.record(event, [*ready.first, *rest], now)
         self._trace.stepped(began)
 
     def _perform(self, command: Command) -> None:

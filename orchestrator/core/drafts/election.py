@@ -12,10 +12,10 @@ from orchestrator.core.commands import TrialDecided
 from orchestrator.core.policy.tries import Terms, Tries
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
+from orchestrator.core.workers import MAX_DRAFTS
 from protocol.messages.base import NodeId, SequenceId
 from protocol.speculation.token_tree import node_id
 
-MAX_DRAFTS = 16
 _TERMS = Terms(
     first_pause=256,
     longest_pause=8192,
@@ -113,9 +113,7 @@ class Trial:
             self._trial_tokens += accepted + 1
             self._seconds += seconds
             trial.ready = None
-        settlement = trial.speculation.commit(tokens, sequence.round, now)
-        settlement.apply()
-        return settlement.hit
+        return trial.speculation.commit(tokens, sequence.round, now)
 
 
 @dataclass(slots=True)

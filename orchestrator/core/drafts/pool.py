@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from orchestrator.core.commands import Command, SendMessage
+from orchestrator.core.commands import Command, Place, SendMessage
 from orchestrator.core.drafts.conversations import Conversations, Earlier
 from orchestrator.core.drafts.election import DraftStatus, Election, Trial, TrialSequence
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
 from orchestrator.core.events import Request, WorkerUp
+from orchestrator.core.meter import Meter
 from orchestrator.core.options import PlacementChoice
-from orchestrator.core.phases import Phase
+from orchestrator.core.phases import DraftTrigger, Mode, Phase
 from orchestrator.core.policy.decision import Strategy
 from orchestrator.core.policy.estimates import Estimates, TurnTaking
 from orchestrator.core.policy.expected_rate import best_counts
-from orchestrator.core.sequence import CommittedRound, Sequence
+from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import WorkerRegistry, shares_first_layers
 from protocol.messages.base import SequenceId
@@ -36,6 +37,7 @@ class DraftPool:
         strategy: Strategy,
         sequences: Mapping[SequenceId, Sequence],
         workers: WorkerRegistry,
+        meter: Meter,
         written: Callable[[Sequence], KvReference | None],
         placement: PlacementChoice = "auto",
     ) -> None:
@@ -43,10 +45,11 @@ class DraftPool:
         self._strategy = strategy
         self._sequences = sequences
         self._workers = workers
+        self._meter = meter
         self._election = Election()
         self._histories = DraftHistories()
         self._placement = placement
-        self._dispatch = DraftDispatch(strategy, sequences, workers, self._election, written)
+        self._dispatch = DraftDispatch(strategy, sequences, workers, meter, self._election, written)
         self._drafts = self._dispatch.drafts
         self._trial: Trial | None = None
         self._active: int | None = None
@@ -55,6 +58,8 @@ class DraftPool:
         """Since when no request is live; None while one is."""
         self._pause = 0.0
         """Seconds without a request before the last one."""
+        self._placed: bool | None = None
+        """The workers share one device; None until a draft is active."""
 
     @property
     def full(self) -> bool:
@@ -66,20 +71,22 @@ class DraftPool:
         return self._histories.warnings
 
     @property
-    def comparing(self) -> bool:
-        """A draft on trial grows beside the active one."""
-        return self._trial is not None and not self._election.alone
+    def mode(self) -> Mode:
+        """How the drafts in use and the target work together at present."""
+        if self._active is None or not self._guessing:
+            return Mode.PLAIN
+        in_turns = self._history(self._active).turns.in_turns
+        if self._trial is None or self._election.alone:
+            return Mode.IN_TURNS if in_turns else Mode.BESIDE
+        return Mode.COMPARING_IN_TURNS if in_turns else Mode.COMPARING_BESIDE
 
-    @property
-    def in_turns(self) -> bool | None:
-        """The active draft rests while the target computes; None without a draft."""
-        return None if self._active is None else self._history(self._active).turns.in_turns
-
-    def disturbs(self, sequence: Sequence) -> bool:
-        """Whether the draft, which takes turns, was at work during the forward of the sequence that has just ended."""
-        return bool(self.in_turns) and any(
-            each.speculation.at_work_since(sequence.sent_at) for each in self._sequences.values()
-        )
+    def place(self) -> list[Command]:
+        """Let the workers' places follow the mode."""
+        mode, before = self.mode, self._placed
+        if mode is Mode.PLAIN:
+            return []
+        self._placed = mode.in_turns
+        return [] if before in (None, mode.in_turns) else [Place(mode.in_turns)]
 
     def statuses(self) -> dict[int, DraftStatus]:
         return self._election.statuses()
@@ -101,7 +108,7 @@ class DraftPool:
         """Serve the sequences that the target was sent, or stop, if it verifies no guesses."""
         if not self._guessing:
             for sequence in self._sequences.values():
-                sequence.speculation.drafting = False
+                sequence.speculation.stop()
         return self._apply_election(now)
 
     # Drafts -----------------------------------------------------------------------------------
@@ -141,7 +148,7 @@ class DraftPool:
         if self._idle_since is not None:
             self._pause, self._idle_since = now - self._idle_since, None
         idle = [command for id in self._drafts for command in self._dispatch.stop_catching_up(id, now)]
-        if sequence.phase is Phase.WAITING or (self.in_turns and not sequence.round):
+        if sequence.phase is Phase.WAITING or (self.mode.in_turns and not sequence.round):
             return idle
         return idle + [
             command
@@ -152,31 +159,33 @@ class DraftPool:
 
     def round_sent(self, sequence: Sequence) -> None:
         """The target was sent a tree of this sequence."""
-        if self._trial is not None and self.comparing:
+        if self._trial is not None and self.mode.comparing:
             self._trial.round_sent(sequence)
 
     def extend(self, sequence: Sequence, steps: int, now: float) -> list[Command]:
         """Ask the active draft, which rests, to grow up to `steps` steps below the root."""
         return [] if self._active is None else self._dispatch.extend(self._active, sequence, steps, now)
 
-    def follow(self, sequence: Sequence, round: CommittedRound, now: float) -> list[Command]:
-        """The drafts follow a round of the sequence."""
+    def follow(self, sequence: Sequence, tokens: list[int], hit: bool, now: float) -> list[Command]:
+        """The drafts follow a round that committed `tokens`. `hit`: the active draft's tree has guesses below them."""
         if self._active is None or not self._guessing:
             return []
-        tokens = round.tokens
-        commands = self._dispatch.reroot(self._active, sequence.speculation, sequence, tokens, round.hit, now)
+        commands = self._dispatch.reroot(self._active, sequence.speculation, sequence, tokens, hit, now)
         if self._trial is not None:
             speculation = self._trial_sequence(self._trial, sequence, now).speculation
             # One that begins behind this round is there already.
             if speculation.tree.root.id != sequence.tree.root.id:
+                comparison = self._meter.compare(speculation, tokens)
                 trial_hit = self._trial.follow(sequence, tokens, sequence.ended_round[1], now)
+                comparison.calibrate()
+                speculation.prune()
                 id = self._trial.incarnation
                 commands += self._dispatch.reroot(id, speculation, sequence, tokens, trial_hit, now)
         return [*commands, *self._reconsider(sequence, now)]
 
     def sequence_ended(self, sequence: Sequence, now: float) -> list[Command]:
         self._histories.sequence_ended(sequence.id)
-        sequence.estimates.usefulness.request_ended()
+        self._meter.ended(sequence)
         if self._trial is not None:
             self._trial.sequences.pop(sequence.id, None)
         idle: list[Command] = []
@@ -215,11 +224,9 @@ class DraftPool:
         if growth.distributions and sequence.request.sampling.verification != "rejection":
             # Only rejection verification reads them, and they are the largest part of what a draft can send.
             growth = structs.replace(growth, distributions=())
-        speculation.merge(growth, self._workers.vocabulary, now)
-        if incarnation == self._active:
-            sequence.stats.add_growth(growth.evaluated, growth.seconds)
-            sequence.stats.add_paced(growth.paced)
-        elif self._trial is not None:
+        step, active = speculation.merge(growth, self._workers.vocabulary, now), incarnation == self._active
+        self._meter.grew(sequence, speculation.estimates, step, growth, active)
+        if self._trial is not None and not active:
             self._trial.sequences[sequence.id].compared = True
         return True
 
@@ -231,8 +238,7 @@ class DraftPool:
         started = draft.started.pop(sequence.id)
         draft.prefilling.discard(sequence.id)
         speculation = self._speculation(incarnation, sequence, now)
-        speculation.drafting = False
-        speculation.wanted = speculation.wanted and fault.kind == "lost"
+        speculation.enter(DraftTrigger.STOP if fault.kind == "lost" else DraftTrigger.DECLINE)
         # At most one Start a round, even if the draft loses the sequence again and again.
         return self._dispatch.start(incarnation, speculation, sequence, now) if started < sequence.round else []
 
@@ -312,7 +318,7 @@ class DraftPool:
     def _hand_over(self, sequence: Sequence, own: TrialSequence | None, now: float) -> None:
         """Give the sequence the new active draft's speculation, `own` if it exists; without a draft, keep the tree."""
         if self._active is None:
-            sequence.speculation.drafting = False
+            sequence.speculation.stop()
         elif own is not None:
             sequence.speculation = own.speculation
         else:
@@ -442,6 +448,7 @@ class DraftDispatch:
         strategy: Strategy,
         sequences: Mapping[SequenceId, Sequence],
         workers: WorkerRegistry,
+        meter: Meter,
         election: Election,
         written: Callable[[Sequence], KvReference | None],
     ) -> None:
@@ -451,6 +458,7 @@ class DraftDispatch:
         self._strategy = strategy
         self._sequences = sequences
         self._workers = workers
+        self._meter = meter
         self._election = election
 
     def start(self, id: int, speculation: Speculation, sequence: Sequence, now: float) -> list[Command]:
@@ -484,6 +492,7 @@ class DraftDispatch:
             return []
         draft.owes_growth(now)
         sequence.speculation.ask(steps, now)
+        self._meter.asked(sequence)
         return [SendMessage("draft", Extend(sequence.id, sequence.round, steps), id)]
 
     def reroot(
@@ -492,7 +501,7 @@ class DraftDispatch:
         """The sequence has committed `tokens`. `hit`: the draft's tree has the new root."""
         draft = self.drafts[id]
         if speculation.estimates.usefulness.paused:
-            speculation.drafting = False
+            speculation.stop()
             return self.stop(id, sequence.id)
         if sequence.id not in draft.started:
             return self.start(id, speculation, sequence, now)

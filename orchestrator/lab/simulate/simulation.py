@@ -20,8 +20,8 @@ from orchestrator.core.commands import (
     TrialDecided,
 )
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
-from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
+from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock
@@ -224,7 +224,8 @@ class Simulation:
         """Fold an event into the machine and perform its commands, as the runtime does."""
         commands: list[Command] = []
         self.history.append((self.now, event, commands))
-        commands += self.machine.step(event, self.now)
+        ready = self.machine.step(event, self.now)
+        commands += [*ready.first, *ready.then()]
         for command in commands:
             self.perform(command)
         return commands
