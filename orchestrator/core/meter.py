@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from orchestrator.core.phases import Mode
+from orchestrator.core.phases import COMPARING, IN_TURNS, Mode
 from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.sequence import Sequence as Request
 from orchestrator.core.speculation import GrowthStep, Speculation
@@ -103,7 +103,7 @@ class Meter:
         overhead = None
         if len(self._requests) == 1:
             # Rounds of several requests overlap, so their times do not show the overhead of one.
-            overhead = self._measure_round(request, verdict, len(verified.tokens), not mode.comparing, now)
+            overhead = self._measure_round(request, verdict, len(verified.tokens), mode not in COMPARING, now)
         overlapped = speculation.drafting and not speculation.in_turns
         comparison = self.compare(speculation, chosen, last)
         typical = not speculation.reading
@@ -152,7 +152,7 @@ class Meter:
 
     def _disturbed(self, request: Request, mode: Mode) -> bool:
         """Whether the draft, which takes turns, was at work during the forward that has just ended."""
-        return mode.in_turns and any(
+        return mode in IN_TURNS and any(
             each.speculation.at_work_since(request.sent_at) for each in self._requests.values()
         )
 

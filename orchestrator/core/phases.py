@@ -129,10 +129,6 @@ class Mode(Enum):
     COMPARING_IN_TURNS = auto()
     """In turns, while a draft on trial grows."""
 
-    @property
-    def in_turns(self) -> bool:
-        return self in (Mode.IN_TURNS, Mode.COMPARING_IN_TURNS)
 
-    @property
-    def comparing(self) -> bool:
-        return self in (Mode.COMPARING_BESIDE, Mode.COMPARING_IN_TURNS)
+IN_TURNS = (Mode.IN_TURNS, Mode.COMPARING_IN_TURNS)
+COMPARING = (Mode.COMPARING_BESIDE, Mode.COMPARING_IN_TURNS)

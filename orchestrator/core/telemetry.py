@@ -12,9 +12,9 @@ from typing import Generic, Literal, TypeVar
 
 from orchestrator.core.commands import Command, Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Event
+from orchestrator.core.machine import Machine
 from orchestrator.core.phases import Phase
 from orchestrator.core.request_stats import RequestStats
-from orchestrator.core.round import Machine
 from orchestrator.core.sequence import Sequence
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.telemetry import (

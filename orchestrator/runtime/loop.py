@@ -28,7 +28,7 @@ from orchestrator.core.commands import (
     TrialDecided,
 )
 from orchestrator.core.events import Arrived, Event, Submitted, Tick, WorkerDown, WorkerUp
-from orchestrator.core.round import Machine
+from orchestrator.core.machine import Machine
 from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.core.workers import lowers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend

@@ -1,5 +1,6 @@
 """What outlives a draft's process: the measurements of the draft, and the arenas that it wrote. Pure."""
 
+import math
 from bisect import bisect_left, bisect_right
 
 from orchestrator.core.commands import Command, Release
@@ -62,6 +63,7 @@ class DraftHistory:
             found = target.with_another_draft(self.turns)
             if self._draft is not None:
                 found.expect_draft(self._draft)
+        found.longest = _LENGTHS[length] if length < len(_LENGTHS) else math.inf
         self._estimates[greedy, length] = found
         return found
 

@@ -14,7 +14,7 @@ from orchestrator.core.drafts.history import DraftHistories, DraftHistory
 from orchestrator.core.events import Request, WorkerUp
 from orchestrator.core.meter import Meter
 from orchestrator.core.options import PlacementChoice
-from orchestrator.core.phases import DraftTrigger, Mode, Phase
+from orchestrator.core.phases import COMPARING, IN_TURNS, DraftTrigger, Mode, Phase
 from orchestrator.core.policy.decision import Strategy
 from orchestrator.core.policy.estimates import Estimates, TurnTaking
 from orchestrator.core.policy.expected_rate import best_counts
@@ -85,8 +85,8 @@ class DraftPool:
         mode, before = self.mode, self._placed
         if mode is Mode.PLAIN:
             return []
-        self._placed = mode.in_turns
-        return [] if before in (None, mode.in_turns) else [Place(mode.in_turns)]
+        self._placed = mode in IN_TURNS
+        return [] if before in (None, self._placed) else [Place(self._placed)]
 
     def statuses(self) -> dict[int, DraftStatus]:
         return self._election.statuses()
@@ -95,10 +95,12 @@ class DraftPool:
         """The estimates of a sequence of so many tokens."""
         return self._history(self._active).estimates(request, context)
 
-    def follow_length(self, sequence: Sequence) -> None:
-        """The sequence has grown: forwards behind longer contexts have estimates of their own."""
-        if self._active is not None:
+    def committed(self, sequence: Sequence, now: float) -> list[Command]:
+        """The sequence has grown: forwards behind longer contexts have estimates of their own. In turns, the drafts that
+        do not serve it yet may begin, because the target lets them read the prompt alone."""
+        if self._active is not None and len(sequence.tokens) >= sequence.speculation.estimates.longest:
             sequence.speculation.estimates = self.estimates(sequence.request, len(sequence.tokens))
+        return self.begin(sequence, now) if self.mode in IN_TURNS else []
 
     def expect_target(self, hello: Hello) -> None:
         """A target has come up, with costs of its own."""
@@ -148,7 +150,7 @@ class DraftPool:
         if self._idle_since is not None:
             self._pause, self._idle_since = now - self._idle_since, None
         idle = [command for id in self._drafts for command in self._dispatch.stop_catching_up(id, now)]
-        if sequence.phase is Phase.WAITING or (self.mode.in_turns and not sequence.round):
+        if sequence.phase is Phase.WAITING or (self.mode in IN_TURNS and not sequence.round):
             return idle
         return idle + [
             command
@@ -159,7 +161,7 @@ class DraftPool:
 
     def round_sent(self, sequence: Sequence) -> None:
         """The target was sent a tree of this sequence."""
-        if self._trial is not None and self.mode.comparing:
+        if self._trial is not None and self.mode in COMPARING:
             self._trial.round_sent(sequence)
 
     def extend(self, sequence: Sequence, steps: int, now: float) -> list[Command]:

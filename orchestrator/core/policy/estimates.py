@@ -524,6 +524,8 @@ class Estimates:
     usefulness: Usefulness = field(default_factory=Usefulness)
     freshness: Freshness | None = None
     """None for a draft that reads tokens alone."""
+    longest: float = math.inf
+    """Tokens of context up to which the target's costs hold."""
 
     @property
     def target(self) -> WidthCost:

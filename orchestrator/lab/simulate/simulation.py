@@ -20,8 +20,8 @@ from orchestrator.core.commands import (
     TrialDecided,
 )
 from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.language import Language
 from orchestrator.lab.simulate.virtual_clock import Contention, VirtualClock

@@ -8,10 +8,10 @@ from msgspec import structs
 
 from orchestrator.core.commands import Dismiss, Emit, Pardon, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Ended
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.devices import Wire
 from orchestrator.lab.simulate.simulation import SimulatedClient
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker, Work

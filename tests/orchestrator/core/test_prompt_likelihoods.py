@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator.core.commands import Command, Emit, SendMessage, TellReading
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Likelihood, Sampling

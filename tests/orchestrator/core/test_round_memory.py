@@ -2,8 +2,8 @@
 
 import tracemalloc
 
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.workers import modelled_pipeline

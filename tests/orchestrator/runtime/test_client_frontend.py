@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from orchestrator.api.client import STAMP
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.round import Machine
 from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.session import Session

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from orchestrator.core.commands import Command, Dismiss, Finish, Pardon, Reject
 from orchestrator.core.events import Event
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.round import Machine
 from orchestrator.core.workers import RestartPolicy
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Wire, Wires

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.drafts.history import DraftArenas
 from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.round import Machine
 from orchestrator.core.workers import shares_first_layers
 from orchestrator.lab.simulate.workers import modelled_hello
 from protocol.messages.base import SequenceId

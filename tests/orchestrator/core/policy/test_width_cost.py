@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from orchestrator.core.drafts.history import costs_behind
 from orchestrator.core.events import Request, WorkerUp
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import WidthCost
 from orchestrator.core.policy.expected_rate import best_count
-from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Devices
 from orchestrator.lab.simulate.language import Language

@@ -17,8 +17,8 @@ import pytest
 import zmq
 
 from orchestrator.core.events import Arrived, Event, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.language import VOCABULARY
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.runtime.guard import Guard

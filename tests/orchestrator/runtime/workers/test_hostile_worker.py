@@ -10,8 +10,8 @@ from msgspec import convert
 
 from orchestrator.core.commands import Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Request, Submitted, Tick, WorkerUp
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.language import VOCABULARY
 from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.errors import WireError

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from orchestrator.core.commands import Emit, Finish, Reject, Replace, SendMessage
 from orchestrator.core.events import Arrived, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.round import Machine
 from orchestrator.lab.simulate.language import VOCABULARY
 from orchestrator.lab.simulate.workers import ModelledTarget, modelled_hello
 from protocol.messages.base import MAX_CONTEXT, NodeId, Role, SequenceId

@@ -1,0 +1,162 @@
+"""All events of one pipeline: those of `round.py`, and what happens beside rounds. Pure."""
+
+from orchestrator.core.commands import Command, Dismiss, Emit, Ready, TellReading
+from orchestrator.core.events import Arrived, Tick, WorkerDown, WorkerUp
+from orchestrator.core.options import Options
+from orchestrator.core.phases import AWAITING_TARGET, Phase
+from orchestrator.core.round import Rounds
+from orchestrator.core.sequence import Sequence
+from protocol.messages.features import Features
+from protocol.messages.kv import KvOffer
+from protocol.messages.worker import Fault, Hello, Lowered, Prefilled, Prefilling, PromptLikelihoods
+
+
+class Machine(Rounds):
+    """The state machine that the runtime, the simulator and tests drive."""
+
+    def __init__(self, options: Options, profile: str = "") -> None:
+        """`profile`: name of the device profile that paces the workers, if there is one."""
+        super().__init__(options, profile)
+        self._handlers |= {WorkerUp: self._on_worker_up, Tick: self._on_tick}
+        self._message_handlers |= {
+            ("target", Prefilling): self._on_prefilling,
+            ("target", PromptLikelihoods): self._on_prompt_likelihoods,
+            ("target", Features): self._on_features,
+            ("target", Lowered): self._on_lowered,
+            ("target", KvOffer): self._on_kv_offer,
+            ("target", Fault): self._on_target_fault,
+            ("prefill", KvOffer): self._on_kv_offer,
+            ("prefill", Fault): self._on_prefill_fault,
+            ("draft", KvOffer): self._on_draft_arena,
+            ("draft", Prefilled): self._on_adopted,
+            ("draft", Fault): self._on_draft_fault,
+        }
+
+    def deadline(self) -> float | None:
+        """When the next Tick is due at the latest; None if no Tick is needed."""
+        times = (self._timeouts.deadline(), self.scheduler.wake_at, self.prefills.deadline())
+        return min((time for time in times if time is not None), default=None)
+
+    def workers(self) -> list[tuple[int, Hello, bool]]:
+        """Each worker that is up: its incarnation, its Hello, and whether it runs on another machine."""
+        return self._workers.workers()
+
+    @property
+    def kv_warnings(self) -> int:
+        """How often KV of other requests was offered and could not be used."""
+        return self.prefills.warnings + self.drafts.warnings
+
+    def _on_tick(self, event: Tick, now: float) -> Ready:
+        again, lost, replace = self._timeouts.overdue(now)
+        if replace is not None:
+            # What it sends until it has ended is of no use.
+            self._workers.remove(WorkerDown("target", replace.incarnation))
+            return Ready([*self._lose_target(now, known=bool(lost)), *self.prefills.tick(now), replace])
+        commands = [self.prefills.resend(sequence) for sequence in again]
+        for sequence in lost:
+            self.scheduler.expect_no_verdict(sequence.id)
+            commands += self._start(sequence, now)
+        return Ready([*commands, *self.prefills.tick(now), *self._schedule(now), *self._features.tap()])
+
+    # Workers
+
+    def _on_worker_up(self, event: WorkerUp, now: float) -> Ready:
+        role = event.hello.role
+        reason = self._workers.objection(event, self.drafts.full)
+        if reason is not None:
+            return Ready([Dismiss(role, event.incarnation, reason)])
+        dismissals = self._dismiss_unfit(event.hello, now) if role == "target" else []
+        self._workers.add(event, now)
+        match role:
+            case "prefill":
+                self.prefills.worker_up()
+                return Ready([])
+            case "draft":
+                return Ready([*self._features.tap(), *self.drafts.draft_up(event, now), *self.drafts.place()])
+            case "target":
+                self.drafts.expect_target(event.hello)
+                # Before the Starts, so that the prompts are recorded.
+                self._features.target_changed()
+                commands = [*dismissals, *self._features.tap()]
+                for sequence in self._running():
+                    if sequence.phase is Phase.ADMITTED:
+                        commands += self._start(sequence, now)
+                return Ready([*commands, *self.drafts.follow_target(now)])
+
+    def _dismiss_unfit(self, target: Hello, now: float) -> list[Command]:
+        """End the drafts that can't work with a new target."""
+        commands: list[Command] = []
+        for draft, reason in self._workers.target_mismatches(target).items():
+            commands.append(Dismiss("draft", draft, reason))
+            commands += self._on_worker_down(WorkerDown("draft", draft), now).first
+        return commands
+
+    # What workers say beside rounds
+
+    def _on_prefilling(self, message: Prefilling, by: Arrived, now: float) -> Ready:
+        sequence = self._reading(message)
+        if sequence is None or not sequence.read < message.tokens <= sequence.position:
+            return self._stale()
+        sequence.read = message.tokens
+        self._timeouts.read_on(sequence, now)
+        told = TellReading(sequence.id, message.tokens, sequence.position)
+        return Ready([told] if sequence.reading_is_due(now) else [])
+
+    def _on_prompt_likelihoods(self, message: PromptLikelihoods, by: Arrived, now: float) -> Ready:
+        sequence = self._reading(message)
+        new = None if sequence is None else sequence.tell_prompt(message.first, message.likelihoods)
+        if sequence is None or new is None:
+            return self._stale()
+        return Ready([Emit(sequence.id, (), prompt_likelihoods=new)] if new else [])
+
+    def _on_kv_offer(self, offer: KvOffer, by: Arrived, now: float) -> Ready:
+        sequence = self.sequences.get(offer.sequence)
+        commands = self.prefills.add_arena(by.role, sequence, offer, now)
+        # A draft that shares the target's KV may have waited for it.
+        return Ready(commands if sequence is None else [*commands, *self.drafts.begin(sequence, now)])
+
+    def _on_target_fault(self, fault: Fault, by: Arrived, now: float) -> Ready:
+        sequence = self._faulty(fault)
+        # A tree that was sent twice may be refused twice; the second refusal has no tree any more.
+        stale = sequence is None or (bool(fault.nodes) and not sequence.verifying_tree)
+        if sequence is None or stale or sequence.phase not in AWAITING_TARGET:
+            return self._stale()
+        self.scheduler.expect_no_verdict(sequence.id)
+        commands: list[Command] = []
+        if fault.kind != "refused":
+            sequence.lose_round(now)
+        elif not fault.nodes:
+            commands = self._reject(sequence, fault.text, now)
+        elif sequence.refuse_tree(now):
+            # The target accepted the prompt, so it refuses the tree: the draft grows invalid nodes.
+            commands = self.drafts.tree_refused(sequence, now)
+        return Ready([*commands, *self._schedule(now)])
+
+    def _on_prefill_fault(self, fault: Fault, by: Arrived, now: float) -> Ready:
+        sequence = self._faulty(fault)
+        return self._stale() if sequence is None else Ready(self.prefills.worker_refused(sequence.id, now))
+
+    def _on_draft_fault(self, fault: Fault, by: Arrived, now: float) -> Ready:
+        sequence = self._faulty(fault)
+        if sequence is None:
+            return self._stale()
+        return Ready([*self.drafts.on_fault(by.incarnation, fault, sequence, now), *self._schedule(now)])
+
+    def _faulty(self, fault: Fault) -> Sequence | None:
+        return None if fault.sequence is None else self.sequences.get(fault.sequence)
+
+    def _on_lowered(self, lowered: Lowered, by: Arrived, now: float) -> Ready:
+        lower = self._workers.lower(by.incarnation, lowered.level)
+        return Ready(self.drafts.follow_target(now)) if lower else self._stale()
+
+    def _on_features(self, features: Features, by: Arrived, now: float) -> Ready:
+        relayed = self._features.relay(features, self.drafts.feature_readers(features.sequence))
+        return self._stale() if relayed is None else Ready(relayed)
+
+    def _on_draft_arena(self, offer: KvOffer, by: Arrived, now: float) -> Ready:
+        self.drafts.add_arena(by.incarnation, offer)
+        return Ready([])
+
+    def _on_adopted(self, adopted: Prefilled, by: Arrived, now: float) -> Ready:
+        self.drafts.note_adoption(by.incarnation, adopted)
+        return Ready([])
