@@ -180,7 +180,7 @@ class Scheduler:
             return [(sequence, VerifyNodes([])) for sequence in new]
         if ready[0].level == "plain":
             return [(sequence, VerifyNodes([], goes_on=True)) for sequence in ready]
-        decisions = self._strategy.decide_together([sequence.view(now) for sequence in ready])
+        decisions = self._strategy.decide([sequence.view(now) for sequence in ready])
         return list(zip(ready, decisions, strict=True))
 
     def _busy(self, now: float) -> bool:

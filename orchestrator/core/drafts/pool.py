@@ -96,8 +96,8 @@ class DraftPool:
         return self._history(self._active).estimates(request, context)
 
     def committed(self, sequence: Sequence, now: float) -> list[Command]:
-        """The sequence has grown: forwards behind longer contexts have estimates of their own. In turns, the drafts that
-        do not serve it yet may begin, because the target lets them read the prompt alone."""
+        """The sequence has grown, and forwards behind longer contexts have estimates of their own. In turns, drafts
+        that do not serve it yet may begin: the target lets them read the prompt alone."""
         if self._active is not None and len(sequence.tokens) >= sequence.speculation.estimates.longest:
             sequence.speculation.estimates = self.estimates(sequence.request, len(sequence.tokens))
         return self.begin(sequence, now) if self.mode in IN_TURNS else []

@@ -83,66 +83,52 @@ class Adaptive:
             width, expensive = width // 2, self._STEEP
         return width
 
-    def decide(self, view: SequenceView) -> Decision:
-        return self.decide_together([view])[0]
+    def decide(self, views: Sequence[SequenceView]) -> list[Decision]:
+        """The first of these rules that applies, for all requests of the round."""
+        return (
+            _let_drafts_read(views)
+            or _measure_a_plain_forward(views)
+            or self._wait_or_verify(views, [self._candidates(view, views) for view in views])
+        )
 
-    def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
-        """Verify the root of each request and the best nodes of all trees together."""
-        reading_until = max(view.reading_until for view in views)
-        if reading_until > views[0].now:
-            return [WaitUntil(reading_until) for _ in views]
-        if len(views) == 1 and views[0].in_turns and views[0].estimates.target.narrow_due:
-            return [VerifyNodes([])]
-        lookup = self._options.lookup == "on"
-        most = int(min(self._options.max_verify, views[0].estimates.target.reach - 1))
-        guesses = [candidates(view, most, lookup, len(views)) for view in views]
+    def _wait_or_verify(self, views: Sequence[SequenceView], guesses: "list[NodeChoice]") -> list[Decision]:
+        """Wait for growth if that promises a higher rate; else verify the root of each request and the best nodes of
+        all trees together."""
+        estimates = views[0].estimates
         gains = [each.gains for each in guesses]
-        now = best_counts(gains, views[0].estimates.target, views[0].estimates.hop.get(0.0))
-        expected = [self._expected_growth(view, each) for view, each in zip(views, guesses, strict=True)]
-        until = self._wait_until(views, gains, expected, now.rate)
+        now = best_counts(gains, estimates.target, estimates.hop.get(0.0))
+        owed = [self._owed_growth(view, each) for view, each in zip(views, guesses, strict=True)]
+        until = self._wait_until(views, gains, owed, now.rate)
         if until is not None:
-            return [WaitUntil(until, growth and growth.steps) for growth in expected]
+            return [WaitUntil(until, growth and growth.steps) for growth in owed]
         goes_on = not any(now.nodes) and all(map(_stays_plain, views))
         return [VerifyNodes(each.nodes(count), goes_on=goes_on) for each, count in zip(guesses, now.nodes, strict=True)]
 
-    def _expected_growth(self, view: SequenceView, guesses: "NodeChoice") -> "_ExpectedGrowth | None":
+    def _candidates(self, view: SequenceView, views: Sequence[SequenceView]) -> "NodeChoice":
+        most = int(min(self._options.max_verify, views[0].estimates.target.reach - 1))
+        return candidates(view, most, self._options.lookup == "on", len(views))
+
+    def _owed_growth(self, view: SequenceView, guesses: "NodeChoice") -> "_OwedGrowth | None":
         """The next growth, if one can be waited for."""
-        estimates, missed = view.estimates, not view.tree.root.children
+        estimates, least = view.estimates, self._least(view.estimates)
         if not view.drafting or not estimates.step.count or not estimates.target.known:
             return None
-        if view.in_turns and estimates.usefulness.measuring:
+        if view.in_turns and (estimates.usefulness.measuring or _has_taken_its_time(view)):
             return None
-        step = estimates.step.get(0.0)
-        if view.in_turns and (view.steps >= MAX_STEPS or view.now - view.ready_since > estimates.growth_timeout):
-            return None  # a draft may answer each request with nothing that helps
-        if view.in_turns:
-            due = (view.now if view.resting else view.asked_at) + self._response(view)
-        elif missed:
-            # The step in flight grows the old root: its rest passes before the new root's step begins.
-            due = view.ready_since + max(estimates.recovery.get(1.5 * step), view.lag)
-        else:
-            due = view.grown_at + step
-        due = max(due, view.draft_ready_at + step) if view.draft_ready_at > view.now else due
+        if not guesses.open or guesses.open[0] < least:
+            return None  # the draft pauses
+        due = _due(view)
         # A draft may claim any time for its steps, so the wait beyond the due time is bounded.
         give_up = due + min(estimates.slowest_step, MIN_GROWTH_TIMEOUT)
         if give_up <= view.now or give_up == math.inf:
             return None
-        if not guesses.open or guesses.open[0] < self._least(estimates):
-            return None  # the draft pauses
-        return _ExpectedGrowth(due, give_up, guesses, view.steps + 1 if view.resting else None)
-
-    def _response(self, view: SequenceView) -> float:
-        """Seconds until the next step's growth, of a draft that drafts in turns."""
-        estimates = view.estimates
-        # Steps beside the target, or while both load, take longer: hope, ask, and measure.
-        usual = estimates.first_response.get(0.0)
-        return estimates.next_response.get(usual) if view.steps else usual
+        return _OwedGrowth(due, give_up, guesses, view.steps + 1 if view.resting else None)
 
     def _wait_until(
         self,
         views: Sequence[SequenceView],
         gains: list[list[float]],
-        expected: "list[_ExpectedGrowth | None]",
+        owed: "list[_OwedGrowth | None]",
         rate: float,
     ) -> float | None:
         """When to stop waiting for the next growth, if the expected rate after the wait is above `rate`; else None.
@@ -150,7 +136,7 @@ class Adaptive:
         One growth step serves several trees: growth that is due within half a step of the first is awaited together.
         Where the draft takes turns, a step may pay only with those behind it: it is worth a wait if any number is.
         """
-        growths = [growth for growth in expected if growth is not None]
+        growths = [growth for growth in owed if growth is not None]
         if not growths:
             return None
         estimates, now = views[0].estimates, views[0].now
@@ -169,12 +155,45 @@ class Adaptive:
         for steps in range(1, 1 + (_MOST_STEPS if views[0].in_turns else 1)):
             later = [
                 present if growth not in awaited else growth.guesses.gains_after_growth(width, shares, steps)
-                for present, growth in zip(gains, expected, strict=True)
+                for present, growth in zip(gains, owed, strict=True)
             ]
             if best_counts(later, estimates.target, wait).rate > rate * margin:
                 return until
             wait += estimates.next_response.get(estimates.step.get(0.0))
         return None
+
+
+def _let_drafts_read(views: Sequence[SequenceView]) -> list[Decision]:
+    """Wait while a draft on the target's device reads a prompt alone."""
+    until = max(view.reading_until for view in views)
+    return [WaitUntil(until) for _ in views] if until > views[0].now else []
+
+
+def _measure_a_plain_forward(views: Sequence[SequenceView]) -> list[Decision]:
+    """Verify the root alone, where forwards over one token have become so rare that their cost is not known."""
+    due = len(views) == 1 and views[0].in_turns and views[0].estimates.target.narrow_due
+    return [VerifyNodes([])] if due else []
+
+
+def _has_taken_its_time(view: SequenceView) -> bool:
+    """Whether a draft in turns is asked no more below this root: it may answer each request with nothing that helps."""
+    return view.steps >= MAX_STEPS or view.now - view.ready_since > view.estimates.growth_timeout
+
+
+def _due(view: SequenceView) -> float:
+    """When the next growth should arrive."""
+    estimates, step = view.estimates, view.estimates.step.get(0.0)
+    if view.in_turns:
+        # Steps beside the target, or while both load, take longer: hope, ask, and measure.
+        first = estimates.first_response.get(0.0)
+        response = estimates.next_response.get(first) if view.steps else first
+        due = (view.now if view.resting else view.asked_at) + response
+    elif not view.tree.root.children:
+        # The step in flight grows the old root: its rest passes before the new root's step begins.
+        due = view.ready_since + max(estimates.recovery.get(1.5 * step), view.lag)
+    else:
+        due = view.grown_at + step
+    return max(due, view.draft_ready_at + step) if view.draft_ready_at > view.now else due
 
 
 def _stays_plain(view: SequenceView) -> bool:
@@ -184,7 +203,7 @@ def _stays_plain(view: SequenceView) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _ExpectedGrowth:
+class _OwedGrowth:
     """Growth that the draft owes."""
 
     due: float

@@ -95,8 +95,6 @@ class Strategy(Protocol):
         """
         ...
 
-    def decide(self, view: SequenceView) -> Decision: ...
-
-    def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
+    def decide(self, views: Sequence[SequenceView]) -> list[Decision]:
         """One decision for each of the requests, whose trees can share one forward of the target."""
         ...

@@ -20,10 +20,10 @@ class IndependentRequests(ABC):
     refreshes = False
 
     @abstractmethod
-    def decide(self, view: SequenceView) -> Decision: ...
+    def decide_alone(self, view: SequenceView) -> Decision: ...
 
-    def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
-        return [self.decide(view) for view in views]
+    def decide(self, views: Sequence[SequenceView]) -> list[Decision]:
+        return [self.decide_alone(view) for view in views]
 
 
 class Autoregressive(IndependentRequests):
@@ -38,7 +38,7 @@ class Autoregressive(IndependentRequests):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         return None
 
-    def decide(self, view: SequenceView) -> Decision:
+    def decide_alone(self, view: SequenceView) -> Decision:
         return VerifyNodes([], goes_on=True)
 
 
@@ -54,7 +54,7 @@ class Sequential(IndependentRequests):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         return Chain(draft_tokens or self._depth)
 
-    def decide(self, view: SequenceView) -> Decision:
+    def decide_alone(self, view: SequenceView) -> Decision:
         return await_chain(view, view.draft_tokens or self._depth)
 
 
@@ -89,7 +89,7 @@ class PublishedSsd(IndependentRequests):
         fan = geometric_fan_out(estimates.acceptance.get(0.0), estimates.hits.exponent, depth, options.fan_budget)
         return FanOut(depth, tuple(min(MAX_SUPPORT, guesses) for guesses in fan))
 
-    def decide(self, view: SequenceView) -> Decision:
+    def decide_alone(self, view: SequenceView) -> Decision:
         missed = not view.tree.root.children
         if not missed or self._options.fallback == "neural":
             return await_chain(view, self._depth(view))

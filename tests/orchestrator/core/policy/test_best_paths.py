@@ -47,7 +47,7 @@ def view(made: TokenTree, costs: Sequence[float], lookup: Sequence[tuple[int, fl
 
 
 def decided(options: Options, *views: SequenceView) -> list[list[Node]]:
-    decisions = Adaptive(options).decide_together(views)
+    decisions = Adaptive(options).decide(views)
     assert all(isinstance(decision, VerifyNodes) for decision in decisions)
     return [decision.nodes for decision in decisions if isinstance(decision, VerifyNodes)]
 

@@ -109,7 +109,7 @@ def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decisio
     speculation.merge(Grow(SequenceId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), VOCABULARY, 0.01)
     view = sequence_view(speculation.tree, found, now=0.0101, ready_since=0.01, grown_at=0.01, drafting=True)
 
-    assert isinstance(Adaptive(Options()).decide(view), decision)
+    assert isinstance(Adaptive(Options()).decide([view])[0], decision)
 
 
 # The length of chains, and prompt lookup ---------------------------------------------------------
@@ -149,7 +149,7 @@ def _view(speculation: Speculation, draft_tokens: int | None) -> SequenceView:
 @pytest.mark.parametrize("strategy", ["sd", "ssd"])
 @pytest.mark.parametrize(("own", "length"), [(None, 3), (1, 1), (2, 2), (4, 4)])
 def test_a_request_with_a_k_of_its_own_gets_chains_of_that_length(strategy: str, own: int | None, length: int):
-    decision = STRATEGIES[strategy](Options(strategy=strategy, draft_tokens=3)).decide(with_chain(own))
+    decision = STRATEGIES[strategy](Options(strategy=strategy, draft_tokens=3)).decide([with_chain(own)])[0]
 
     assert isinstance(decision, VerifyNodes)
     assert [node.token for node in decision.nodes] == list(CHAIN[:length])
@@ -170,7 +170,7 @@ def test_the_draft_is_asked_for_chains_of_the_requests_own_k(own: int | None, le
 def test_prompt_lookup_guesses_only_where_it_is_on(strategy: Any, fallback: Any):
     def verified(lookup: Any) -> list[int]:
         options = Options(strategy=strategy, fallback=fallback, lookup=lookup)
-        decision = STRATEGIES[strategy](options).decide(without_draft([(7, 0.99), (8, 0.99)]))
+        decision = STRATEGIES[strategy](options).decide([without_draft([(7, 0.99), (8, 0.99)])])[0]
         assert isinstance(decision, VerifyNodes)
         return [node.token for node in decision.nodes]
 

@@ -390,7 +390,7 @@ def fixed(steps: int, nodes: int) -> type[Adaptive]:
     """Always so many growth steps, then the best so many nodes."""
 
     class Fixed(Adaptive):
-        def decide_together(self, views: Sequence[SequenceView]) -> list[Decision]:
+        def decide(self, views: Sequence[SequenceView]) -> list[Decision]:
             (view,) = views
             ready = view.drafting and view.draft_ready_at <= view.now < view.ready_since + 0.2
             if ready and view.steps < steps:

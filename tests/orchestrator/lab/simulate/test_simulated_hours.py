@@ -67,7 +67,7 @@ def test_a_machine_that_never_repeats_a_message_is_detected(monkeypatch):
 
 def test_an_endless_wait_is_detected(monkeypatch):
     assert breaks(
-        monkeypatch, Adaptive, "decide_together", lambda self, views: [WaitUntil(view.now + 1e4) for view in views]
+        monkeypatch, Adaptive, "decide", lambda self, views: [WaitUntil(view.now + 1e4) for view in views]
     )
 
 
