@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from orchestrator.core.phases import COMPARING, IN_TURNS, Mode
-from orchestrator.core.policy.estimates import Estimates, MeasuredRound
+from orchestrator.core.policy.estimates import ChosenNode, Estimates, MeasuredRound
 from orchestrator.core.sequence import Sequence as Request
 from orchestrator.core.speculation import GrowthStep, Speculation
 from protocol.messages.base import SequenceId
@@ -27,8 +27,7 @@ class Comparison:
     """A draft's guesses beside what the target chose, as they were when it chose."""
 
     _estimates: Estimates
-    _path: list[tuple[Node, int, int]]
-    """The nodes on the chosen path, each with its number of children and the token that the target chose behind it."""
+    _path: list[ChosenNode]
     _bonus: tuple[int, bool] | None
     """The number of guesses for the bonus token, and whether one was right; None of a request's last round."""
 
@@ -51,14 +50,9 @@ class Answer:
     chosen: list[int]
     """The accepted tokens and the bonus token."""
     at: float
-    waited: float
-    """Seconds that the target waited for growth."""
-    overlapped: bool
-    """The draft grew during the forward."""
-    overhead: float | None
-    """Seconds beyond the forward and the wait; None if other requests shared the forward."""
-    typical: bool
-    """The forward stands for the request's conditions."""
+    round: MeasuredRound
+    alone: bool
+    """No other request shared the forward."""
     comparison: Comparison
 
 
@@ -92,44 +86,38 @@ class Meter:
 
         `width`: tokens of the forward, if this is its first verdict. `mode`: of the pipeline during the forward.
         """
-        estimates, speculation, verified = request.estimates, request.speculation, request.outstanding
+        estimates, verified = request.speculation.estimates, request.outstanding
         assert verified is not None
         for token, claimed in request.first_lookup():
             # Whether or not that guess was verified.
             estimates.lookup.observe(claimed, 0, token == chosen[0])
+        round = request.measured(verdict, mode not in COMPARING, now)
+        # A draft that takes turns and was at work all the same has slowed the forward down.
+        disturbed = mode in IN_TURNS and any(
+            each.speculation.at_work_since(request.sent_at) for each in self._requests.values()
+        )
         settled = request.stats.rounds >= _SETTLING and not verdict.root_alone
-        if width is not None and settled and not self._disturbed(request, mode):
+        if width is not None and settled and not disturbed:
             estimates.target.observe(width, verdict.seconds)
-        overhead = None
-        if len(self._requests) == 1:
-            # Rounds of several requests overlap, so their times do not show the overhead of one.
-            overhead = self._measure_round(request, verdict, len(verified.tokens), mode not in COMPARING, now)
-        overlapped = speculation.drafting and not speculation.in_turns
-        comparison = self.compare(speculation, chosen, last)
-        typical = not speculation.reading
-        return Answer(verified, verdict, chosen, now, request.waited, overlapped, overhead, typical, comparison)
+        alone = len(self._requests) == 1
+        if alone:
+            # Rounds of several requests overlap, so their times do not show what one costs.
+            estimates.observe_round(round)
+        return Answer(verified, verdict, chosen, now, round, alone, self.compare(request.speculation, chosen, last))
 
     def compare(self, speculation: Speculation, chosen: Sequence[int], last: bool = False) -> Comparison:
         """Compare a draft's guesses with the tokens that the target chose below the root, before the root moves."""
         estimates = speculation.estimates
         node: Node | None = speculation.tree.root
-        estimates.usefulness.observe(chosen[0] in node.children if node.children else None)
-        path: list[tuple[Node, int, int]] = []
+        path: list[ChosenNode] = []
         for token in chosen:
             if node is None:
                 break
-            children = node.children
-            path.append((node, len(children), token))
-            if children:
-                rank = next((rank for rank, guess in enumerate(children) if guess == token), None)
-                estimates.acceptance.observe(float(rank == 0))
-                estimates.ranks.observe(len(children), rank)
-            node = children.get(token)
-        if last:
-            return Comparison(estimates, path, None)
-        estimates.unasked += speculation.in_turns and speculation.drafting
-        bonus = (path[-1][1], node is not None) if len(path) == len(chosen) else (0, False)
-        return Comparison(estimates, path, bonus)
+            path.append(ChosenNode(node, len(node.children), token))
+            node = node.children.get(token)
+        estimates.observe_guesses(path, unasked=not last and speculation.in_turns and speculation.drafting)
+        complete = len(path) == len(chosen) and not last
+        return Comparison(estimates, path, (path[-1].guesses, node is not None) if complete else None)
 
     def counted(self, request: Request, answer: Answer, emitted: int, hit: bool | None) -> None:
         """Count a round in the request's statistics, and calibrate its draft. `hit`: None for the last round."""
@@ -137,11 +125,11 @@ class Meter:
         if hit is not None and request.level != "plain":
             stats.hit_chances += 1
             stats.hits += hit
-            stats.overlapped_rounds += answer.overlapped
+            stats.overlapped_rounds += answer.round.drafting and not answer.round.in_turns
         stats.add_tokens(emitted, answer.at)
-        if answer.overhead is not None:
-            stats.add_forward(len(verified.tokens), verdict.seconds, answer.waited, answer.typical)
-            stats.add_overhead(answer.overhead)
+        if answer.alone:
+            stats.add_forward(len(verified.tokens), verdict.seconds, answer.round.waited, not answer.round.reading)
+            stats.add_overhead(answer.round.overhead)
         # One more token could have been accepted where the end of the path had a child under verification.
         accepted = len(verdict.path)
         end = end_of_path(verified.tokens, verified.parents, answer.chosen[:-1])
@@ -149,33 +137,6 @@ class Meter:
         stats.add_round(accepted, accepted + (end in verified.parents), verdict.seconds)
         stats.add_paced(verdict.paced)
         answer.comparison.calibrate()
-
-    def _disturbed(self, request: Request, mode: Mode) -> bool:
-        """Whether the draft, which takes turns, was at work during the forward that has just ended."""
-        return mode in IN_TURNS and any(
-            each.speculation.at_work_since(request.sent_at) for each in self._requests.values()
-        )
-
-    def _measure_round(self, request: Request, verdict: Verdict, width: int, undisturbed: bool, now: float) -> float:
-        """Note what the round took. Returns the seconds beyond the target's forward and the wait for growth.
-
-        `undisturbed`: no draft but the active one grows.
-        """
-        speculation, estimates = request.speculation, request.estimates
-        gate, expected, seconds = estimates.usefulness, request.expected_tokens, now - request.ready_since
-        if undisturbed and speculation.drafting and speculation.takes_turns:
-            measured = MeasuredRound(expected, seconds, width, verdict.seconds, request.remaining)
-            estimates.turns.observe(measured, estimates.beside_draft, estimates.step.get(0.0), estimates.ranks.all)
-        beside = speculation.drafting and speculation.takes_turns and not speculation.in_turns
-        if gate.measuring or (undisturbed and (beside or gate.paused)):
-            plain = 1.0 / (estimates.target(1) + estimates.hop.get(0.0))
-            gate.observe_gain(expected, seconds, speculation.reading, plain)
-        if request.began_with_hit and estimates.freshness is not None:
-            estimates.freshness.observe(request.anew, len(verdict.path) + 1, request.waited + verdict.seconds)
-        overhead = max(0.0, seconds - request.waited - verdict.seconds)
-        if not (request.began_early and speculation.wanted):
-            estimates.hop.observe(overhead)
-        return overhead
 
     # Of drafts --------------------------------------------------------------------------------
 

@@ -75,9 +75,9 @@ class Rounds:
         sequence = self.sequences.get(verdict.sequence)
         if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.is_answered_by(verdict):
             return self._stale()
-        width, mode = self.scheduler.verdict_arrived(sequence.id, now), self.drafts.mode
         chosen = sequence.chosen(verdict)
         tokens, reason = sequence.truncated(chosen)
+        width, mode = self.scheduler.verdict_arrived(sequence.id, now), self.drafts.mode
         answer = self.meter.answered(sequence, verdict, chosen, reason is not None, width, mode, now)
         if reason is not None:
             self.meter.counted(sequence, answer, len(tokens), hit=None)

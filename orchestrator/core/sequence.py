@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from orchestrator.core.events import Request
 from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, DraftPhase, DraftTrigger, Phase, Trigger
 from orchestrator.core.policy.decision import SequenceView
-from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import MAX_EOS_TOKENS, Level, NodeId, SequenceId
@@ -61,17 +61,17 @@ class Sequence:
         """Tokens of the prompt that the target has read since its Start."""
         self.ready_since = now
         """When the present root became known."""
-        self.waited = 0.0
+        self._waited = 0.0
         """Seconds that the present round was delayed to wait for growth."""
         self.anew = False
         """The present round began with a hit whose guesses were dropped for fresh ones."""
-        self.began_with_hit = False
+        self._began_with_hit = False
         """The present round began with a hit, whether or not its guesses were dropped."""
         self.level: Level = "tree"
         """What the target verifies."""
         self._plain_rounds = 0
         """Rounds in succession whose trees had no nodes."""
-        self.began_early = self._goes_on = False
+        self._began_early = self._goes_on = False
         """The target may have begun this round before its tree came; it may begin the next one so."""
         self._reading_due = now
         self.untold = len(request.tokens) - 1 if request.sampling.prompt_logprobs else 0
@@ -81,7 +81,7 @@ class Sequence:
         self._lookup.extend(self.tokens)
         self._verified_nodes: dict[NodeId, Node] = {}
         """Nodes under verification."""
-        self.expected_tokens = 1.0
+        self._expected_tokens = 1.0
         """Expected of the round under verification."""
         self.ended_round = 1.0, 0.0
         """Of the last round: the tokens that were expected of it, and seconds from its root to the next root."""
@@ -250,14 +250,14 @@ class Sequence:
 
     def verify(self, nodes: list[Node], now: float, goes_on: bool = False) -> Verify:
         """Put `nodes` under verification. `goes_on`: the target may begin the next round's root before it is asked."""
-        root = self.tree.root
+        root = self.speculation.tree.root
         tokens, parents = flatten(root, nodes)
         self._verified_nodes = {node.id: node for node in nodes}
         self._plain_rounds = 0 if nodes else self._plain_rounds + 1
         rejection = self.request.sampling.verification == "rejection"
         # With a draft, rejection sampling depends on what is verified together.
         goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
-        self.began_early, self._goes_on = self._goes_on, goes_on
+        self._began_early, self._goes_on = self._goes_on, goes_on
         self.outstanding = Verify(
             sequence=self.id,
             round=self.round,
@@ -269,9 +269,9 @@ class Sequence:
             plain_next=goes_on,
         )
         self._verified = self.speculation
-        self.expected_tokens = 1.0 + sum(math.exp(node.log_path - root.log_path) for node in nodes)
+        self._expected_tokens = 1.0 + sum(math.exp(node.log_path - root.log_path) for node in nodes)
         self.enter(Trigger.SEND_TREE)
-        self.waited = now - self.ready_since
+        self._waited = now - self.ready_since
         self.sent_at = now
         self.unanswered = 0
         return self.outstanding
@@ -287,7 +287,7 @@ class Sequence:
         if len(verdict.likelihoods) != (0 if self.request.sampling.logprobs is None else len(verdict.path) + 1):
             return False
         # By id, since the tree may be another draft's by now.
-        parent = self.tree.root.id
+        parent = self.speculation.tree.root.id
         for id in verdict.path:
             node = self._verified_nodes.get(id)
             if node is None or node.parent is None or node.parent.id != parent:
@@ -300,12 +300,33 @@ class Sequence:
         the root alone."""
         if verdict.root_alone and self.outstanding is not None:
             alone = replace(self.outstanding, tokens=self.outstanding.tokens[:1], parents=(-1,), distributions=())
-            self.outstanding, self._verified_nodes, self.expected_tokens = alone, {}, 1.0
+            self.outstanding, self._verified_nodes, self._expected_tokens = alone, {}, 1.0
         return [*(self._verified_nodes[id].token for id in verdict.path), verdict.bonus]
 
     def first_lookup(self) -> Iterable[tuple[int, float]]:
         """The first guess by prompt lookup behind the root, with its claim; none if there is none."""
         return self._lookup.continuations(self.tokens[-LONGEST:], 1)
+
+    def measured(self, verdict: Verdict, undisturbed: bool, now: float) -> MeasuredRound:
+        """What the round took that this verdict ends. `undisturbed`: no draft but the active one grows."""
+        speculation = self.speculation
+        return MeasuredRound(
+            tokens=self._expected_tokens,
+            seconds=now - self.ready_since,
+            width=1 + len(self._verified_nodes),
+            forward=verdict.seconds,
+            remaining=self.remaining,
+            waited=self._waited,
+            accepted=len(verdict.path),
+            wanted=speculation.wanted,
+            drafting=speculation.drafting,
+            can_rest=speculation.can_rest,
+            in_turns=speculation.in_turns,
+            reading=speculation.reading,
+            undisturbed=undisturbed,
+            fresh=self.anew if self._began_with_hit else None,
+            began_early=self._began_early,
+        )
 
     def plain_tokens_per_second(self) -> float | None:
         """Estimated for plain decoding. None where nothing can be guessed, and if most forwards had other requests."""
@@ -339,12 +360,12 @@ class Sequence:
         self._lookup.extend(tokens)
         self.round += 1
         self.fruitless, self.suspect = 0, False
-        self.ended_round = self.expected_tokens, now - self.ready_since
+        self.ended_round = self._expected_tokens, now - self.ready_since
         self.ready_since = now
         self.outstanding = None
         self._verified_nodes = {}
-        hit = self.began_with_hit = self.speculation.commit(tokens, self.round, now)
-        freshness = self.estimates.freshness
+        hit = self._began_with_hit = self.speculation.commit(tokens, self.round, now)
+        freshness = self.speculation.estimates.freshness
         self.anew = hit and refreshes and freshness is not None and freshness.choose()
         if self.anew:
             self.speculation.begin_anew(self.round, now)

@@ -113,14 +113,14 @@ class Speculation:
         return isinstance(self._plan, BestFirst) and self._plan.steps is not None
 
     @property
-    def takes_turns(self) -> bool:
-        """The draft can rest, and does so if that is the present mode."""
-        return isinstance(self._plan, BestFirst) and self.in_turns == self.estimates.turns.in_turns
+    def can_rest(self) -> bool:
+        """The draft rests if that is the present mode."""
+        return isinstance(self._plan, BestFirst)
 
     @property
     def settled(self) -> bool:
         """It is known whether the draft should rest, or it can't."""
-        return not isinstance(self._plan, BestFirst) or self.estimates.turns.settled
+        return not self.can_rest or self.estimates.turns.settled
 
     @property
     def resting(self) -> bool:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal
 
 from orchestrator.core.commands import TrialDecided
-from orchestrator.core.policy.tries import Terms, Tries
+from orchestrator.core.policy.estimates import Terms, Tries
 from orchestrator.core.sequence import Sequence
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import MAX_DRAFTS

@@ -1,18 +1,20 @@
 """What is measured of a draft with the target: times, how often guesses are right, and the choices that follow. Pure.
 
-`Estimates` has all of it. Events update it, and strategies read it.
+`Estimates` has all of it. The meter updates it, and strategies read it. `Tries` is the mechanism of choices: it
+measures the usual way and another one, keeps the other one if it is better, and doubles the pause before the next try
+if it is not.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
-from orchestrator.core.policy.tries import Pause, Rate, Terms, Tries
 from protocol.messages.worker import Hello
-from protocol.speculation.token_tree import Calibration
+from protocol.speculation.token_tree import Calibration, Node
 
 MIN_GROWTH_TIMEOUT = 0.2
 """Seconds. The least time that a strategy waits for growth that is due: together with a forward of the target that is
@@ -267,6 +269,190 @@ def _likelihood_slope(fan: int, exponent: float, hits: float, misses: float) -> 
 
 # Choices between two ways -------------------------------------------------------------------------
 
+_OUTLIER = 4.0
+"""A round counts as at most this many mean rounds: a stall says nothing about a way."""
+
+
+@dataclass(slots=True)
+class Pause:
+    """Rounds until something is tried again: `first`, twice as many after each try that failed, at most `longest`."""
+
+    first: int
+    longest: int
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """A try has succeeded."""
+        self.rounds = self.first
+
+    def double(self) -> None:
+        """A try has failed."""
+        self.rounds = min(2 * self.rounds, self.longest)
+
+
+@dataclass(slots=True)
+class Rate:
+    """Tokens a second, over a decaying window of rounds."""
+
+    window: int
+    rounds: int = 0
+    _tokens: float = 0.0
+    _seconds: float = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        if self.rounds:
+            seconds = min(seconds, _OUTLIER * self._seconds)
+        self.rounds += 1
+        share = 1.0 / min(self.rounds, self.window)
+        self._tokens += share * (tokens - self._tokens)
+        self._seconds += share * (seconds - self._seconds)
+
+    @property
+    def per_second(self) -> float:
+        return self._tokens / max(1e-9, self._seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Of the tries of one choice. All counts are rounds."""
+
+    first_pause: int
+    longest_pause: int
+    rounds: int
+    """Of a try."""
+    in_a_row: int
+    """So many of them follow one another; then there is a pause before the next ones."""
+    window: int
+    """Of the rates. If it is longer than a try, a try goes on with what the one before has measured."""
+    gain: float
+    """The other way must be faster by this factor: rates of short tries are uncertain."""
+    settling: int = 0
+    """Rounds after a change that count for neither way."""
+    few: int = 4
+    loss: float = 0.0
+    """A try that is slower by this factor after a `few` rounds ends."""
+    most: int = 1 << 30
+    """After so many rounds, of whatever kind, a try ends."""
+
+
+class Outcome(NamedTuple):
+    """The end of a try."""
+
+    kept: bool
+    """The other way has become the usual one."""
+    usual: float
+    """Tokens a second by the way that was the usual one."""
+    tried: float
+    """Tokens a second by the other way."""
+
+
+class Tries:
+    """Measures the usual way, and the other one while it is tried."""
+
+    def __init__(self, terms: Terms, way: bool = False) -> None:
+        """`way`: the usual one."""
+        self.way = way
+        """What to do now."""
+        self._terms = terms
+        self._pause = Pause(terms.first_pause, terms.longest_pause)
+        self._usual = way
+        self._rates = {each: self._unmeasured() for each in (False, True)}
+        self._rounds = 0
+        """Since the way has changed."""
+        self._tried: Counter[Hashable] = Counter()
+        """Rounds of the present try, by their kind."""
+        self._settling = 0
+
+    @property
+    def trying(self) -> bool:
+        """The other way has its turn."""
+        return self.way != self._usual
+
+    @property
+    def settling(self) -> bool:
+        """The next round counts for neither way."""
+        return self._settling > 0
+
+    @property
+    def due(self) -> bool:
+        """The pause is over."""
+        return not self.trying and self._rounds >= self._pause.rounds
+
+    def measured(self, kind: Hashable) -> bool:
+        """The usual way was measured in as many rounds of this kind as a try has."""
+        return self._rates[self._usual][kind].rounds >= self._terms.rounds
+
+    def begin(self) -> None:
+        """Try the other way from the next round on."""
+        if not self._tried and self._terms.window <= self._terms.rounds:
+            self._rates[not self._usual] = self._unmeasured()
+        self._change()
+
+    def observe(
+        self, tokens: float, seconds: float, kind: Hashable = None, way: bool | None = None, hopeless: bool = False
+    ) -> Outcome | None:
+        """A round gave `tokens` and took `seconds`. Returns how the present try ended, if it did with this round.
+
+        `kind`: rounds of different kinds are not compared with one another. `way`: of this round, if it was not the
+        present one. `hopeless`: whatever the rates say, the other way will not do.
+        """
+        way = self.way if way is None else way
+        if self._settling:
+            self._settling -= 1
+            return None
+        self._rates[way][kind].add(tokens, seconds)
+        if way != self.way:
+            return None
+        self._rounds += 1
+        return self._judge(kind, hopeless) if self.trying else None
+
+    def failed(self) -> None:
+        """What would have been tried is known to be slower."""
+        self._pause.double()
+        self._rounds = 0
+
+    def restart(self) -> None:
+        """One of the two ways is another one now: the usual way is what is done at present, and nothing is measured."""
+        self._usual = self.way
+        self._rates = {each: self._unmeasured() for each in (False, True)}
+        self._tried.clear()
+        self._rounds, self._settling = 0, self._terms.settling
+
+    def _judge(self, kind: Hashable, hopeless: bool) -> Outcome | None:
+        terms, usual, tried = self._terms, self._rates[self._usual][kind], self._rates[self.way][kind]
+        self._tried[kind] += 1
+        known = usual.rounds >= terms.few
+        clear = known and tried.rounds >= terms.few and tried.per_second < terms.loss * usual.per_second
+        late = self._tried.total() >= terms.most
+        if hopeless or clear or late or (known and self._tried[kind] >= terms.rounds):
+            kept = known and not hopeless and not clear and tried.per_second > terms.gain * usual.per_second
+            self._end(kept)
+            return Outcome(kept, usual.per_second, tried.per_second)
+        if self._rounds >= terms.in_a_row:
+            self._change()
+        return None
+
+    def _end(self, kept: bool) -> None:
+        self._tried.clear()
+        if kept:
+            self._usual = self.way
+            self._pause.reset()
+            self._rounds = 0
+        else:
+            self._change()
+            self._pause.double()
+
+    def _change(self) -> None:
+        self.way = not self.way
+        self._rounds, self._settling = 0, self._terms.settling
+
+    def _unmeasured(self) -> defaultdict[Hashable, Rate]:
+        return defaultdict(lambda: Rate(self._terms.window))
+
+
 _MOST_LOST = 4.0
 """Tokens that a round can lose: a stall says nothing about a draft."""
 _LONG_REQUEST = 256
@@ -286,6 +472,31 @@ class MeasuredRound(NamedTuple):
     """Seconds of that forward."""
     remaining: int = 1 << 20
     """Tokens that the request may still generate."""
+    waited: float = 0.0
+    """Seconds that the target waited for growth."""
+    accepted: int = 0
+    """Draft tokens."""
+    wanted: bool = True
+    """A draft may serve the request."""
+    drafting: bool = True
+    """A draft serves it and is not late."""
+    can_rest: bool = True
+    """That draft can rest while the target computes."""
+    in_turns: bool = False
+    """It rested."""
+    reading: bool = False
+    """It had not read the prompt."""
+    undisturbed: bool = True
+    """No other draft grew."""
+    fresh: bool | None = None
+    """Of a round that began with a hit: its guesses were dropped for fresh ones."""
+    began_early: bool = False
+    """The target may have begun the round before its tree came."""
+
+    @property
+    def overhead(self) -> float:
+        """Seconds beyond the target's forward and the wait for growth."""
+        return max(0.0, self.seconds - self.waited - self.forward)
 
 
 class TurnTaking:
@@ -484,6 +695,19 @@ class Usefulness:
         self._gained, self._unread = 0.0, (0.0, 0.0)
 
 
+# All of it ----------------------------------------------------------------------------------------
+
+
+class ChosenNode(NamedTuple):
+    """A node on the path that the target chose."""
+
+    node: Node
+    guesses: int
+    """Children that the draft had given it."""
+    token: int
+    """That the target chose behind it."""
+
+
 @dataclass(slots=True)
 class Estimates:
     """Measurements of one draft with the target, for all sequences that are sampled, or for all greedy ones."""
@@ -556,6 +780,31 @@ class Estimates:
     def with_costs_of(self, other: "Estimates") -> "Estimates":
         """These estimates of the draft, and the target's costs of `other`: all are shared."""
         return replace(self, beside_draft=other.beside_draft, beside_resting_draft=other.beside_resting_draft)
+
+    def observe_round(self, round: MeasuredRound) -> None:
+        """A request that had the target for itself has ended a round."""
+        turns, gate = self.turns, self.usefulness
+        if round.undisturbed and round.drafting and round.can_rest and round.in_turns == turns.in_turns:
+            turns.observe(round, self.beside_draft, self.step.get(0.0), self.ranks.all)
+        beside = round.drafting and round.can_rest and not (round.in_turns or turns.in_turns)
+        if gate.measuring or (round.undisturbed and (beside or gate.paused)):
+            plain = 1.0 / (self.target(1) + self.hop.get(0.0))
+            gate.observe_gain(round.tokens, round.seconds, round.reading, plain)
+        if round.fresh is not None and self.freshness is not None:
+            self.freshness.observe(round.fresh, round.accepted + 1, round.waited + round.forward)
+        if not (round.began_early and round.wanted):
+            self.hop.observe(round.overhead)
+
+    def observe_guesses(self, path: Sequence[ChosenNode], unasked: bool) -> None:
+        """The target has chosen this path from the root on, and its tree still is as it was. `unasked`: the draft rests
+        until it is asked below the new root."""
+        self.unasked += unasked
+        self.usefulness.observe(path[0].token in path[0].node.children if path[0].guesses else None)
+        for node, guesses, token in path:
+            if guesses:
+                rank = next((rank for rank, guess in enumerate(node.children) if guess == token), None)
+                self.acceptance.observe(float(rank == 0))
+                self.ranks.observe(guesses, rank)
 
     def observe_step(self, seconds: float) -> None:
         """A growth step took so long."""
