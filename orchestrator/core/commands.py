@@ -127,3 +127,7 @@ class Ready:
 
     first: list[Command]
     then: Callable[[], list[Command]] = list
+
+    def all(self) -> list[Command]:
+        """Everything, where nobody waits for the first part."""
+        return [*self.first, *self.then()]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from orchestrator.core.phases import COMPARING, IN_TURNS, Mode
-from orchestrator.core.policy.estimates import ChosenNode, Estimates, MeasuredRound
+from orchestrator.core.policy.estimates import ChosenNode, Estimates, GrowthStep, MeasuredRound
 from orchestrator.core.sequence import Sequence as Request
-from orchestrator.core.speculation import GrowthStep, Speculation
+from orchestrator.core.speculation import Speculation
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Grow, Prefilled, Verdict, Verify
 from protocol.speculation.token_tree import Node, end_of_path
@@ -18,8 +18,6 @@ from protocol.speculation.token_tree import Node, end_of_path
 _SETTLING = 2
 """Rounds of a request that say nothing about what forwards cost: the target may copy KV that it took up and that
 something else still holds. Behind 8,192 tokens such a forward takes six times as long."""
-_MIN_MEASURED_PREFILL = 64
-"""Tokens. A shorter prefill is too fast to measure the draft's speed."""
 
 
 @dataclass(slots=True)
@@ -143,14 +141,7 @@ class Meter:
     def grew(self, request: Request, estimates: Estimates, step: GrowthStep | None, growth: Grow, active: bool) -> None:
         """A draft has grown. `active`: its work counts in the request's statistics."""
         if step is not None:
-            if step.response is not None:
-                (estimates.first_response if step.first else estimates.next_response).observe(step.response)
-            estimates.observe_step(step.seconds)
-            estimates.growth.observe(step.nodes, step.seconds)
-            if step.read is not None and step.read[0] >= _MIN_MEASURED_PREFILL:
-                estimates.prefill.observe(step.read[1] / step.read[0])
-            if step.recovery is not None:
-                estimates.recovery.observe(step.recovery)
+            estimates.observe_growth(step)
         if active:
             request.stats.add_growth(growth.evaluated, growth.seconds)
             request.stats.add_paced(growth.paced)

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from msgspec import structs
 
 from orchestrator.core.phases import DRAFT_TRANSITIONS, DRAFTING, DraftPhase, DraftTrigger
-from orchestrator.core.policy.estimates import Estimates
+from orchestrator.core.policy.estimates import Estimates, GrowthStep
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Grow
@@ -21,23 +20,6 @@ _UNKNOWN_READING, _LEAST_READING = 2.0, 0.2
 """Seconds that the target waits at most while a draft reads the prompt: one of unknown speed, and any."""
 _MAX_MISSES = 64
 """Missed rounds that are remembered of a draft that is far behind."""
-
-
-class GrowthStep(NamedTuple):
-    """What one growth says of its draft's speed. All times are seconds."""
-
-    nodes: int
-    """That the step evaluated."""
-    seconds: float
-    """Of the step."""
-    response: float | None
-    """Since the draft was asked, if that was the last step that it was asked for."""
-    first: bool
-    """It is the first step below its root."""
-    read: tuple[int, float] | None
-    """Tokens that the draft read before this step, and the time that took; None if it had read them before."""
-    recovery: float | None
-    """From a miss to this first growth below the new root."""
 
 
 class Speculation:

@@ -22,6 +22,8 @@ a pause of at most 250 ms."""
 _MAX_GROWTH_TIMEOUT = 2.0
 """Seconds, whatever time a draft claims for its steps."""
 _TIMEOUT_STEPS = 8
+_MIN_MEASURED_PREFILL = 64
+"""Tokens. A shorter prefill is too fast to measure the draft's speed."""
 _FADING = 0.97
 """Share of the slowest step's time that the next step leaves."""
 
@@ -698,6 +700,23 @@ class Usefulness:
 # All of it ----------------------------------------------------------------------------------------
 
 
+class GrowthStep(NamedTuple):
+    """What one growth says of its draft's speed. All times are seconds."""
+
+    nodes: int
+    """That the step evaluated."""
+    seconds: float
+    """Of the step."""
+    response: float | None
+    """Since the draft was asked, if that was the last step that it was asked for."""
+    first: bool
+    """It is the first step below its root."""
+    read: tuple[int, float] | None
+    """Tokens that the draft read before this step, and the time that took; None if it had read them before."""
+    recovery: float | None
+    """From a miss to this first growth below the new root."""
+
+
 class ChosenNode(NamedTuple):
     """A node on the path that the target chose."""
 
@@ -806,10 +825,17 @@ class Estimates:
                 self.acceptance.observe(float(rank == 0))
                 self.ranks.observe(guesses, rank)
 
-    def observe_step(self, seconds: float) -> None:
-        """A growth step took so long."""
-        self.step.observe(seconds)
-        self.slowest_step = max(seconds, _FADING * self.slowest_step)
+    def observe_growth(self, step: GrowthStep) -> None:
+        """The draft has ended a growth step."""
+        if step.response is not None:
+            (self.first_response if step.first else self.next_response).observe(step.response)
+        self.step.observe(step.seconds)
+        self.slowest_step = max(step.seconds, _FADING * self.slowest_step)
+        self.growth.observe(step.nodes, step.seconds)
+        if step.read is not None and step.read[0] >= _MIN_MEASURED_PREFILL:
+            self.prefill.observe(step.read[1] / step.read[0])
+        if step.recovery is not None:
+            self.recovery.observe(step.recovery)
 
     def expect_target(self, costs: Sequence[MeasuredCost]) -> None:
         """A target with these measured costs has come up."""

@@ -224,8 +224,7 @@ class Simulation:
         """Fold an event into the machine and perform its commands, as the runtime does."""
         commands: list[Command] = []
         self.history.append((self.now, event, commands))
-        ready = self.machine.step(event, self.now)
-        commands += [*ready.first, *ready.then()]
+        commands += self.machine.step(event, self.now).all()
         for command in commands:
             self.perform(command)
         return commands

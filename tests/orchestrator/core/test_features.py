@@ -228,6 +228,6 @@ def test_a_draft_that_sends_features_changes_nothing():
     simulation = relaying()
     commands = simulation.machine.step(
         Arrived("draft", simulation.own["draft"], Features(ONE, 0, RING, 0, 1)), simulation.now
-    )
+    ).all()
 
     assert not any(isinstance(command, SendMessage) for command in commands)

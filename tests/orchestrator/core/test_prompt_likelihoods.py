@@ -31,7 +31,7 @@ class Told:
         self.step(Submitted(ONE, Request(PROMPT, Sampling(prompt_logprobs=wanted), 9)))
 
     def step(self, event: Any) -> list[Command]:
-        commands = self.machine.step(event, 0.0)
+        commands = self.machine.step(event, 0.0).all()
         for command in commands:
             if isinstance(command, Emit):
                 self.told += command.prompt_likelihoods
@@ -122,7 +122,7 @@ def reading() -> Machine:
 
 
 def progress(machine: Machine, message: Prefilling, now: float) -> list[Command]:
-    return machine.step(Arrived("target", 1, message), now)
+    return machine.step(Arrived("target", 1, message), now).all()
 
 
 def test_a_client_learns_how_far_its_prompt_was_read_four_times_a_second():

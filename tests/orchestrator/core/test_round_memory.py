@@ -22,7 +22,7 @@ def test_no_round_copies_the_context():
     events = [(event, now) for now, event, _ in simulation.history]
     machine, decoding = Machine(Options()), len(events) * 3 // 4
     for event, now in events[:decoding]:
-        machine.step(event, now)
+        machine.step(event, now).all()
 
     tracemalloc.start()
     try:
@@ -30,7 +30,7 @@ def test_no_round_copies_the_context():
         for event, now in events[decoding:-1]:
             tracemalloc.reset_peak()
             held, _ = tracemalloc.get_traced_memory()
-            machine.step(event, now)
+            machine.step(event, now).all()
             most = max(most, tracemalloc.get_traced_memory()[1] - held)
     finally:
         tracemalloc.stop()

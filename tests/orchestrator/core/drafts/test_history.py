@@ -92,10 +92,10 @@ def drafting() -> Machine:
 
 def test_a_draft_that_is_back_is_told_what_the_last_one_left_and_counted_if_it_could_not_use_it():
     machine = drafting()
-    (first,) = starts(machine.step(Submitted(ONE, Request(tuple([7] * 60), Sampling(), 10)), 0.0))
+    (first,) = starts(machine.step(Submitted(ONE, Request(tuple([7] * 60), Sampling(), 10)), 0.0).all())
     machine.step(Arrived("draft", 2, offer(ONE, A, 59)), 0.1)
     machine.step(WorkerDown("draft", 2), 0.2)
-    (second,) = starts(machine.step(WorkerUp(3, modelled_hello("draft")), 0.3))
+    (second,) = starts(machine.step(WorkerUp(3, modelled_hello("draft")), 0.3).all())
     machine.step(Arrived("draft", 3, Prefilled(ONE, 0, 2, 0.0, 0, "torn")), 0.4)
 
     assert first.adopt is None
@@ -108,7 +108,7 @@ def test_the_end_of_a_request_gives_its_arena_to_others():
     machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
     machine.step(Arrived("draft", 2, offer(TWO, A)), 0.1)
 
-    assert Release(A) in machine.step(WorkerDown("draft", 2), 0.2)
+    assert Release(A) in machine.step(WorkerDown("draft", 2), 0.2).all()
 
 
 def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():
@@ -149,7 +149,7 @@ class Driven:
 
     def take(self, event: object) -> None:
         self.now += 0.01
-        self.commands = self.machine.step(event, self.now)  # type: ignore[arg-type]
+        self.commands = self.machine.step(event, self.now).all()  # type: ignore[arg-type]
 
     def prefilled(self) -> None:
         self.take(Arrived("target", 1, Prefilled(ONE, 0, len(PROMPT) - 1, 0.5)))

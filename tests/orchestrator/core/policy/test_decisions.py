@@ -31,6 +31,12 @@ def view(speculation: Speculation, now: float) -> SequenceView:
     return sequence_view(speculation.tree, speculation.estimates, **fields)
 
 
+def merge(speculation: Speculation, growth: Grow, now: float) -> None:
+    step = speculation.merge(growth, VOCABULARY, now)
+    assert step is not None
+    speculation.estimates.observe_growth(step)
+
+
 def pause(strategy: str, claimed: float, every: float, known: float = 0.02) -> float:
     """Seconds that a strategy waits while a draft sends growth every so often that never completes a chain."""
     estimates = Estimates()
@@ -40,9 +46,9 @@ def pause(strategy: str, claimed: float, every: float, known: float = 0.02) -> f
     decide = STRATEGIES[strategy](Options(strategy=strategy, fallback="neural")).decide
     for step in itertools.count():
         now = step * every
-        if isinstance(decide(view(speculation, now)), VerifyNodes):
+        if isinstance(decide([view(speculation, now)])[0], VerifyNodes):
             return now
-        speculation.merge(growth(step % VOCABULARY, claimed), VOCABULARY, now)
+        merge(speculation, growth(step % VOCABULARY, claimed), now)
     raise AssertionError("unreachable")
 
 
@@ -60,8 +66,8 @@ def test_a_slow_draft_is_waited_for_as_long_as_its_chain_takes():
 def test_no_step_took_longer_than_the_time_since_the_growth_before(claimed: float):
     speculation = Speculation(ROOT, 3, POSITION, Estimates(), True, 10.0)
     speculation.start(0, 10.0)
-    speculation.merge(growth(1, claimed), VOCABULARY, 10.2)
-    speculation.merge(growth(2, claimed), VOCABULARY, 10.3)
+    merge(speculation, growth(1, claimed), 10.2)
+    merge(speculation, growth(2, claimed), 10.3)
 
     assert speculation.estimates.step.get(0.0) <= 0.15 + 1e-9
 
@@ -106,7 +112,7 @@ def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decisio
     found = estimates(0.01, 0.95)
     speculation = Speculation(ROOT, 3, 5, found, True, 0.0)
     speculation.start(0, 0.0)
-    speculation.merge(Grow(SequenceId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), VOCABULARY, 0.01)
+    merge(speculation, Grow(SequenceId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), 0.01)
     view = sequence_view(speculation.tree, found, now=0.0101, ready_since=0.01, grown_at=0.01, drafting=True)
 
     assert isinstance(Adaptive(Options()).decide([view])[0], decision)
@@ -126,7 +132,7 @@ def with_chain(draft_tokens: int | None = None) -> SequenceView:
     speculation.start(0, 0.0)
     parent = ROOT
     for token in CHAIN:
-        speculation.merge(Grow(SequenceId(1), 0, (parent,), (token,), (0.9,), 1, 0.001), VOCABULARY, 0.0)
+        merge(speculation, Grow(SequenceId(1), 0, (parent,), (token,), (0.9,), 1, 0.001), 0.0)
         parent = node_id(parent, token)
     return _view(speculation, draft_tokens)
 
@@ -193,6 +199,7 @@ def child(token: int, probability: float) -> Grow:
 def test_a_node_that_is_evaluated_twice_keeps_the_distribution_of_its_first_child():
     """Rejection sampling of the first child would be biased by another one."""
     speculation = Speculation(TOP, 3, 10, Estimates(), wanted=True, now=0.0)
+    speculation.start(0, 0.0)
     first, second = child(5, 0.9), child(8, 0.4)
     for growth in (first, second):
         speculation.merge(growth, vocabulary=100, now=1.0)
@@ -205,13 +212,14 @@ def test_a_node_that_is_evaluated_twice_keeps_the_distribution_of_its_first_chil
 
 def test_guesses_that_are_given_up_leave_an_empty_tree_and_a_miss():
     speculation = Speculation(TOP, 3, 10, Estimates(), wanted=True, now=0.0)
+    speculation.start(0, 0.0)
     speculation.merge(child(5, 0.9), vocabulary=100, now=1.0)
     below = speculation.tree.root.children[5].id
     speculation.merge(Grow(SequenceId(1), 0, (below,), (6,), (0.5,), 1, 0.01), vocabulary=100, now=1.0)
-    settlement = speculation.commit([5], round=1, now=2.0)
+    hit = speculation.commit([5], round=1, now=2.0)
     speculation.begin_anew(1, now=2.0)
-    settlement.apply()
+    speculation.prune()
 
-    assert settlement.hit
+    assert hit
     assert list(speculation.tree) == [speculation.tree.root]
     assert speculation.lag(since=2.5) == 0.5

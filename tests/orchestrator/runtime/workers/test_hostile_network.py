@@ -234,7 +234,7 @@ def lie_to_the_machine(count: int, seed: int) -> tuple[int, int]:
         roles: tuple[tuple[Role, int], ...] = (("draft", 2), ("target", 1))
         events: list[Event] = [Arrived(role, incarnation, message) for role, incarnation in roles]
         for event in events:
-            machine.step(event, now)
+            machine.step(event, now).all()
         assert all(len(sequence.tree) <= 1 << 13 for sequence in machine.sequences.values())
         if ONE not in machine.sequences or number % 500 == 0:
             for role, incarnation in roles:

@@ -69,7 +69,7 @@ class Request1:
 
     def step(self, event: Any) -> None:
         self.now += 0.01
-        for command in self.machine.step(event, self.now):
+        for command in self.machine.step(event, self.now).all():
             match command:
                 case SendMessage(role="target", message=Start() | Verify() as message):
                     self.asked.append(message)

@@ -77,7 +77,7 @@ class Deceived:
 
     def step(self, event: Event) -> None:
         self.now += self.random.choice([0.0, 1e-6, 1e-3, 0.05])
-        for command in self.machine.step(event, self.now):
+        for command in self.machine.step(event, self.now).all():
             match command:
                 case SendMessage(message=message):
                     self.note(command, message)
