@@ -1,12 +1,7 @@
 """The phases of a request with its target, and with one draft, as two transition tables. Pure.
 
-    WAITING ──admitted──▶ ADMITTED ──start sent──▶ PREFILLING ──prefilled──▶ READY ──tree sent──▶ VERIFYING
-       ▲                     │ ▲                       ▲                      │ ▲ ▲                 │   │
-       │                     │ └── target lost, from any phase with a place   │ │ └── committed ────┘   │
-       │                     └──▶ DELEGATED ──start sent─┘                    │ └──── tree refused ─────┘
-       └──────────────────────────────────── preempted ───────────────────────┘
-
-A Start may be sent again in every phase with a place: a target that lost the sequence gets another Start.
+docs/inside/architecture.md shows both as pictures. A Start may be sent again in every phase with a place: a target that
+lost the request gets another Start.
 """
 
 from enum import Enum, auto
@@ -43,13 +38,13 @@ class Trigger(Enum):
     TARGET_LOST = auto()
 
 
-_WITH_PLACE = (Phase.ADMITTED, Phase.DELEGATED, Phase.PREFILLING, Phase.READY, Phase.VERIFYING)
+WITH_PLACE = (Phase.ADMITTED, Phase.DELEGATED, Phase.PREFILLING, Phase.READY, Phase.VERIFYING)
 
 TRANSITIONS: dict[tuple[Phase, Trigger], Phase] = {
     (Phase.WAITING, Trigger.ADMIT): Phase.ADMITTED,
-    **{(phase, Trigger.DELEGATE_PREFILL): Phase.DELEGATED for phase in _WITH_PLACE},
-    **{(phase, Trigger.SEND_START): Phase.PREFILLING for phase in _WITH_PLACE},
-    **{(phase, Trigger.TARGET_LOST): Phase.ADMITTED for phase in _WITH_PLACE},
+    **{(phase, Trigger.DELEGATE_PREFILL): Phase.DELEGATED for phase in WITH_PLACE},
+    **{(phase, Trigger.SEND_START): Phase.PREFILLING for phase in WITH_PLACE},
+    **{(phase, Trigger.TARGET_LOST): Phase.ADMITTED for phase in WITH_PLACE},
     (Phase.PREFILLING, Trigger.PREFILLED): Phase.READY,
     (Phase.READY, Trigger.SEND_TREE): Phase.VERIFYING,
     (Phase.VERIFYING, Trigger.COMMIT): Phase.READY,
@@ -96,17 +91,17 @@ class DraftTrigger(Enum):
 
 
 _STARTED = (DraftPhase.READING, DraftPhase.GROWING, DraftPhase.RESTING)
-_SERVING = (*_STARTED, DraftPhase.LATE)
+SERVING = (*_STARTED, DraftPhase.LATE)
 
 DRAFT_TRANSITIONS: dict[tuple[DraftPhase, DraftTrigger], DraftPhase] = {
     (DraftPhase.ABSENT, DraftTrigger.START): DraftPhase.READING,
-    **{(phase, DraftTrigger.GROW): DraftPhase.GROWING for phase in _SERVING},
-    **{(phase, DraftTrigger.REST): DraftPhase.RESTING for phase in _SERVING},
+    **{(phase, DraftTrigger.GROW): DraftPhase.GROWING for phase in SERVING},
+    **{(phase, DraftTrigger.REST): DraftPhase.RESTING for phase in SERVING},
     **{(phase, DraftTrigger.ASK): DraftPhase.GROWING for phase in _STARTED},
     **{(phase, DraftTrigger.WAIT_IN_VAIN): DraftPhase.LATE for phase in _STARTED},
-    **{(phase, DraftTrigger.STOP): DraftPhase.ABSENT for phase in (*_SERVING, DraftPhase.ABSENT)},
+    **{(phase, DraftTrigger.STOP): DraftPhase.ABSENT for phase in (*SERVING, DraftPhase.ABSENT)},
     **{(phase, DraftTrigger.STOP): phase for phase in (DraftPhase.UNWANTED, DraftPhase.REFUSED)},
-    **{(phase, DraftTrigger.DECLINE): DraftPhase.UNWANTED for phase in _SERVING},
+    **{(phase, DraftTrigger.DECLINE): DraftPhase.UNWANTED for phase in SERVING},
     **{(phase, DraftTrigger.REFUSE_TREE): DraftPhase.REFUSED for phase in DraftPhase},
 }
 """All transitions; any other one is a defect of the state machine."""
