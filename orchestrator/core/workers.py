@@ -1,6 +1,5 @@
-"""Which workers fit together, which are up, what they are to record, and when one that died is restarted. Pure."""
+"""Which workers fit together, which are up, and what they are to record. Pure."""
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,10 +19,6 @@ _SILENCE_SECONDS, _MOST_SILENCE_SECONDS = 60.0, 600.0
 _GAPS = 4
 """A worker may be silent for the first, or so many times longer than it ever was between two messages, at most for the
 second: a forward over a chunk of a long prompt may take a minute on a slow or busy machine."""
-_WINDOW = 60.0
-_DEATHS = 3
-_BACKOFF = (0.0, 0.5, 2.0)
-"""Seconds before the next start after the first, second and third death within a minute."""
 
 
 @dataclass(slots=True)
@@ -225,26 +220,6 @@ def lowers(level: Level, before: Level) -> bool:
     """Whether a target of this level verifies less than one of the level before."""
     levels: list[Level] = ["tree", "chain", "plain"]
     return levels.index(level) > levels.index(before)
-
-
-class RestartPolicy:
-    """The circuit breaker of one role: it opens after three deaths within a minute."""
-
-    def __init__(self) -> None:
-        self._deaths: deque[float] = deque()
-
-    def died(self, now: float) -> float | None:
-        """A worker died: seconds to wait before the restart, or None for no restart."""
-        self._deaths.append(now)
-        while self._deaths[0] < now - _WINDOW:
-            self._deaths.popleft()
-        return None if len(self._deaths) >= _DEATHS else _BACKOFF[len(self._deaths) - 1]
-
-    def pardon(self) -> bool:
-        """The deaths until now had a cause that is gone. Returns whether the breaker was open."""
-        opened = len(self._deaths) >= _DEATHS
-        self._deaths.clear()
-        return opened
 
 
 class FeatureRelay:

@@ -12,7 +12,7 @@ from orchestrator.api.async_client import AsyncClient, AsyncStream
 from orchestrator.api.client import BUSY_ANSWER_SECONDS, Client
 from orchestrator.api.pipeline import OrchestratorEnded
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.core.workers import RestartPolicy
+from orchestrator.runtime.restarts import RestartPolicy
 from protocol.errors import PipelineError, blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import PipelineState

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from orchestrator.core.commands import Emit, Finish, TellReading
 from orchestrator.core.events import Ended, Submitted
-from orchestrator.core.telemetry import Subscribers
 from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.request_state import RequestState, to_request
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.telemetry import Subscribers
 from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.errors import InputError, PipelineError, blame_of, blaming
 from protocol.messages.base import MAX_CONTEXT, SequenceId

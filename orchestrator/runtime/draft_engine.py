@@ -9,7 +9,9 @@ import msgspec
 import zmq
 
 from orchestrator.core.commands import TrialDecided
-from orchestrator.core.drafts.engine_selection import (
+from orchestrator.machine.drafts.auto_draft import AutoDraft
+from orchestrator.machine.drafts.preparation import Declined, PreparationOrder, PreparationReport, Prepared, Preparing
+from orchestrator.runtime.engine_selection import (
     EndDraft,
     EngineSelection,
     Prepare,
@@ -18,8 +20,6 @@ from orchestrator.core.drafts.engine_selection import (
     StartDraft,
     Tell,
 )
-from orchestrator.machine.drafts.auto_draft import AutoDraft
-from orchestrator.machine.drafts.preparation import Declined, PreparationOrder, PreparationReport, Prepared, Preparing
 from orchestrator.runtime.memory_plan import needed
 from orchestrator.runtime.notices import Notice, NoticeSender
 from orchestrator.runtime.session import Session

@@ -29,7 +29,6 @@ from orchestrator.core.commands import (
 )
 from orchestrator.core.events import Arrived, Event, Submitted, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
-from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.core.workers import lowers
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.draft_engine import ChosenDraftEngine, DraftEngine
@@ -37,6 +36,7 @@ from orchestrator.runtime.notices import Notice, NoticeSender, time_to_stay
 from orchestrator.runtime.recording import Journal, Recording
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.runtime.workers.pool import (
     DraftLost,
     Trace,

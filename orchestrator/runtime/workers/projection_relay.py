@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from orchestrator.core.drafts.election import MAX_DRAFTS
 from orchestrator.core.events import Arrived, WorkerUp
+from orchestrator.core.workers import MAX_DRAFTS
 from protocol.messages.features import ProjectionShipment, ProjectionWanted
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.placement import begins_shared, worker_cores
 from orchestrator.machine.profiles.device_profiles import worker_pace
 from orchestrator.runtime.memory_plan import loaded_drafter
+from orchestrator.runtime.restarts import RestartPolicy
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup, machines, model_folders, trained_drafter
 from orchestrator.runtime.workers.launch import launch, worker_command

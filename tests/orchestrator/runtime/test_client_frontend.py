@@ -12,10 +12,10 @@ import zmq
 from orchestrator.api.client import STAMP
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
-from orchestrator.core.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.runtime.client_frontend import ClientAddress, ClientFrontend
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
+from orchestrator.runtime.telemetry import Subscribers, TelemetryRecorder
 from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.messages.client import Refused, Submit
 from protocol.messages.sampling import RequestedSampling

@@ -14,13 +14,13 @@ from orchestrator.core.events import Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.workers import RestartPolicy
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.devices import Wire, Wires
 from orchestrator.lab.simulate.language import Language, random_token
 from orchestrator.lab.simulate.simulation import Simulation
 from orchestrator.lab.simulate.worker_host import BuildWorker, SimulatedWorker
 from orchestrator.lab.simulate.workers import ModelledDraft
+from orchestrator.runtime.restarts import RestartPolicy
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import FeatureForm
 from protocol.messages.worker import Ping

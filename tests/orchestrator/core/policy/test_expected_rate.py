@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.policy.estimates import HitModel
 from orchestrator.core.policy.strategies import geometric_fan_out
-from orchestrator.core.workers import RestartPolicy
+from orchestrator.runtime.restarts import RestartPolicy
 from protocol.speculation.token_tree import Calibration
 
 

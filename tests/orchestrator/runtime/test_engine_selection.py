@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.core.commands import TrialDecided
-from orchestrator.core.drafts.engine_selection import (
+from orchestrator.runtime.engine_selection import (
     LOADING_SECONDS,
     EndDraft,
     EngineSelection,

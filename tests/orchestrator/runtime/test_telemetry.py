@@ -9,7 +9,7 @@ from orchestrator.core.commands import Command
 from orchestrator.core.events import Event
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.core.telemetry import FRAME_INTERVAL, MAX_SUBSCRIBERS, Subscribers, TelemetryRecorder
+from orchestrator.runtime.telemetry import FRAME_INTERVAL, MAX_SUBSCRIBERS, Subscribers, TelemetryRecorder
 from protocol.messages.base import SequenceId
 from protocol.messages.telemetry import (
     MAX_NODES,
