@@ -9,14 +9,14 @@ from protocol.messages.worker import FromWorker, Hello
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Task:
     """What to continue, and until when."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
     max_tokens: int
     eos_tokens: frozenset[int] = frozenset()
-    """End-of-sequence tokens: the first one generated is the last token."""
+    """End-of-request tokens: the first one generated is the last token."""
     draft_tokens: int | None = None
     """K of this request for strategies that verify chains; None for the option's."""
     rules: int = 0
@@ -30,7 +30,7 @@ class Submitted:
     """A client submits a request. No other request ever had this id."""
 
     sequence: SequenceId
-    request: Request
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)

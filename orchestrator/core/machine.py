@@ -4,8 +4,8 @@ from orchestrator.core.commands import Command, Dismiss, Emit, Ready, TellReadin
 from orchestrator.core.events import Arrived, Tick, WorkerDown, WorkerUp
 from orchestrator.core.options import Options
 from orchestrator.core.phases import AWAITING_TARGET, Phase
+from orchestrator.core.request import Request
 from orchestrator.core.round import Rounds
-from orchestrator.core.sequence import Sequence
 from protocol.messages.features import Features
 from protocol.messages.kv import KvOffer
 from protocol.messages.worker import Fault, Hello, Lowered, Prefilled, Prefilling, PromptLikelihoods
@@ -52,10 +52,10 @@ class Machine(Rounds):
             # What it sends until it has ended is of no use.
             self._workers.remove(WorkerDown("target", replace.incarnation))
             return Ready([*self._lose_target(now, known=bool(lost)), *self.prefills.tick(now), replace])
-        commands = [self.prefills.resend(sequence) for sequence in again]
-        for sequence in lost:
-            self.scheduler.expect_no_verdict(sequence.id)
-            commands += self._start(sequence, now)
+        commands = [self.prefills.resend(request) for request in again]
+        for request in lost:
+            self.scheduler.expect_no_verdict(request.id)
+            commands += self._start(request, now)
         return Ready([*commands, *self.prefills.tick(now), *self._schedule(now), *self._features.tap()])
 
     # Workers
@@ -78,9 +78,9 @@ class Machine(Rounds):
                 # Before the Starts, so that the prompts are recorded.
                 self._features.target_changed()
                 commands = [*dismissals, *self._features.tap()]
-                for sequence in self._running():
-                    if sequence.phase is Phase.ADMITTED:
-                        commands += self._start(sequence, now)
+                for request in self._running():
+                    if request.phase is Phase.ADMITTED:
+                        commands += self._start(request, now)
                 return Ready([*commands, *self.drafts.follow_target(now)])
 
     def _dismiss_unfit(self, target: Hello, now: float) -> list[Command]:
@@ -94,56 +94,56 @@ class Machine(Rounds):
     # What workers say beside rounds
 
     def _on_prefilling(self, message: Prefilling, by: Arrived, now: float) -> Ready:
-        sequence = self._reading(message)
-        if sequence is None or not sequence.read < message.tokens <= sequence.position:
+        request = self._reading(message)
+        if request is None or not request.read < message.tokens <= request.position:
             return self._stale()
-        sequence.read = message.tokens
-        self._timeouts.read_on(sequence, now)
-        told = TellReading(sequence.id, message.tokens, sequence.position)
-        return Ready([told] if sequence.reading_is_due(now) else [])
+        request.read = message.tokens
+        self._timeouts.read_on(request, now)
+        told = TellReading(request.id, message.tokens, request.position)
+        return Ready([told] if request.reading_is_due(now) else [])
 
     def _on_prompt_likelihoods(self, message: PromptLikelihoods, by: Arrived, now: float) -> Ready:
-        sequence = self._reading(message)
-        new = None if sequence is None else sequence.tell_prompt(message.first, message.likelihoods)
-        if sequence is None or new is None:
+        request = self._reading(message)
+        new = None if request is None else request.tell_prompt(message.first, message.likelihoods)
+        if request is None or new is None:
             return self._stale()
-        return Ready([Emit(sequence.id, (), prompt_likelihoods=new)] if new else [])
+        return Ready([Emit(request.id, (), prompt_likelihoods=new)] if new else [])
 
     def _on_kv_offer(self, offer: KvOffer, by: Arrived, now: float) -> Ready:
-        sequence = self.sequences.get(offer.sequence)
-        commands = self.prefills.add_arena(by.role, sequence, offer, now)
+        request = self.requests.get(offer.sequence)
+        commands = self.prefills.add_arena(by.role, request, offer, now)
         # A draft that shares the target's KV may have waited for it.
-        return Ready(commands if sequence is None else [*commands, *self.drafts.begin(sequence, now)])
+        return Ready(commands if request is None else [*commands, *self.drafts.begin(request, now)])
 
     def _on_target_fault(self, fault: Fault, by: Arrived, now: float) -> Ready:
-        sequence = self._faulty(fault)
+        request = self._faulty(fault)
         # A tree that was sent twice may be refused twice; the second refusal has no tree any more.
-        stale = sequence is None or (bool(fault.nodes) and not sequence.verifying_tree)
-        if sequence is None or stale or sequence.phase not in AWAITING_TARGET:
+        stale = request is None or (bool(fault.nodes) and not request.verifying_tree)
+        if request is None or stale or request.phase not in AWAITING_TARGET:
             return self._stale()
-        self.scheduler.expect_no_verdict(sequence.id)
+        self.scheduler.expect_no_verdict(request.id)
         commands: list[Command] = []
         if fault.kind != "refused":
-            sequence.lose_round(now)
+            request.lose_round(now)
         elif not fault.nodes:
-            commands = self._reject(sequence, fault.text, now)
-        elif sequence.refuse_tree(now):
+            commands = self._reject(request, fault.text, now)
+        elif request.refuse_tree(now):
             # The target accepted the prompt, so it refuses the tree: the draft grows invalid nodes.
-            commands = self.drafts.tree_refused(sequence, now)
+            commands = self.drafts.tree_refused(request, now)
         return Ready([*commands, *self._schedule(now)])
 
     def _on_prefill_fault(self, fault: Fault, by: Arrived, now: float) -> Ready:
-        sequence = self._faulty(fault)
-        return self._stale() if sequence is None else Ready(self.prefills.worker_refused(sequence.id, now))
+        request = self._faulty(fault)
+        return self._stale() if request is None else Ready(self.prefills.worker_refused(request.id, now))
 
     def _on_draft_fault(self, fault: Fault, by: Arrived, now: float) -> Ready:
-        sequence = self._faulty(fault)
-        if sequence is None:
+        request = self._faulty(fault)
+        if request is None:
             return self._stale()
-        return Ready([*self.drafts.on_fault(by.incarnation, fault, sequence, now), *self._schedule(now)])
+        return Ready([*self.drafts.on_fault(by.incarnation, fault, request, now), *self._schedule(now)])
 
-    def _faulty(self, fault: Fault) -> Sequence | None:
-        return None if fault.sequence is None else self.sequences.get(fault.sequence)
+    def _faulty(self, fault: Fault) -> Request | None:
+        return None if fault.sequence is None else self.requests.get(fault.sequence)
 
     def _on_lowered(self, lowered: Lowered, by: Arrived, now: float) -> Ready:
         lower = self._workers.lower(by.incarnation, lowered.level)

@@ -9,7 +9,7 @@ from itertools import islice
 
 from orchestrator.core.phases import COMPARING, IN_TURNS, Mode
 from orchestrator.core.policy.estimates import ChosenNode, Estimates, GrowthStep, MeasuredRound
-from orchestrator.core.sequence import Sequence as Request
+from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Grow, Prefilled, Verdict, Verify

@@ -8,24 +8,24 @@ from enum import Enum, auto
 
 
 class Phase(Enum):
-    """What the target does for a sequence."""
+    """What the target does for a request."""
 
     WAITING = auto()
-    """The sequence has no place among the running requests."""
+    """The request has no place among the running requests."""
     ADMITTED = auto()
-    """The sequence has a place, and the target that is up, if one is, was sent no Start."""
+    """The request has a place, and the target that is up, if one is, was sent no Start."""
     DELEGATED = auto()
     """A prefill worker evaluates the prompt; the target was sent no Start."""
     PREFILLING = auto()
     """The target was sent a Start and has not answered."""
     READY = auto()
-    """The target holds the KV before the root and verifies nothing for this sequence."""
+    """The target holds the KV before the root and verifies nothing for this request."""
     VERIFYING = auto()
     """The target was sent a tree and has not answered."""
 
 
 class Trigger(Enum):
-    """What moves a sequence from one phase to another."""
+    """What moves a request from one phase to another."""
 
     ADMIT = auto()
     DELEGATE_PREFILL = auto()

@@ -12,7 +12,7 @@ from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.options import Options, PrefillMode
 from orchestrator.core.phases import Phase
 from orchestrator.core.policy.estimates import Mean
-from orchestrator.core.sequence import Sequence
+from orchestrator.core.request import Request
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS, PrefixIndex
 from protocol.messages.base import Role, SequenceId
 from protocol.messages.kv import KvOffer, KvReference, KvRelease
@@ -28,9 +28,9 @@ _REMEMBERED_NAMES = 1024
 
 
 class _Delegated(NamedTuple):
-    """A sequence whose prompt a prefill worker was sent, and when the worker should be done."""
+    """A request whose prompt a prefill worker was sent, and when the worker should be done."""
 
-    sequence: Sequence
+    request: Request
     deadline: float
 
 
@@ -48,50 +48,50 @@ class PrefillRouter:
         self._worker_up = False
         self._delegated: dict[SequenceId, _Delegated] = {}
         self._prefilled: dict[SequenceId, str] = {}
-        """Name of the arena that a prefill worker last offered for a sequence."""
+        """Name of the arena that a prefill worker last offered for a request."""
 
-    def begin(self, sequence: Sequence, now: float) -> Command:
-        """Start the sequence on the target, or first delegate its prompt to the prefill worker if that is faster."""
-        if sequence.untold:
+    def begin(self, request: Request, now: float) -> Command:
+        """Start the request on the target, or first delegate its prompt to the prefill worker if that is faster."""
+        if request.untold:
             # The target evaluates the whole prompt anyway.
-            return self._start(sequence, now)
-        reference = self._arenas.find(sequence.tokens)
+            return self._start(request, now)
+        reference = self._arenas.find(request.tokens)
         adoptable = 0 if reference is None else reference.tokens
-        if self._worker_up and self._costs.worker_pays(sequence.position, adoptable):
-            self._delegated[sequence.id] = _Delegated(sequence, now + self._costs.timeout(sequence.position))
-            sequence.delegate_prefill(now)
-            return SendMessage("prefill", Prefill(sequence.id, tuple(sequence.tokens[:-1])))
-        return self._start(sequence, now)
+        if self._worker_up and self._costs.worker_pays(request.position, adoptable):
+            self._delegated[request.id] = _Delegated(request, now + self._costs.timeout(request.position))
+            request.delegate_prefill(now)
+            return SendMessage("prefill", Prefill(request.id, tuple(request.tokens[:-1])))
+        return self._start(request, now)
 
-    def resend(self, sequence: Sequence) -> Command:
+    def resend(self, request: Request) -> Command:
         """Send the target again the message that it has not answered."""
-        return SendMessage("target", sequence.outstanding or sequence.start_message(adopt=self._adoptable(sequence)))
+        return SendMessage("target", request.outstanding or request.start_message(adopt=self._adoptable(request)))
 
-    def add_arena(self, role: Role, sequence: Sequence | None, offer: KvOffer, now: float) -> list[Command]:
-        """Add an offered arena. If a prefill worker offers the KV that the sequence waits for, start the sequence."""
-        if sequence is None:
-            # The target saves the rest of a sequence's KV after its end. An offer may also have been on its way.
+    def add_arena(self, role: Role, request: Request | None, offer: KvOffer, now: float) -> list[Command]:
+        """Add an offered arena. If a prefill worker offers the KV that the request waits for, start the request."""
+        if request is None:
+            # The target saves the rest of a request's KV after its end. An offer may also have been on its way.
             if role != "target" or not offer.ended:
                 return [] if offer.name in self._arenas else _release([offer.name])
             released = self._arenas.offer(offer, offer.ended)
-            return _release([*released, *self._arenas.sequence_ended(offer.sequence)])
-        awaited = role == "prefill" and self._awaits(sequence.id)
+            return _release([*released, *self._arenas.request_ended(offer.sequence)])
+        awaited = role == "prefill" and self._awaits(request.id)
         if awaited:
-            del self._delegated[sequence.id]
-            self._prefilled[sequence.id] = offer.name
-            self._costs.observe_worker(offer.tokens, now - sequence.sent_at)
-        commands = _release(self._arenas.offer(offer, sequence.tokens))
-        return [*commands, self._start(sequence, now)] if awaited else commands
+            del self._delegated[request.id]
+            self._prefilled[request.id] = offer.name
+            self._costs.observe_worker(offer.tokens, now - request.sent_at)
+        commands = _release(self._arenas.offer(offer, request.tokens))
+        return [*commands, self._start(request, now)] if awaited else commands
 
-    def written(self, sequence: Sequence) -> KvReference | None:
-        """The arena that has most of the sequence's first tokens, for a draft that shares the target's KV."""
-        return self._arenas.find(sequence.tokens)
+    def written(self, request: Request) -> KvReference | None:
+        """The arena that has most of the request's first tokens, for a draft that shares the target's KV."""
+        return self._arenas.find(request.tokens)
 
-    def prefilled(self, sequence: Sequence, message: Prefilled) -> list[Command]:
+    def prefilled(self, request: Request, message: Prefilled) -> list[Command]:
         """The target is ready: note its time, and the arena that it could not adopt, if there is one."""
         self._costs.observe_target(message.tokens, message.adopted, message.seconds)
-        adopted = self._arenas.pinned(sequence.id)
-        commands = _release(self._arenas.unpin(sequence.id))
+        adopted = self._arenas.pinned(request.id)
+        commands = _release(self._arenas.unpin(request.id))
         if adopted is not None:
             self._suspected.discard(adopted)
         if not message.warning:
@@ -99,12 +99,12 @@ class PrefillRouter:
         self.warnings += 1
         if adopted is None:
             return commands
-        if adopted == self._prefilled.get(sequence.id):
+        if adopted == self._prefilled.get(request.id):
             self._costs.worker_usable = False
         return [*commands, *_release(self._arenas.drop(adopted))]
 
     def adopting(self, id: SequenceId) -> bool:
-        """Whether the target was told to adopt an arena for this sequence and has not answered."""
+        """Whether the target was told to adopt an arena for this request and has not answered."""
         return self._arenas.pinned(id) is not None
 
     def target_down(self) -> list[Command]:
@@ -125,16 +125,16 @@ class PrefillRouter:
         return [command for id in list(self._delegated) for command in self.worker_failed(id, now)]
 
     def worker_refused(self, id: SequenceId, now: float) -> list[Command]:
-        """The prefill worker gives this sequence up, for instance because its memory does not suffice."""
+        """The prefill worker gives this request up, for instance because its memory does not suffice."""
         self.warnings += id in self._delegated
         return self.worker_failed(id, now)
 
     def worker_failed(self, id: SequenceId, now: float) -> list[Command]:
-        """The prefill worker can't serve this sequence: the target prefills the prompt."""
+        """The prefill worker can't serve this request: the target prefills the prompt."""
         awaited = self._awaits(id)
         delegated = self._delegated.pop(id, None)
         stop: list[Command] = [SendMessage("prefill", Stop(id))] if self._worker_up else []
-        return [*stop, self._start(delegated.sequence, now)] if delegated is not None and awaited else []
+        return [*stop, self._start(delegated.request, now)] if delegated is not None and awaited else []
 
     def deadline(self) -> float | None:
         """When the first answer of the prefill worker is overdue."""
@@ -147,24 +147,24 @@ class PrefillRouter:
         self._costs.worker_usable = self._costs.worker_usable and not overdue
         return [command for id in overdue for command in self.worker_failed(id, now)]
 
-    def sequence_ended(self, sequence: Sequence) -> list[Command]:
-        self._delegated.pop(sequence.id, None)
-        self._prefilled.pop(sequence.id, None)
-        return _release(self._arenas.sequence_ended(sequence.id))
+    def request_ended(self, request: Request) -> list[Command]:
+        self._delegated.pop(request.id, None)
+        self._prefilled.pop(request.id, None)
+        return _release(self._arenas.request_ended(request.id))
 
     def _awaits(self, id: SequenceId) -> bool:
-        """Whether a sequence still waits for the prefill worker. It does not after the loss of the target."""
-        return id in self._delegated and self._delegated[id].sequence.phase is Phase.DELEGATED
+        """Whether a request still waits for the prefill worker. It does not after the loss of the target."""
+        return id in self._delegated and self._delegated[id].request.phase is Phase.DELEGATED
 
-    def _start(self, sequence: Sequence, now: float) -> Command:
-        reference = self._adoptable(sequence)
-        sequence.start_on_target(now)
-        return SendMessage("target", sequence.start_message(adopt=reference))
+    def _start(self, request: Request, now: float) -> Command:
+        reference = self._adoptable(request)
+        request.start_on_target(now)
+        return SendMessage("target", request.start_message(adopt=reference))
 
-    def _adoptable(self, sequence: Sequence) -> KvReference | None:
+    def _adoptable(self, request: Request) -> KvReference | None:
         """The arena that the target is to adopt, pinned until the target has answered."""
-        reference = None if sequence.untold else self._arenas.find(sequence.tokens)
-        self._arenas.pin(sequence.id, reference)
+        reference = None if request.untold else self._arenas.find(request.tokens)
+        self._arenas.pin(request.id, reference)
         return reference
 
 
@@ -218,13 +218,13 @@ def _release(names: list[str]) -> list[Command]:
 
 @dataclass(slots=True)
 class _Arena:
-    """An offered arena, which holds the KV of the first `count` tokens of its sequence."""
+    """An offered arena, which holds the KV of the first `count` tokens of its request."""
 
     name: str
     count: int
     size: int
     writer: SequenceId | None
-    """The live sequence whose KV it holds; None once that sequence has ended."""
+    """The live request whose KV it holds; None once that request has ended."""
     last_use: int = 0
     """The index's count of uses when this arena was last offered or found."""
 
@@ -234,7 +234,7 @@ class ArenaIndex:
 
     At most `limit` bytes of arenas; those that are being adopted are never evicted.
 
-    An arena is evicted as soon as another one holds all of its tokens, unless a live sequence writes it: of a
+    An arena is evicted as soon as another one holds all of its tokens, unless a live request writes it: of a
     conversation, the last turn's arena stays. Beyond the limit the least recently used arenas are evicted. A name that
     was returned for unlinking is never referred to again.
     """
@@ -246,7 +246,7 @@ class ArenaIndex:
         self._uses = 0
         self._removed_names: OrderedDict[str, None] = OrderedDict()
         self._pinned: dict[SequenceId, str] = {}
-        """By starting sequence: the arena that the target was told to adopt and has not answered for."""
+        """By starting request: the arena that the target was told to adopt and has not answered for."""
 
     @property
     def size(self) -> int:
@@ -259,10 +259,10 @@ class ArenaIndex:
         return self._index.stored
 
     def offer(self, offer: KvOffer, tokens: Items[int]) -> list[str]:
-        """Add an arena of a live sequence, whose committed tokens are `tokens`. Returns names to unlink.
+        """Add an arena of a live request, whose committed tokens are `tokens`. Returns names to unlink.
 
-        A sequence has one arena, the one that holds more tokens. A sequence that begins with all tokens of an ended
-        sequence's arena takes that arena over: the target continues an earlier turn of the conversation.
+        A request has one arena, the one that holds more tokens. A request that begins with all tokens of an ended
+        request's arena takes that arena over: the target continues an earlier turn of the conversation.
         """
         if offer.name in self._removed_names:
             return [offer.name]
@@ -289,30 +289,30 @@ class ArenaIndex:
         self._touch(best)
         return KvReference(best, shared.tokens)
 
-    def pin(self, sequence: SequenceId, reference: KvReference | None) -> None:
-        """The Start of this sequence names that arena: keep it until the target has answered."""
-        self._pinned.pop(sequence, None)
+    def pin(self, request: SequenceId, reference: KvReference | None) -> None:
+        """The Start of this request names that arena: keep it until the target has answered."""
+        self._pinned.pop(request, None)
         if reference is not None:
-            self._pinned[sequence] = reference.name
+            self._pinned[request] = reference.name
 
-    def pinned(self, sequence: SequenceId) -> str | None:
-        """The arena that the unanswered Start of this sequence names."""
-        return self._pinned.get(sequence)
+    def pinned(self, request: SequenceId) -> str | None:
+        """The arena that the unanswered Start of this request names."""
+        return self._pinned.get(request)
 
-    def unpin(self, sequence: SequenceId) -> list[str]:
-        """The target has answered the Start of this sequence. Returns names to unlink."""
-        self._pinned.pop(sequence, None)
+    def unpin(self, request: SequenceId) -> list[str]:
+        """The target has answered the Start of this request. Returns names to unlink."""
+        self._pinned.pop(request, None)
         return self._evict()
 
     def being_adopted(self) -> set[str]:
         """Names of the arenas in Starts that the target has not answered."""
         return set(self._pinned.values())
 
-    def sequence_ended(self, sequence: SequenceId) -> list[str]:
-        """Other sequences may take over the sequence's arena. Returns names to unlink."""
-        for arena in self._of(sequence):
+    def request_ended(self, request: SequenceId) -> list[str]:
+        """Other requests may take over the request's arena. Returns names to unlink."""
+        for arena in self._of(request):
             arena.writer = None
-        return self.unpin(sequence)
+        return self.unpin(request)
 
     def __contains__(self, name: str) -> bool:
         return name in self._arenas
@@ -322,7 +322,7 @@ class ArenaIndex:
         return self._remove(name) if name in self._arenas else []
 
     def _continues(self, arena: _Arena, tokens: Items[int], writer: SequenceId) -> bool:
-        """Whether a sequence may continue an arena; never one that another live sequence writes."""
+        """Whether a request may continue an arena; never one that another live request writes."""
         if arena.writer is not None:
             return arena.writer == writer
         return self._index.begins(arena.name, tokens)
@@ -333,8 +333,8 @@ class ArenaIndex:
         self._arenas[offer.name] = _Arena(offer.name, count, offer.size, offer.sequence)
         self._touch(offer.name)
 
-    def _of(self, sequence: SequenceId) -> list[_Arena]:
-        return [arena for arena in self._arenas.values() if arena.writer == sequence]
+    def _of(self, request: SequenceId) -> list[_Arena]:
+        return [arena for arena in self._arenas.values() if arena.writer == request]
 
     def _touch(self, name: str) -> None:
         self._uses += 1

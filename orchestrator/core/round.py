@@ -16,8 +16,8 @@ from orchestrator.core.options import Options
 from orchestrator.core.phases import COMPARING, Phase, Trigger
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.prefills import PrefillRouter
+from orchestrator.core.request import Request
 from orchestrator.core.scheduler import ResponseTimeouts, Scheduler
-from orchestrator.core.sequence import Sequence
 from orchestrator.core.workers import FeatureRelay, WorkerRegistry, refusal
 from protocol.messages.base import SequenceId
 from protocol.messages.worker import Forest, Grow, Prefilled, Prefilling, PromptLikelihoods, Stop, Verdict
@@ -34,17 +34,17 @@ class Rounds:
     def __init__(self, options: Options, profile: str = "") -> None:
         """`profile`: name of the device profile that paces the workers, if there is one."""
         self.strategy = STRATEGIES[options.strategy](options)
-        self.sequences: dict[SequenceId, Sequence] = {}
+        self.requests: dict[SequenceId, Request] = {}
         self.stale = 0
-        """Messages that were ignored: of an incarnation that is gone, of an old round, of an unknown sequence."""
-        self.meter = Meter(self.sequences)
+        """Messages that were ignored: of an incarnation that is gone, of an old round, of an unknown request."""
+        self.meter = Meter(self.requests)
         self.scheduler = Scheduler(self.strategy, options.concurrent, options.turn)
         self.prefills = PrefillRouter(options)
         self._workers = WorkerRegistry(options.context_limit)
-        self._timeouts = ResponseTimeouts(self.sequences, self._workers)
-        self._features = FeatureRelay(self.sequences, self._workers)
+        self._timeouts = ResponseTimeouts(self.requests, self._workers)
+        self._features = FeatureRelay(self.requests, self._workers)
         self.drafts = DraftPool(
-            self.strategy, self.sequences, self._workers, self.meter, self.prefills.written, options.placement
+            self.strategy, self.requests, self._workers, self.meter, self.prefills.written, options.placement
         )
         self._profile = profile
         self._handlers: dict[type[Any], Callable[[Any, float], Ready]] = {
@@ -72,31 +72,31 @@ class Rounds:
     # A round
 
     def _on_verdict(self, verdict: Verdict, by: Arrived, now: float) -> Ready:
-        sequence = self.sequences.get(verdict.sequence)
-        if sequence is None or verdict.bonus >= self._workers.vocabulary or not sequence.is_answered_by(verdict):
+        request = self.requests.get(verdict.sequence)
+        if request is None or verdict.bonus >= self._workers.vocabulary or not request.is_answered_by(verdict):
             return self._stale()
-        chosen = sequence.chosen(verdict)
-        tokens, reason = sequence.truncated(chosen)
-        width, mode = self.scheduler.verdict_arrived(sequence.id, now), self.drafts.mode
-        answer = self.meter.answered(sequence, verdict, chosen, reason is not None, width, mode, now)
+        chosen = request.chosen(verdict)
+        tokens, reason = request.truncated(chosen)
+        width, mode = self.scheduler.verdict_arrived(request.id, now), self.drafts.mode
+        answer = self.meter.answered(request, verdict, chosen, reason is not None, width, mode, now)
         if reason is not None:
-            self.meter.counted(sequence, answer, len(tokens), hit=None)
-            emit = Emit(sequence.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
-            return Ready([emit, *self._finish(sequence, reason, now), *self._schedule(now)])
+            self.meter.counted(request, answer, len(tokens), hit=None)
+            emit = Emit(request.id, tuple(tokens), likelihoods=verdict.likelihoods[: len(tokens)])
+            return Ready([emit, *self._finish(request, reason, now), *self._schedule(now)])
         # Other requests could use the time that this one waits, and a draft on trial would be compared unfairly.
-        refreshes = self.strategy.refreshes and len(self.sequences) == 1 and mode not in COMPARING
-        hit = sequence.commit(tokens, refreshes, now)
-        first = [*self._take_turns(sequence, len(tokens), now), *self._schedule(now)]
-        return Ready(first, partial(self._follow, sequence, answer, hit, now))
+        refreshes = self.strategy.refreshes and len(self.requests) == 1 and mode not in COMPARING
+        hit = request.commit(tokens, refreshes, now)
+        first = [*self._take_turns(request, len(tokens), now), *self._schedule(now)]
+        return Ready(first, partial(self._follow, request, answer, hit, now))
 
-    def _follow(self, sequence: Sequence, answer: Answer, hit: bool, now: float) -> list[Command]:
+    def _follow(self, request: Request, answer: Answer, hit: bool, now: float) -> list[Command]:
         """After a commit, once the target's next round is on its way: the drafts, then the client."""
-        tokens, speculation = answer.chosen, sequence.speculation
-        self.meter.counted(sequence, answer, len(tokens), hit)
+        tokens, speculation = answer.chosen, request.speculation
+        self.meter.counted(request, answer, len(tokens), hit)
         speculation.prune()
-        follows = self.drafts.follow(sequence, tokens, hit, now) if sequence.phase is not Phase.WAITING else []
-        told = hit if self.strategy.caches and sequence.level != "plain" else None
-        emit = Emit(sequence.id, tuple(tokens), told, answer.verdict.likelihoods)
+        follows = self.drafts.follow(request, tokens, hit, now) if request.phase is not Phase.WAITING else []
+        told = hit if self.strategy.caches and request.level != "plain" else None
+        emit = Emit(request.id, tuple(tokens), told, answer.verdict.likelihoods)
         return [*follows, *self.drafts.place(), emit, *self._start_suspect(now)]
 
     def _on_grow(self, growth: Grow, by: Arrived, now: float) -> Ready:
@@ -105,23 +105,23 @@ class Rounds:
         caught_up = self.drafts.caught_up(by.incarnation, growth, now)
         return Ready(caught_up) if caught_up else self._stale()
 
-    def _take_turns(self, sequence: Sequence, tokens: int, now: float) -> list[Command]:
-        """The sequence got so many tokens: it may have to make room for a waiting one."""
-        successor = self.scheduler.preempt(sequence.id, tokens)
+    def _take_turns(self, request: Request, tokens: int, now: float) -> list[Command]:
+        """The request got so many tokens: it may have to make room for a waiting one."""
+        successor = self.scheduler.preempt(request.id, tokens)
         if successor is not None:
-            sequence.preempt()
-            return [*self._stop(sequence, now), *self._admit(successor, now)]
-        return self.drafts.committed(sequence, now)
+            request.preempt()
+            return [*self._stop(request, now), *self._admit(successor, now)]
+        return self.drafts.committed(request, now)
 
     def _schedule(self, now: float) -> list[Command]:
         """Begin the target's next round, or ask resting drafts for growth that it waits for."""
         if self._workers.target is None:
             return []
-        trees, awaited = self.scheduler.schedule(self.sequences, now)
+        trees, awaited = self.scheduler.schedule(self.requests, now)
         if awaited:
-            return [command for id, steps in awaited for command in self.drafts.extend(self.sequences[id], steps, now)]
+            return [command for id, steps in awaited for command in self.drafts.extend(self.requests[id], steps, now)]
         for tree in trees:
-            self.drafts.round_sent(self.sequences[tree.sequence])
+            self.drafts.round_sent(self.requests[tree.sequence])
         if len(trees) < 2:
             return [SendMessage("target", tree) for tree in trees]
         return [SendMessage("target", Forest(tuple(trees)))]
@@ -129,66 +129,66 @@ class Rounds:
     # A request
 
     def _on_submitted(self, event: Submitted, now: float) -> Ready:
-        estimates = self.drafts.estimates(event.request, len(event.request.tokens))
-        sequence = Sequence(event.sequence, event.request, estimates, self.strategy.drafts, now)
-        self.sequences[sequence.id] = sequence
-        return Ready(self._admit(sequence.id, now) if self.scheduler.add(sequence.id) else [])
+        estimates = self.drafts.estimates(event.task, len(event.task.tokens))
+        request = Request(event.sequence, event.task, estimates, self.strategy.drafts, now)
+        self.requests[request.id] = request
+        return Ready(self._admit(request.id, now) if self.scheduler.add(request.id) else [])
 
     def _admit(self, id: SequenceId, now: float) -> list[Command]:
         """Start a request that got a place."""
-        self.sequences[id].enter(Trigger.ADMIT)
-        return self._start(self.sequences[id], now)
+        self.requests[id].enter(Trigger.ADMIT)
+        return self._start(self.requests[id], now)
 
-    def _start(self, sequence: Sequence, now: float) -> list[Command]:
-        """Start a sequence on the target, if one is up, and on the drafts that are in use."""
+    def _start(self, request: Request, now: float) -> list[Command]:
+        """Start a request on the target, if one is up, and on the drafts that are in use."""
         target = self._workers.target
-        if target is None or (sequence.suspect and self._suspect_at_work(sequence)):
+        if target is None or (request.suspect and self._suspect_at_work(request)):
             return []
-        reason = refusal(sequence.request, target)
+        reason = refusal(request.task, target)
         if reason is not None:
-            return self._reject(sequence, reason, now)
-        sequence.limit_to(target)
-        sequence.outstanding = None
-        return [self.prefills.begin(sequence, now), *self.drafts.begin(sequence, now)]
+            return self._reject(request, reason, now)
+        request.limit_to(target)
+        request.outstanding = None
+        return [self.prefills.begin(request, now), *self.drafts.begin(request, now)]
 
     def _on_prefilled(self, message: Prefilled, by: Arrived, now: float) -> Ready:
-        sequence = self._reading(message)
-        if sequence is None or message.tokens + message.adopted > sequence.position or sequence.untold:
+        request = self._reading(message)
+        if request is None or message.tokens + message.adopted > request.position or request.untold:
             return self._stale()
-        sequence.prefilled(now)
-        self._timeouts.read_on(sequence, now)
-        self.meter.prefilled(sequence, message, now)
-        return Ready([*self._schedule(now), *self.prefills.prefilled(sequence, message)])
+        request.prefilled(now)
+        self._timeouts.read_on(request, now)
+        self.meter.prefilled(request, message, now)
+        return Ready([*self._schedule(now), *self.prefills.prefilled(request, message)])
 
     def _on_ended(self, event: Ended, now: float) -> Ready:
-        sequence = self.sequences.get(event.sequence)
-        if sequence is None:
+        request = self.requests.get(event.sequence)
+        if request is None:
             return Ready([])
-        sequence.stats.generated -= event.surplus
-        return Ready([*self._finish(sequence, event.reason, now), *self._schedule(now)])
+        request.stats.generated -= event.surplus
+        return Ready([*self._finish(request, event.reason, now), *self._schedule(now)])
 
-    def _finish(self, sequence: Sequence, reason: Literal["stop", "length", "cancelled"], now: float) -> list[Command]:
-        strategy, plain = self.strategy, sequence.plain_tokens_per_second()
-        statistics = sequence.stats.statistics(now, strategy.drafts, strategy.caches, self._profile, plain)
-        return [*self._forget(sequence, now), Finish(sequence.id, reason, statistics)]
+    def _finish(self, request: Request, reason: Literal["stop", "length", "cancelled"], now: float) -> list[Command]:
+        strategy, plain = self.strategy, request.plain_tokens_per_second()
+        statistics = request.stats.statistics(now, strategy.drafts, strategy.caches, self._profile, plain)
+        return [*self._forget(request, now), Finish(request.id, reason, statistics)]
 
-    def _reject(self, sequence: Sequence, reason: str, now: float) -> list[Command]:
+    def _reject(self, request: Request, reason: str, now: float) -> list[Command]:
         """The target can't serve the request."""
-        return [*self._forget(sequence, now), Reject(sequence.id, reason)]
+        return [*self._forget(request, now), Reject(request.id, reason)]
 
-    def _forget(self, sequence: Sequence, now: float) -> list[Command]:
-        del self.sequences[sequence.id]
-        successor = self.scheduler.remove(sequence.id)
-        commands = [*self._stop(sequence, now), *([] if successor is None else self._admit(successor, now))]
+    def _forget(self, request: Request, now: float) -> list[Command]:
+        del self.requests[request.id]
+        successor = self.scheduler.remove(request.id)
+        commands = [*self._stop(request, now), *([] if successor is None else self._admit(successor, now))]
         return [*commands, *self._start_suspect(now)]
 
-    def _stop(self, sequence: Sequence, now: float) -> list[Command]:
-        """End a sequence on all workers."""
-        releases = self.prefills.sequence_ended(sequence)
+    def _stop(self, request: Request, now: float) -> list[Command]:
+        """End a request on all workers."""
+        releases = self.prefills.request_ended(request)
         stops: list[Command] = [
-            SendMessage(role, Stop(sequence.id)) for role in ("target", "prefill") if role in self._workers
+            SendMessage(role, Stop(request.id)) for role in ("target", "prefill") if role in self._workers
         ]
-        return [*stops, *releases, *self.drafts.sequence_ended(sequence, now)]
+        return [*stops, *releases, *self.drafts.request_ended(request, now)]
 
     # A worker ---------------------------------------------------------------------------------
 
@@ -214,32 +214,32 @@ class Rounds:
         self.scheduler.lose_target()
         commands = self.prefills.target_down()
         culprits = bool(commands or fatal)
-        for sequence in fatal:
-            commands += self._reject(sequence, _FATAL, now)
+        for request in fatal:
+            commands += self._reject(request, _FATAL, now)
         return [*commands, Pardon()] if culprits else commands
 
-    def _suspect_at_work(self, besides: Sequence) -> bool:
+    def _suspect_at_work(self, besides: Request) -> bool:
         """Whether the target serves another request over which one may have ended. They are served one by one, so that
         the next death shows which one it is."""
         idle = (Phase.WAITING, Phase.ADMITTED)
-        return any(one.suspect and one is not besides and one.phase not in idle for one in self.sequences.values())
+        return any(one.suspect and one is not besides and one.phase not in idle for one in self.requests.values())
 
     def _start_suspect(self, now: float) -> list[Command]:
         """Start the next of the suspects that wait for one another."""
-        waiting = [one for one in self.sequences.values() if one.suspect and one.phase is Phase.ADMITTED]
+        waiting = [one for one in self.requests.values() if one.suspect and one.phase is Phase.ADMITTED]
         return self._start(waiting[0], now) if waiting else []
 
     # Which requests
 
-    def _running(self) -> list[Sequence]:
-        """Sequences that have a place."""
-        return [sequence for sequence in self.sequences.values() if sequence.phase is not Phase.WAITING]
+    def _running(self) -> list[Request]:
+        """Requests that have a place."""
+        return [request for request in self.requests.values() if request.phase is not Phase.WAITING]
 
-    def _reading(self, message: Prefilling | PromptLikelihoods | Prefilled) -> Sequence | None:
-        """The sequence whose prompt the target reads, if the message is about it."""
-        sequence = self.sequences.get(message.sequence)
-        reads = sequence is not None and sequence.phase is Phase.PREFILLING and message.round == sequence.round
-        return sequence if reads else None
+    def _reading(self, message: Prefilling | PromptLikelihoods | Prefilled) -> Request | None:
+        """The request whose prompt the target reads, if the message is about it."""
+        request = self.requests.get(message.sequence)
+        reads = request is not None and request.phase is Phase.PREFILLING and message.round == request.round
+        return request if reads else None
 
     def _stale(self) -> Ready:
         self.stale += 1

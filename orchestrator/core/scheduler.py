@@ -8,7 +8,7 @@ from typing import NamedTuple
 from orchestrator.core.commands import Replace
 from orchestrator.core.phases import AWAITING_TARGET, DraftTrigger, Phase
 from orchestrator.core.policy.decision import Decision, Strategy, VerifyNodes, WaitUntil
-from orchestrator.core.sequence import FRUITLESS_ROUNDS, LOST, Sequence
+from orchestrator.core.request import FRUITLESS_ROUNDS, LOST, Request
 from orchestrator.core.workers import WorkerRegistry
 from protocol.messages.base import MAX_TREES, SequenceId
 from protocol.messages.worker import Verify
@@ -21,7 +21,7 @@ _STRAGGLER_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
 """After this long without an answer the message is sent again; the target's answers are idempotent."""
 _PAUSE_SECONDS = 0.1
-"""Before a sequence that the target has lost is started again."""
+"""Before a request that the target has lost is started again."""
 _STANDSTILL_SECONDS = 10.0
 """An answer that is missed so long after it was overdue was not looked for: this process stood still, and the target
 perhaps with it."""
@@ -32,7 +32,7 @@ class _Round:
     """The trees of one forward."""
 
     under_verification: set[SequenceId]
-    """Sequences whose verdicts are missing."""
+    """Requests whose verdicts are missing."""
     width: int
     """Tokens of the forward, roots included."""
     deadline: float | None = None
@@ -45,7 +45,7 @@ class Schedule(NamedTuple):
     trees: list[Verify]
     """The trees of one forward."""
     awaited: list[tuple[SequenceId, int]]
-    """Growth that a resting draft is asked for: up to so many steps below the sequence's root."""
+    """Growth that a resting draft is asked for: up to so many steps below the request's root."""
 
 
 class Scheduler:
@@ -75,32 +75,32 @@ class Scheduler:
 
     # Places -----------------------------------------------------------------------------------
 
-    def add(self, sequence: SequenceId) -> bool:
+    def add(self, request: SequenceId) -> bool:
         """Add a request. Returns whether it has a place at once."""
-        self._order.append(sequence)
+        self._order.append(request)
         if len(self._running) < self._places:
-            self._running[sequence] = 0
+            self._running[request] = 0
             return True
-        self._waiting.append(sequence)
+        self._waiting.append(request)
         return False
 
-    def remove(self, sequence: SequenceId) -> SequenceId | None:
+    def remove(self, request: SequenceId) -> SequenceId | None:
         """Remove a request. Returns the waiting request that gets its place, if there is one."""
-        self._order.remove(sequence)
-        self.expect_no_verdict(sequence)
-        if self._running.pop(sequence, None) is None:
-            self._waiting.remove(sequence)
+        self._order.remove(request)
+        self.expect_no_verdict(request)
+        if self._running.pop(request, None) is None:
+            self._waiting.remove(request)
             return None
         return self._next_waiting()
 
-    def preempt(self, sequence: SequenceId, tokens: int) -> SequenceId | None:
+    def preempt(self, request: SequenceId, tokens: int) -> SequenceId | None:
         """A running request got `tokens` more. Returns the waiting request that takes the place if the turn is over."""
-        self._running[sequence] += tokens
-        if self._running[sequence] < self._turn or not self._waiting:
+        self._running[request] += tokens
+        if self._running[request] < self._turn or not self._waiting:
             return None
-        del self._running[sequence]
+        del self._running[request]
         successor = self._next_waiting()
-        self._waiting.append(sequence)
+        self._waiting.append(request)
         return successor
 
     def _next_waiting(self) -> SequenceId | None:
@@ -114,36 +114,36 @@ class Scheduler:
 
     @property
     def under_verification(self) -> frozenset[SequenceId]:
-        """Sequences whose trees are in the target's present forward."""
+        """Requests whose trees are in the target's present forward."""
         return frozenset() if self._round is None else frozenset(self._round.under_verification)
 
-    def verdict_arrived(self, sequence: SequenceId, now: float) -> int | None:
+    def verdict_arrived(self, request: SequenceId, now: float) -> int | None:
         """Note a verdict. Returns the width of its forward in tokens if it is the first verdict of that forward."""
-        self._order.remove(sequence)
-        self._order.append(sequence)
+        self._order.remove(request)
+        self._order.append(request)
         round = self._round
-        if round is None or sequence not in round.under_verification:
+        if round is None or request not in round.under_verification:
             return None
         width = round.width if round.deadline is None else None
         round.deadline = round.deadline or now + _STRAGGLER_SECONDS
-        self.expect_no_verdict(sequence)
+        self.expect_no_verdict(request)
         return width
 
-    def expect_no_verdict(self, sequence: SequenceId) -> None:
-        """No verdict for this sequence will arrive in the present round."""
+    def expect_no_verdict(self, request: SequenceId) -> None:
+        """No verdict for this request will arrive in the present round."""
         if self._round is not None:
-            self._round.under_verification.discard(sequence)
+            self._round.under_verification.discard(request)
             if not self._round.under_verification:
                 self._round = None
 
     def lose_target(self) -> None:
         self._round = self.wake_at = None
 
-    def schedule(self, sequences: Mapping[SequenceId, Sequence], now: float) -> Schedule:
+    def schedule(self, requests: Mapping[SequenceId, Request], now: float) -> Schedule:
         """Put the trees of the next forward under verification. None while the target is busy or waiting pays."""
         self.wake_at = None
-        ready = [sequences[id] for id in self._order if sequences[id].phase is Phase.READY][:MAX_TREES]
-        if self._busy(now) or not ready or self._prefill_first(sequences, now):
+        ready = [requests[id] for id in self._order if requests[id].phase is Phase.READY][:MAX_TREES]
+        if self._busy(now) or not ready or self._prefill_first(requests, now):
             return Schedule([], [])
         trees: list[Verify] = []
         awaited: list[tuple[SequenceId, int]] = []
@@ -152,35 +152,35 @@ class Scheduler:
         goes_on = len(decisions) == len(self._running) and all(
             isinstance(decision, VerifyNodes) and decision.goes_on for _, decision in decisions
         )
-        for sequence, decision in decisions:
+        for request, decision in decisions:
             match decision:
                 case VerifyNodes(nodes, draft_silent):
                     if draft_silent:
-                        sequence.speculation.enter(DraftTrigger.WAIT_IN_VAIN)
-                    trees.append(sequence.verify(nodes, now, goes_on))
+                        request.speculation.enter(DraftTrigger.WAIT_IN_VAIN)
+                    trees.append(request.verify(nodes, now, goes_on))
                 case WaitUntil(until, steps):
                     self.wake_at = until if self.wake_at is None else min(until, self.wake_at)
                     if steps is not None:
-                        awaited.append((sequence.id, steps))
+                        awaited.append((request.id, steps))
         if trees:
             self._round = _Round({tree.sequence for tree in trees}, sum(len(tree.tokens) for tree in trees))
             self.wake_at = None
         return Schedule(trees, [] if trees else awaited)
 
-    def _decisions(self, ready: list[Sequence], now: float) -> list[tuple[Sequence, Decision]]:
+    def _decisions(self, ready: list[Request], now: float) -> list[tuple[Request, Decision]]:
         """The next round's requests, each with a decision.
 
         Requests without a token go before the others, by plain decoding: the round is short, and their first token
         early. Never twice in a row, or a stream of new requests would starve the others. Beside a target that verifies
         no guesses the strategy is not asked.
         """
-        new = [sequence for sequence in ready if not sequence.round]
+        new = [request for request in ready if not request.round]
         self._only_new = 0 < len(new) < len(ready) and not self._only_new
         if self._only_new:
-            return [(sequence, VerifyNodes([])) for sequence in new]
+            return [(request, VerifyNodes([])) for request in new]
         if ready[0].level == "plain":
-            return [(sequence, VerifyNodes([], goes_on=True)) for sequence in ready]
-        decisions = self._strategy.decide([sequence.view(now) for sequence in ready])
+            return [(request, VerifyNodes([], goes_on=True)) for request in ready]
+        decisions = self._strategy.decide([request.view(now) for request in ready])
         return list(zip(ready, decisions, strict=True))
 
     def _busy(self, now: float) -> bool:
@@ -193,9 +193,9 @@ class Scheduler:
         self.wake_at = self._round.deadline
         return True
 
-    def _prefill_first(self, sequences: Mapping[SequenceId, Sequence], now: float) -> bool:
+    def _prefill_first(self, requests: Mapping[SequenceId, Request], now: float) -> bool:
         """Whether a prompt that the target prefills delays the next round."""
-        if not any(sequence.phase is Phase.PREFILLING for sequence in sequences.values()):
+        if not any(request.phase is Phase.PREFILLING for request in requests.values()):
             self._delayed_since = None
             return False
         self._delayed_since = now if self._delayed_since is None else self._delayed_since
@@ -208,11 +208,11 @@ class Scheduler:
 
 
 class Overdue(NamedTuple):
-    """Sequences whose answer is overdue, by what is to be done."""
+    """Requests whose answer is overdue, by what is to be done."""
 
-    again: list[Sequence]
+    again: list[Request]
     """To be sent the same again."""
-    lost: list[Sequence]
+    lost: list[Request]
     """To be started again."""
     replace: Replace | None
     """The target is to be replaced before all that."""
@@ -221,8 +221,8 @@ class Overdue(NamedTuple):
 class ResponseTimeouts:
     """Timeouts of the target's answers; none while no target is up."""
 
-    def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
-        self._sequences = sequences
+    def __init__(self, requests: Mapping[SequenceId, Request], workers: WorkerRegistry) -> None:
+        self._requests = requests
         self._workers = workers
 
     def deadline(self) -> float | None:
@@ -235,40 +235,40 @@ class ResponseTimeouts:
         A target that says nothing computes, until it is silent for too long. One that says something else has read what
         it was sent: it is asked again, and then the round is lost.
         """
-        late = [sequence for sequence in self._awaiting() if now >= _due_at(sequence)]
-        if any(now >= _due_at(sequence) + _STANDSTILL_SECONDS for sequence in late):
+        late = [request for request in self._awaiting() if now >= _due_at(request)]
+        if any(now >= _due_at(request) + _STANDSTILL_SECONDS for request in late):
             self._workers.listen_again(now)
         silence = self._workers.silence("target", now) if late else None
         reason = "" if silence is None else f"The target has been silent for {silence:.0f} s."
-        again, lost = list[Sequence](), list[Sequence]()
-        for sequence in late:
-            heard, sequence.sent_at = self._workers.heard_since("target", sequence.sent_at), now
-            sequence.unanswered += heard
-            if sequence.unanswered >= LOST:
-                sequence.fruitless += 1
-                lost.append(sequence)
-                if sequence.fruitless % FRUITLESS_ROUNDS == 0:
+        again, lost = list[Request](), list[Request]()
+        for request in late:
+            heard, request.sent_at = self._workers.heard_since("target", request.sent_at), now
+            request.unanswered += heard
+            if request.unanswered >= LOST:
+                request.fruitless += 1
+                lost.append(request)
+                if request.fruitless % FRUITLESS_ROUNDS == 0:
                     reason = "The target did nothing for a request."
             elif heard:
-                again.append(sequence)
+                again.append(request)
         replace = Replace("target", self._workers.incarnation("target"), reason) if reason else None
         return Overdue(again, lost, replace)
 
-    def read_on(self, sequence: Sequence, now: float) -> None:
+    def read_on(self, request: Request, now: float) -> None:
         """The target has read more of this prompt. Other prompts have not waited in vain: they take turns.
 
         Nor have trees, where it has read all: it may have done so before it saw them.
         """
-        sequence.sent_at, ready = now, sequence.phase is Phase.READY
+        request.sent_at, ready = now, request.phase is Phase.READY
         for each in self._awaiting():
             if each.unanswered < LOST and (ready or each.phase is Phase.PREFILLING):
                 each.unanswered = 0
 
-    def _awaiting(self) -> list[Sequence]:
+    def _awaiting(self) -> list[Request]:
         if "target" not in self._workers:
             return []
-        return [sequence for sequence in self._sequences.values() if sequence.phase in AWAITING_TARGET]
+        return [request for request in self._requests.values() if request.phase in AWAITING_TARGET]
 
 
-def _due_at(sequence: Sequence) -> float:
-    return sequence.sent_at + (_ANSWER_SECONDS if sequence.unanswered < LOST else _PAUSE_SECONDS)
+def _due_at(request: Request) -> float:
+    return request.sent_at + (_ANSWER_SECONDS if request.unanswered < LOST else _PAUSE_SECONDS)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from orchestrator.core.commands import Command, SendMessage
-from orchestrator.core.events import Arrived, Request, WorkerDown, WorkerUp
-from orchestrator.core.sequence import Sequence
+from orchestrator.core.events import Arrived, Task, WorkerDown, WorkerUp
+from orchestrator.core.request import Request
 from protocol.contracts.engines import DraftModel, offered_engines
 from protocol.messages.base import Level, Role, SequenceId
 from protocol.messages.features import MAX_OUTPUTS, FeatureForm, Features, Output, Tap
@@ -182,18 +182,18 @@ def foreign_tokenizer(draft: str, target: str, difference: str = "") -> str:
     )
 
 
-def refusal(request: Request, target: Hello) -> str | None:
+def refusal(task: Task, target: Hello) -> str | None:
     """Why this target can't serve a request, or None. A draft whose context is shorter drafts on the last tokens."""
-    length = len(request.tokens)
+    length = len(task.tokens)
     if length >= target.context:
         return (
             f"The prompt has {length:,} tokens, but {model_name(target.model)} runs with a context of "
             f"{target.context:,}. Shorten the prompt, raise --context if it is set, or choose a target with a longer "
             "context."
         )
-    if max(request.tokens) >= target.vocabulary:
+    if max(task.tokens) >= target.vocabulary:
         return (
-            f"The prompt holds token {max(request.tokens)}, but {model_name(target.model)} knows only ids below "
+            f"The prompt holds token {max(task.tokens)}, but {model_name(target.model)} knows only ids below "
             f"{target.vocabulary:,}. Encode the prompt with the target's own tokenizer."
         )
     return None
@@ -225,8 +225,8 @@ def lowers(level: Level, before: Level) -> bool:
 class FeatureRelay:
     """The target records the outputs that at least one of the drafts reads."""
 
-    def __init__(self, sequences: Mapping[SequenceId, Sequence], workers: WorkerRegistry) -> None:
-        self._sequences = sequences
+    def __init__(self, requests: Mapping[SequenceId, Request], workers: WorkerRegistry) -> None:
+        self._requests = requests
         self._workers = workers
         self._recorded = Tap(())
         """What the target that is up was told to record."""
@@ -246,16 +246,16 @@ class FeatureRelay:
             return []
         wanted = Tap(()) if target.level == "plain" else self._workers.features_read()
         fewer = set(wanted.outputs) < set(self._recorded.outputs)
-        if wanted == self._recorded or (self._sequences and fewer):
+        if wanted == self._recorded or (self._requests and fewer):
             return []
         self._recorded = wanted
         return [SendMessage("target", wanted)]
 
     def relay(self, features: Features, readers: Iterable[int]) -> list[Command] | None:
         """Send features on to the drafts `readers`, unchanged; None if they belong to no tokens that are committed."""
-        sequence = self._sequences.get(features.sequence)
-        if sequence is None or features.round > sequence.round:
+        request = self._requests.get(features.sequence)
+        if request is None or features.round > request.round:
             return None
-        if features.first + features.rows > sequence.position:
+        if features.first + features.rows > request.position:
             return None
         return [SendMessage("draft", features, incarnation) for incarnation in readers]

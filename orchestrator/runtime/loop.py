@@ -130,7 +130,7 @@ class Orchestrator:
         self._draft_engine.receive(ready)
         for event in self._clients.receive():
             if isinstance(event, Submitted):
-                self._draft_engine.submitted(len(event.request.tokens))
+                self._draft_engine.submitted(len(event.task.tokens))
             self._step(event)
         if self._setup.life is not None and self._setup.life in ready:
             self._parent_left(self._setup.life)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.core.events import Request
+from orchestrator.core.events import Task
 from orchestrator.core.options import Options, StrategyName
 from orchestrator.core.request_stats import without_surplus
 from orchestrator.text.stop_scanner import AnswerStops
@@ -70,7 +70,7 @@ class RequestState:
         return Done(self.request, "stop" if self.stopped else reason, sent, self.stops.found)
 
 
-def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSampling) -> Request:
+def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSampling) -> Task:
     """The request in tokens, with the target's `own` sampling values for those that it leaves open. Raises InputError
     if it has no tokens or does not fit the options."""
     require_compatible(submit.sampling.verification, options.strategy)
@@ -80,7 +80,7 @@ def to_request(submit: Submit, codec: TextCodec, options: Options, own: ModelSam
     if not tokens:
         raise InputError("The prompt is empty: give at least one token to continue.")
     sampling = submit.sampling.resolved(own)
-    return Request(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.rules, submit.request)
+    return Task(tokens, sampling, submit.max_tokens, codec.eos, submit.draft_tokens, submit.rules, submit.request)
 
 
 def require_compatible(verification: Verification, strategy: StrategyName) -> None:

@@ -14,8 +14,8 @@ from orchestrator.core.commands import Command, Emit, Finish, SendMessage
 from orchestrator.core.events import Arrived, Event
 from orchestrator.core.machine import Machine
 from orchestrator.core.phases import Phase
+from orchestrator.core.request import Request
 from orchestrator.core.request_stats import RequestStats
-from orchestrator.core.sequence import Sequence
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.telemetry import (
     MAX_CHARACTERS,
@@ -105,15 +105,15 @@ class TelemetryRecorder:
         after = after if after <= self.serial else 0
         spans, verified = _since(self._spans, after), _since(self._verified, after)
         selected = self._selected(wanted)
-        sequences = self._machine.sequences
-        self._outstanding = {id: sent for id, sent in self._outstanding.items() if id in sequences}
+        requests = self._machine.requests
+        self._outstanding = {id: sent for id, sent in self._outstanding.items() if id in requests}
         return TelemetryFrame(
             serial=self.serial,
             at=now,
             dropped=max(0, len(spans) - MAX_SPANS) + max(0, len(verified) - MAX_ROUNDS),
             uses_draft=self._machine.strategy.drafts,
             workers=tuple(self._workers()),
-            requests=request_list(sequences, selected, now),
+            requests=request_list(requests, selected, now),
             selected=None if selected is None else snapshot(selected, self._text),
             verified=tuple(verified[-MAX_ROUNDS:]),
             spans=tuple(spans[-MAX_SPANS:]),
@@ -137,9 +137,9 @@ class TelemetryRecorder:
                 pass
 
     def _record_verify(self, verify: Verify) -> None:
-        sequence = self._machine.sequences.get(verify.sequence)
-        if sequence is not None:
-            tree = verification_snapshot(verify, sequence.tree, self._text)
+        request = self._machine.requests.get(verify.sequence)
+        if request is not None:
+            tree = verification_snapshot(verify, request.tree, self._text)
             self._outstanding[verify.sequence] = verify, tree
 
     def _record_round(self, event: Arrived, verdict: Verdict, emit: Emit, now: float) -> None:
@@ -168,7 +168,7 @@ class TelemetryRecorder:
         self,
         event: Arrived,
         kind: Literal["grow", "verify", "prefill"],
-        sequence: SequenceId,
+        request: SequenceId,
         seconds: float,
         tokens: int,
         now: float,
@@ -178,7 +178,7 @@ class TelemetryRecorder:
             role=event.role,
             incarnation=event.incarnation,
             kind=kind,
-            sequence=sequence,
+            sequence=request,
             begin=now - min(seconds, _MAX_SECONDS),
             end=now,
             tokens=tokens,
@@ -188,12 +188,12 @@ class TelemetryRecorder:
 
     # The present state ------------------------------------------------------------------------
 
-    def _selected(self, wanted: SequenceId | None) -> Sequence | None:
+    def _selected(self, wanted: SequenceId | None) -> Request | None:
         """The wanted request, or else the latest."""
-        sequences = self._machine.sequences
-        if wanted is not None and wanted in sequences:
-            return sequences[wanted]
-        return sequences[max(sequences)] if sequences else None
+        requests = self._machine.requests
+        if wanted is not None and wanted in requests:
+            return requests[wanted]
+        return requests[max(requests)] if requests else None
 
     def _workers(self) -> Iterable[WorkerSummary]:
         statuses = self._machine.drafts.statuses()
@@ -290,24 +290,24 @@ class Subscribers(Generic[Subscriber]):
         return self._last_frame_at + FRAME_INTERVAL if changed else pending.at + _IDLE_INTERVAL
 
 
-def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
+def snapshot(request: Request, text: Callable[[int], str]) -> RequestSnapshot:
     """`text` gives the text of a single token."""
-    stats, estimates = sequence.stats, sequence.estimates
-    builder = _TreeBuilder(sequence.tree, text)
-    verifying = builder.add_verified(sequence.outstanding) if sequence.outstanding is not None else ()
+    stats, estimates = request.stats, request.estimates
+    builder = _TreeBuilder(request.tree, text)
+    verifying = builder.add_verified(request.outstanding) if request.outstanding is not None else ()
     builder.fill()
-    last_tokens = sequence.tokens[-_LAST_TOKENS:]
+    last_tokens = request.tokens[-_LAST_TOKENS:]
     decode_seconds = 0.0
     if stats.decode_began_at is not None and stats.last_token_at is not None:
         decode_seconds = max(0.0, stats.last_token_at - stats.decode_began_at)
     return RequestSnapshot(
-        sequence=sequence.id,
-        round=sequence.round,
+        sequence=request.id,
+        round=request.round,
         last_tokens=tuple(text(token) for token in last_tokens),
-        prompt_part=max(0, len(last_tokens) - (len(sequence.tokens) - len(sequence.request.tokens))),
+        prompt_part=max(0, len(last_tokens) - (len(request.tokens) - len(request.task.tokens))),
         tree=builder.snapshot(),
         verifying=verifying,
-        nodes=len(sequence.tree),
+        nodes=len(request.tree),
         prompt_tokens=stats.prompt_tokens,
         adopted_tokens=stats.adopted,
         prefill_seconds=stats.prefill_seconds,
@@ -322,7 +322,7 @@ def snapshot(sequence: Sequence, text: Callable[[int], str]) -> RequestSnapshot:
         evaluated_nodes=stats.evaluated,
         target_seconds=stats.target_seconds,
         draft_seconds=stats.draft_seconds,
-        plain_tokens_per_second=sequence.plain_tokens_per_second(),
+        plain_tokens_per_second=request.plain_tokens_per_second(),
         growth_step_seconds=estimates.step.value,
         round_overhead_seconds=estimates.hop.value,
     )
@@ -336,16 +336,16 @@ def verification_snapshot(verify: Verify, tree: TokenTree, text: Callable[[int],
 
 
 def request_list(
-    sequences: Mapping[SequenceId, Sequence], selected: Sequence | None, now: float
+    requests: Mapping[SequenceId, Request], selected: Request | None, now: float
 ) -> tuple[RequestSummary, ...]:
     """The oldest requests, and the selected one."""
-    listed = list(sequences.values())[:MAX_REQUESTS]
+    listed = list(requests.values())[:MAX_REQUESTS]
     if selected is not None and selected not in listed:
         listed[-1] = selected
     return tuple(
         RequestSummary(
             sequence=one.id,
-            name=one.request.name,
+            name=one.task.name,
             phase=_PHASES[one.phase],
             generated_tokens=one.stats.generated,
             age=max(0.0, now - one.stats.arrived),

@@ -33,7 +33,7 @@ class Conversations:
     def __init__(self) -> None:
         self._known: deque[_Conversation] = deque(maxlen=_MAX_KNOWN)
         self._expected: dict[SequenceId, int] = {}
-        """Tokens that the draft was expected to hold, of the sequences that it reads."""
+        """Tokens that the draft was expected to hold, of the requests that it reads."""
         self.trusted = True
         """The draft held what it was expected to, last time."""
 
@@ -45,23 +45,23 @@ class Conversations:
         continues = any(2 * length > len(each.tokens) for length, each in shared)
         return Earlier(held if self.trusted else 0, continues)
 
-    def begun(self, sequence: SequenceId, held: int) -> None:
-        """The draft was sent a sequence of whose tokens it is expected to hold `held`."""
-        self._expected[sequence] = held
+    def begun(self, request: SequenceId, held: int) -> None:
+        """The draft was sent a request of whose tokens it is expected to hold `held`."""
+        self._expected[request] = held
 
-    def held(self, sequence: SequenceId, tokens: int) -> None:
-        """The draft held `tokens` tokens of a sequence that was sent to it."""
-        expected = self._expected.pop(sequence, None)
+    def held(self, request: SequenceId, tokens: int) -> None:
+        """The draft held `tokens` tokens of a request that was sent to it."""
+        expected = self._expected.pop(request, None)
         if expected is not None and (expected or tokens):
             self.trusted = 2 * tokens >= expected
 
-    def grown(self, sequence: SequenceId) -> None:
-        """The draft has read the sequence. If it held any of it, it has said so."""
-        if sequence in self._expected:
-            self.held(sequence, 0)
+    def grown(self, request: SequenceId) -> None:
+        """The draft has read the request. If it held any of it, it has said so."""
+        if request in self._expected:
+            self.held(request, 0)
 
-    def ended(self, sequence: SequenceId, tokens: Sequence[int], held: int) -> None:
-        """A sequence with these tokens has ended; it replaces the conversation that it continued."""
-        self._expected.pop(sequence, None)
+    def ended(self, request: SequenceId, tokens: Sequence[int], held: int) -> None:
+        """A request with these tokens has ended; it replaces the conversation that it continued."""
+        self._expected.pop(request, None)
         others = (each for each in self._known if common_prefix(each.tokens, tokens) < len(each.tokens))
         self._known = deque((*others, _Conversation(tuple(tokens), held)), maxlen=_MAX_KNOWN)

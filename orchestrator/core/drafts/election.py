@@ -10,7 +10,7 @@ from typing import Literal
 
 from orchestrator.core.commands import TrialDecided
 from orchestrator.core.policy.estimates import Terms, Tries
-from orchestrator.core.sequence import Sequence
+from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import MAX_DRAFTS
 from protocol.messages.base import NodeId, SequenceId
@@ -56,8 +56,8 @@ class _Candidate:
 
 
 @dataclass(slots=True)
-class TrialSequence:
-    """One sequence, as it would continue with the draft on trial."""
+class TrialRequest:
+    """One request, as it would continue with the draft on trial."""
 
     speculation: Speculation
     compared: bool
@@ -72,10 +72,10 @@ class Trial:
     When it becomes active, its trees are used at once.
     """
 
-    def __init__(self, incarnation: int, sequences: dict[SequenceId, TrialSequence] | None = None) -> None:
-        """`sequences`: what the draft has grown already."""
+    def __init__(self, incarnation: int, requests: dict[SequenceId, TrialRequest] | None = None) -> None:
+        """`requests`: what the draft has grown already."""
         self.incarnation = incarnation
-        self.sequences = sequences or {}
+        self.requests = requests or {}
         self.rounds = 0
         self._compared = 0
         self._tokens, self._trial_tokens, self._seconds = 0, 0, 0.0
@@ -90,16 +90,16 @@ class Trial:
         """Tokens a second with the active draft."""
         return self._tokens / max(1e-9, self._seconds)
 
-    def round_sent(self, sequence: Sequence) -> None:
+    def round_sent(self, request: Request) -> None:
         """The target was sent a tree of the active draft; the one on trial would have sent as many nodes."""
-        trial = self.sequences.get(sequence.id)
-        if trial is not None and trial.compared and sequence.outstanding is not None:
-            nodes = islice(trial.speculation.tree.best(), len(sequence.outstanding.tokens) - 1)
+        trial = self.requests.get(request.id)
+        if trial is not None and trial.compared and request.outstanding is not None:
+            nodes = islice(trial.speculation.tree.best(), len(request.outstanding.tokens) - 1)
             trial.ready = frozenset(node.id for node in nodes)
 
-    def follow(self, sequence: Sequence, tokens: list[int], seconds: float, now: float) -> bool:
+    def follow(self, request: Request, tokens: list[int], seconds: float, now: float) -> bool:
         """A round of `seconds` has committed `tokens`. Returns whether it is a hit for the draft on trial."""
-        trial = self.sequences[sequence.id]
+        trial = self.requests[request.id]
         self.rounds += 1
         if trial.ready is not None:
             end, accepted = trial.speculation.tree.root.id, 0
@@ -113,7 +113,7 @@ class Trial:
             self._trial_tokens += accepted + 1
             self._seconds += seconds
             trial.ready = None
-        return trial.speculation.commit(tokens, sequence.round, now)
+        return trial.speculation.commit(tokens, request.round, now)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left, bisect_right
 
 from orchestrator.core.commands import Command, Release
-from orchestrator.core.events import Request
+from orchestrator.core.events import Task
 from orchestrator.core.policy.estimates import Estimates, MeasuredCost, TurnTaking
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvOffer, KvReference
@@ -31,9 +31,9 @@ class DraftHistory:
         self._target: Hello | None = None
         self._draft: Hello | None = None
 
-    def estimates(self, request: Request, context: int) -> Estimates:
+    def estimates(self, task: Task, context: int) -> Estimates:
         """Of a request with so many tokens, prompt and answer."""
-        return self._of(request.sampling.temperature == 0, bisect_right(_LENGTHS, context))
+        return self._of(task.sampling.temperature == 0, bisect_right(_LENGTHS, context))
 
     def expect_target(self, hello: Hello) -> None:
         """The costs that a target measured replace those of an earlier target, for all drafts."""
@@ -121,16 +121,16 @@ class DraftHistories:
             evicted = self._absent.pop(next(iter(self._absent)))
         return commands if evicted is None else [*commands, *evicted.arenas.clear()]
 
-    def sequence_ended(self, sequence: SequenceId) -> None:
+    def request_ended(self, request: SequenceId) -> None:
         for history in (*self._present, *self._absent.values()):
-            history.arenas.sequence_ended(sequence)
+            history.arenas.request_ended(request)
 
 
 class DraftArenas:
-    """Arenas with a draft's KV of live sequences, which the draft's next incarnation can adopt.
+    """Arenas with a draft's KV of live requests, which the draft's next incarnation can adopt.
 
-    While the draft is up, it reuses the arena of an ended sequence for another one. When the draft is gone, the arenas
-    of live sequences stay and the others are unlinked.
+    While the draft is up, it reuses the arena of an ended request for another one. When the draft is gone, the arenas
+    of live requests stay and the others are unlinked.
     """
 
     def __init__(self) -> None:
@@ -141,24 +141,24 @@ class DraftArenas:
         self._adoptable: dict[SequenceId, KvReference] = {}
         """Arenas of earlier incarnations, not adopted yet."""
         self._unanswered: set[SequenceId] = set()
-        """Sequences whose arena the present incarnation was told to adopt, and has not answered for."""
+        """Requests whose arena the present incarnation was told to adopt, and has not answered for."""
         self._suspected: set[str] = set()
         """Arenas whose adoption an incarnation did not survive."""
         self._names: set[str] = set()
         """Names of all arenas that were offered and not unlinked."""
         self._shared: dict[SequenceId, str] = {}
-        """By sequence: the target's arena that the present incarnation was told to adopt, and has not answered for."""
+        """By request: the target's arena that the present incarnation was told to adopt, and has not answered for."""
         self._refused: set[str] = set()
         """The target's arenas that two incarnations did not survive adopting."""
 
     def add(self, offer: KvOffer, live: bool) -> None:
-        """Add an offered arena; `live`: its sequence has not ended yet."""
+        """Add an offered arena; `live`: its request has not ended yet."""
         self._names.add(offer.name)
         if live:
             self._present[offer.sequence] = KvReference(offer.name, offer.tokens)
 
     def draft_down(self) -> list[Command]:
-        """Keep the arenas of live sequences. Returns commands that unlink the others.
+        """Keep the arenas of live requests. Returns commands that unlink the others.
 
         An arena that two incarnations did not survive adopting is adopted by no third one.
         """
@@ -176,19 +176,19 @@ class DraftArenas:
         self._names &= used
         return [Release(name) for name in unused]
 
-    def adopt(self, sequence: SequenceId) -> KvReference | None:
-        """The arena of an earlier incarnation that the present one is to adopt for this sequence."""
-        reference = self._adoptable.pop(sequence, None)
+    def adopt(self, request: SequenceId) -> KvReference | None:
+        """The arena of an earlier incarnation that the present one is to adopt for this request."""
+        reference = self._adoptable.pop(request, None)
         if reference is not None:
-            self._present[sequence] = reference
-            self._unanswered.add(sequence)
+            self._present[request] = reference
+            self._unanswered.add(request)
         return reference
 
-    def share(self, sequence: SequenceId, reference: KvReference | None) -> KvReference | None:
+    def share(self, request: SequenceId, reference: KvReference | None) -> KvReference | None:
         """The arena of the target's, if this draft may be told to adopt it."""
         if reference is None or reference.name in self._refused:
             return None
-        self._shared[sequence] = reference.name
+        self._shared[request] = reference.name
         return reference
 
     def note_adoption(self, message: Prefilled) -> None:
@@ -206,11 +206,11 @@ class DraftArenas:
         self._present, self._adoptable = {}, {}
         return self.draft_down()
 
-    def sequence_ended(self, sequence: SequenceId) -> None:
-        self._shared.pop(sequence, None)
-        self._unanswered.discard(sequence)
-        self._present.pop(sequence, None)
-        self._adoptable.pop(sequence, None)
+    def request_ended(self, request: SequenceId) -> None:
+        self._shared.pop(request, None)
+        self._unanswered.discard(request)
+        self._present.pop(request, None)
+        self._adoptable.pop(request, None)
 
 
 def _identity(hello: Hello) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""All drafts of one pipeline: which sequences each one serves, and how the election is carried out. Pure."""
+"""All drafts of one pipeline: which requests each one serves, and how the election is carried out. Pure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,16 +9,16 @@ from msgspec import structs
 
 from orchestrator.core.commands import Command, Place, SendMessage
 from orchestrator.core.drafts.conversations import Conversations, Earlier
-from orchestrator.core.drafts.election import DraftStatus, Election, Trial, TrialSequence
+from orchestrator.core.drafts.election import DraftStatus, Election, Trial, TrialRequest
 from orchestrator.core.drafts.history import DraftHistories, DraftHistory
-from orchestrator.core.events import Request, WorkerUp
+from orchestrator.core.events import Task, WorkerUp
 from orchestrator.core.meter import Meter
 from orchestrator.core.options import PlacementChoice
 from orchestrator.core.phases import COMPARING, IN_TURNS, DraftTrigger, Mode, Phase
 from orchestrator.core.policy.decision import Strategy
 from orchestrator.core.policy.estimates import Estimates, TurnTaking
 from orchestrator.core.policy.expected_rate import best_counts
-from orchestrator.core.sequence import Sequence
+from orchestrator.core.request import Request
 from orchestrator.core.speculation import Speculation
 from orchestrator.core.workers import WorkerRegistry, shares_first_layers
 from protocol.messages.base import SequenceId
@@ -30,30 +30,30 @@ from protocol.speculation.rolling_context import RollingContext
 
 class DraftPool:
     """One draft is active and at most one is on trial: these are in use, if the target verifies guesses. The others
-    serve no sequence."""
+    serve no request."""
 
     def __init__(
         self,
         strategy: Strategy,
-        sequences: Mapping[SequenceId, Sequence],
+        requests: Mapping[SequenceId, Request],
         workers: WorkerRegistry,
         meter: Meter,
-        written: Callable[[Sequence], KvReference | None],
+        written: Callable[[Request], KvReference | None],
         placement: PlacementChoice = "auto",
     ) -> None:
-        """`written`: the arena with the target's KV of a sequence."""
+        """`written`: the arena with the target's KV of a request."""
         self._strategy = strategy
-        self._sequences = sequences
+        self._requests = requests
         self._workers = workers
         self._meter = meter
         self._election = Election()
         self._histories = DraftHistories()
         self._placement = placement
-        self._dispatch = DraftDispatch(strategy, sequences, workers, meter, self._election, written)
+        self._dispatch = DraftDispatch(strategy, requests, workers, meter, self._election, written)
         self._drafts = self._dispatch.drafts
         self._trial: Trial | None = None
         self._active: int | None = None
-        """The draft whose speculations the sequences hold."""
+        """The draft whose speculations the requests hold."""
         self._idle_since: float | None = None
         """Since when no request is live; None while one is."""
         self._pause = 0.0
@@ -91,26 +91,26 @@ class DraftPool:
     def statuses(self) -> dict[int, DraftStatus]:
         return self._election.statuses()
 
-    def estimates(self, request: Request, context: int) -> Estimates:
-        """The estimates of a sequence of so many tokens."""
-        return self._history(self._active).estimates(request, context)
+    def estimates(self, task: Task, context: int) -> Estimates:
+        """The estimates of a request of so many tokens."""
+        return self._history(self._active).estimates(task, context)
 
-    def committed(self, sequence: Sequence, now: float) -> list[Command]:
-        """The sequence has grown, and forwards behind longer contexts have estimates of their own. In turns, drafts
+    def committed(self, request: Request, now: float) -> list[Command]:
+        """The request has grown, and forwards behind longer contexts have estimates of their own. In turns, drafts
         that do not serve it yet may begin: the target lets them read the prompt alone."""
-        if self._active is not None and len(sequence.tokens) >= sequence.speculation.estimates.longest:
-            sequence.speculation.estimates = self.estimates(sequence.request, len(sequence.tokens))
-        return self.begin(sequence, now) if self.mode in IN_TURNS else []
+        if self._active is not None and len(request.tokens) >= request.speculation.estimates.longest:
+            request.speculation.estimates = self.estimates(request.task, len(request.tokens))
+        return self.begin(request, now) if self.mode in IN_TURNS else []
 
     def expect_target(self, hello: Hello) -> None:
         """A target has come up, with costs of its own."""
         self._histories.without_draft.expect_target(hello)
 
     def follow_target(self, now: float) -> list[Command]:
-        """Serve the sequences that the target was sent, or stop, if it verifies no guesses."""
+        """Serve the requests that the target was sent, or stop, if it verifies no guesses."""
         if not self._guessing:
-            for sequence in self._sequences.values():
-                sequence.speculation.stop()
+            for request in self._requests.values():
+                request.speculation.stop()
         return self._apply_election(now)
 
     # Drafts -----------------------------------------------------------------------------------
@@ -131,18 +131,18 @@ class DraftPool:
         self._election.draft_down(incarnation)
         return [*self._histories.store(draft.hello, draft.history), *self._apply_election(now)]
 
-    def tree_refused(self, sequence: Sequence, now: float) -> list[Command]:
+    def tree_refused(self, request: Request, now: float) -> list[Command]:
         """The target refused a tree that the active draft grew."""
         if self._active is None:
             return []
         if self._election.active_failed():
             return self._apply_election(now)
-        return self._dispatch.stop(self._active, sequence.id)
+        return self._dispatch.stop(self._active, request.id)
 
-    # Sequences ------------------------------------------------------------------------------
+    # Requests -------------------------------------------------------------------------------
 
-    def begin(self, sequence: Sequence, now: float) -> list[Command]:
-        """Start a sequence that has a place on the drafts in use that do not serve it yet.
+    def begin(self, request: Request, now: float) -> list[Command]:
+        """Start a request that has a place on the drafts in use that do not serve it yet.
 
         On the target's device a draft reads the prompt once the target has read it and given the first token: both at
         once would take longer, and the first token would be late.
@@ -150,65 +150,65 @@ class DraftPool:
         if self._idle_since is not None:
             self._pause, self._idle_since = now - self._idle_since, None
         idle = [command for id in self._drafts for command in self._dispatch.stop_catching_up(id, now)]
-        if sequence.phase is Phase.WAITING or (self.mode in IN_TURNS and not sequence.round):
+        if request.phase is Phase.WAITING or (self.mode in IN_TURNS and not request.round):
             return idle
         return idle + [
             command
             for id in self._in_use()
-            if sequence.id not in self._drafts[id].started
-            for command in self._dispatch.start(id, self._speculation(id, sequence, now), sequence, now)
+            if request.id not in self._drafts[id].started
+            for command in self._dispatch.start(id, self._speculation(id, request, now), request, now)
         ]
 
-    def round_sent(self, sequence: Sequence) -> None:
-        """The target was sent a tree of this sequence."""
+    def round_sent(self, request: Request) -> None:
+        """The target was sent a tree of this request."""
         if self._trial is not None and self.mode in COMPARING:
-            self._trial.round_sent(sequence)
+            self._trial.round_sent(request)
 
-    def extend(self, sequence: Sequence, steps: int, now: float) -> list[Command]:
+    def extend(self, request: Request, steps: int, now: float) -> list[Command]:
         """Ask the active draft, which rests, to grow up to `steps` steps below the root."""
-        return [] if self._active is None else self._dispatch.extend(self._active, sequence, steps, now)
+        return [] if self._active is None else self._dispatch.extend(self._active, request, steps, now)
 
-    def follow(self, sequence: Sequence, tokens: list[int], hit: bool, now: float) -> list[Command]:
+    def follow(self, request: Request, tokens: list[int], hit: bool, now: float) -> list[Command]:
         """The drafts follow a round that committed `tokens`. `hit`: the active draft's tree has guesses below them."""
         if self._active is None or not self._guessing:
             return []
-        commands = self._dispatch.reroot(self._active, sequence.speculation, sequence, tokens, hit, now)
+        commands = self._dispatch.reroot(self._active, request.speculation, request, tokens, hit, now)
         if self._trial is not None:
-            speculation = self._trial_sequence(self._trial, sequence, now).speculation
+            speculation = self._trial_request(self._trial, request, now).speculation
             # One that begins behind this round is there already.
-            if speculation.tree.root.id != sequence.tree.root.id:
+            if speculation.tree.root.id != request.tree.root.id:
                 comparison = self._meter.compare(speculation, tokens)
-                trial_hit = self._trial.follow(sequence, tokens, sequence.ended_round[1], now)
+                trial_hit = self._trial.follow(request, tokens, request.ended_round[1], now)
                 comparison.calibrate()
                 speculation.prune()
                 id = self._trial.incarnation
-                commands += self._dispatch.reroot(id, speculation, sequence, tokens, trial_hit, now)
-        return [*commands, *self._reconsider(sequence, now)]
+                commands += self._dispatch.reroot(id, speculation, request, tokens, trial_hit, now)
+        return [*commands, *self._reconsider(request, now)]
 
-    def sequence_ended(self, sequence: Sequence, now: float) -> list[Command]:
-        self._histories.sequence_ended(sequence.id)
-        self._meter.ended(sequence)
+    def request_ended(self, request: Request, now: float) -> list[Command]:
+        self._histories.request_ended(request.id)
+        self._meter.ended(request)
         if self._trial is not None:
-            self._trial.sequences.pop(sequence.id, None)
+            self._trial.requests.pop(request.id, None)
         idle: list[Command] = []
-        if not self._sequences:
+        if not self._requests:
             self._idle_since = now
             # The next turn of an agent's loop without pauses would wait for the reading.
             if self._active is not None and self._pause > _PAUSE_SECONDS:
-                idle = self._dispatch.catch_up(self._active, sequence, now)
+                idle = self._dispatch.catch_up(self._active, request, now)
         for draft in self._drafts.values():
-            draft.remember(sequence)
-        return [*(command for id in self._drafts for command in self._dispatch.stop(id, sequence.id)), *idle]
+            draft.remember(request)
+        return [*(command for id in self._drafts for command in self._dispatch.stop(id, request.id)), *idle]
 
-    def feature_readers(self, sequence: SequenceId) -> list[int]:
-        """The drafts in use that serve the sequence and read the target's features."""
-        serving = [id for id in self._in_use() if sequence in self._drafts[id].started]
+    def feature_readers(self, request: SequenceId) -> list[int]:
+        """The drafts in use that serve the request and read the target's features."""
+        serving = [id for id in self._in_use() if request in self._drafts[id].started]
         return [id for id in serving if self._drafts[id].hello.features is not None]
 
     # Messages of drafts -----------------------------------------------------------------------
 
     def caught_up(self, incarnation: int, growth: Grow, now: float) -> list[Command]:
-        """Growth of a sequence that has ended: of one that the draft has read since."""
+        """Growth of a request that has ended: of one that the draft has read since."""
         read = self._drafts[incarnation].catching_up
         if read is None or read.sequence != growth.sequence:
             return []
@@ -216,46 +216,46 @@ class DraftPool:
 
     def merge_growth(self, incarnation: int, growth: Grow, now: float) -> bool:
         """Merge growth into the draft's speculation. Returns False for growth that was ignored."""
-        sequence = self._sequences.get(growth.sequence)
-        if sequence is None or incarnation not in self._in_use():
+        request = self._requests.get(growth.sequence)
+        if request is None or incarnation not in self._in_use():
             return False
-        speculation = self._speculation(incarnation, sequence, now)
+        speculation = self._speculation(incarnation, request, now)
         if not speculation.wanted or growth.sequence not in self._drafts[incarnation].started:
             return False
         self._drafts[incarnation].has_grown(growth.sequence)
-        if growth.distributions and sequence.request.sampling.verification != "rejection":
+        if growth.distributions and request.task.sampling.verification != "rejection":
             # Only rejection verification reads them, and they are the largest part of what a draft can send.
             growth = structs.replace(growth, distributions=())
         step, active = speculation.merge(growth, self._workers.vocabulary, now), incarnation == self._active
-        self._meter.grew(sequence, speculation.estimates, step, growth, active)
+        self._meter.grew(request, speculation.estimates, step, growth, active)
         if self._trial is not None and not active:
-            self._trial.sequences[sequence.id].compared = True
+            self._trial.requests[request.id].compared = True
         return True
 
-    def on_fault(self, incarnation: int, fault: Fault, sequence: Sequence, now: float) -> list[Command]:
-        """A draft has lost a sequence, or can't serve it."""
+    def on_fault(self, incarnation: int, fault: Fault, request: Request, now: float) -> list[Command]:
+        """A draft has lost a request, or can't serve it."""
         draft = self._drafts[incarnation]
-        if incarnation not in self._in_use() or sequence.id not in draft.started:
+        if incarnation not in self._in_use() or request.id not in draft.started:
             return []
-        started = draft.started.pop(sequence.id)
-        draft.prefilling.discard(sequence.id)
-        speculation = self._speculation(incarnation, sequence, now)
+        started = draft.started.pop(request.id)
+        draft.prefilling.discard(request.id)
+        speculation = self._speculation(incarnation, request, now)
         speculation.enter(DraftTrigger.STOP if fault.kind == "lost" else DraftTrigger.DECLINE)
-        # At most one Start a round, even if the draft loses the sequence again and again.
-        return self._dispatch.start(incarnation, speculation, sequence, now) if started < sequence.round else []
+        # At most one Start a round, even if the draft loses the request again and again.
+        return self._dispatch.start(incarnation, speculation, request, now) if started < request.round else []
 
     def add_arena(self, incarnation: int, offer: KvOffer) -> None:
-        """A draft keeps a sequence's KV in an arena that its next incarnation can adopt."""
-        self._drafts[incarnation].history.arenas.add(offer, live=offer.sequence in self._sequences)
+        """A draft keeps a request's KV in an arena that its next incarnation can adopt."""
+        self._drafts[incarnation].history.arenas.add(offer, live=offer.sequence in self._requests)
 
     def note_adoption(self, incarnation: int, message: Prefilled) -> None:
         """A draft has adopted an arena, or could not and prefills the tokens."""
         draft = self._drafts[incarnation]
         draft.history.arenas.note_adoption(message)
         draft.conversations.held(message.sequence, message.adopted)
-        sequence = self._sequences.get(message.sequence)
-        if sequence is not None and incarnation == self._active:
-            sequence.speculation.shorten_prefill(message.tokens)
+        request = self._requests.get(message.sequence)
+        if request is not None and incarnation == self._active:
+            request.speculation.shorten_prefill(message.tokens)
 
     @property
     def _guessing(self) -> bool:
@@ -273,72 +273,72 @@ class DraftPool:
     def _history(self, incarnation: int | None) -> DraftHistory:
         return self._histories.without_draft if incarnation is None else self._drafts[incarnation].history
 
-    def _speculation(self, incarnation: int, sequence: Sequence, now: float) -> Speculation:
-        """The speculation of a draft in use for a sequence."""
+    def _speculation(self, incarnation: int, request: Request, now: float) -> Speculation:
+        """The speculation of a draft in use for a request."""
         if self._trial is not None and incarnation == self._trial.incarnation:
-            return self._trial_sequence(self._trial, sequence, now).speculation
-        return sequence.speculation
+            return self._trial_request(self._trial, request, now).speculation
+        return request.speculation
 
-    def _trial_sequence(self, trial: Trial, sequence: Sequence, now: float) -> TrialSequence:
-        trial_sequence = trial.sequences.get(sequence.id)
-        if trial_sequence is None:
-            speculation = self._new_speculation(trial.incarnation, sequence, now)
+    def _trial_request(self, trial: Trial, request: Request, now: float) -> TrialRequest:
+        trial_request = trial.requests.get(request.id)
+        if trial_request is None:
+            speculation = self._new_speculation(trial.incarnation, request, now)
             # Before the first verdict, both drafts begin with the prompt.
-            trial_sequence = TrialSequence(speculation, compared=sequence.stats.rounds == 0)
-            trial.sequences[sequence.id] = trial_sequence
-        return trial_sequence
+            trial_request = TrialRequest(speculation, compared=request.stats.rounds == 0)
+            trial.requests[request.id] = trial_request
+        return trial_request
 
-    def _new_speculation(self, incarnation: int, sequence: Sequence, now: float) -> Speculation:
-        estimates = self._history(incarnation).estimates(sequence.request, len(sequence.tokens))
+    def _new_speculation(self, incarnation: int, request: Request, now: float) -> Speculation:
+        estimates = self._history(incarnation).estimates(request.task, len(request.tokens))
         return Speculation(
-            sequence.tree.root.id, sequence.tokens[-1], sequence.position, estimates, self._strategy.drafts, now
+            request.tree.root.id, request.tokens[-1], request.position, estimates, self._strategy.drafts, now
         )
 
     def _apply_election(self, now: float) -> list[Command]:
-        """Follow the election: hand sequences over, start the drafts in use, stop the others."""
+        """Follow the election: hand requests over, start the drafts in use, stop the others."""
         active, on_trial = self._election.active, self._election.on_trial if self._guessing else None
-        grown = {} if self._trial is None else {self._trial.incarnation: self._trial.sequences}
+        grown = {} if self._trial is None else {self._trial.incarnation: self._trial.requests}
         changed = active != self._active
         if changed:
             if self._active is not None:
                 grown[self._active] = {
-                    id: TrialSequence(sequence.speculation, compared=True) for id, sequence in self._sequences.items()
+                    id: TrialRequest(request.speculation, compared=True) for id, request in self._requests.items()
                 }
             self._active = active
             own = {} if active is None else grown.get(active, {})
-            for sequence in self._sequences.values():
-                self._hand_over(sequence, own.get(sequence.id), now)
+            for request in self._requests.values():
+                self._hand_over(request, own.get(request.id), now)
         if on_trial is None:
             self._trial = None
         elif changed or self._trial is None or self._trial.incarnation != on_trial:
             self._trial = Trial(on_trial, grown.get(on_trial))
-        commands = [command for sequence in self._sequences.values() for command in self.begin(sequence, now)]
+        commands = [command for request in self._requests.values() for command in self.begin(request, now)]
         unused = [id for id in self._drafts if id not in self._in_use()]
-        started = [(id, sequence) for id in unused for sequence in self._drafts[id].started]
-        return [*commands, *(stop for id, sequence in started for stop in self._dispatch.stop(id, sequence))]
+        started = [(id, request) for id in unused for request in self._drafts[id].started]
+        return [*commands, *(stop for id, request in started for stop in self._dispatch.stop(id, request))]
 
-    def _hand_over(self, sequence: Sequence, own: TrialSequence | None, now: float) -> None:
-        """Give the sequence the new active draft's speculation, `own` if it exists; without a draft, keep the tree."""
+    def _hand_over(self, request: Request, own: TrialRequest | None, now: float) -> None:
+        """Give the request the new active draft's speculation, `own` if it exists; without a draft, keep the tree."""
         if self._active is None:
-            sequence.speculation.stop()
+            request.speculation.stop()
         elif own is not None:
-            sequence.speculation = own.speculation
+            request.speculation = own.speculation
         else:
-            sequence.speculation = self._new_speculation(self._active, sequence, now)
+            request.speculation = self._new_speculation(self._active, request, now)
 
-    def _reconsider(self, sequence: Sequence, now: float) -> list[Command]:
+    def _reconsider(self, request: Request, now: float) -> list[Command]:
         """After a round: replace a silent draft, end a trial that has an outcome, begin one that is due."""
         assert self._active is not None
         election, trial = self._election, self._trial
         before = self._active, election.on_trial
         decided = None
-        if self._drafts[self._active].silent(sequence.estimates, now):
+        if self._drafts[self._active].silent(request.estimates, now):
             election.active_failed()
-        elif not sequence.estimates.usefulness.measuring:
+        elif not request.estimates.usefulness.measuring:
             # In such rounds the draft rests: they say nothing of it.
-            kind = sequence.request.sampling.temperature == 0, sequence.speculation.settled
+            kind = request.task.sampling.temperature == 0, request.speculation.settled
             ready = trial is None or not self._drafts[trial.incarnation].prefilling
-            decided = election.round_ended(*sequence.ended_round, kind, trial, ready)
+            decided = election.round_ended(*request.ended_round, kind, trial, ready)
         changes = [] if before == (election.active, election.on_trial) else self._apply_election(now)
         return changes if decided is None else [*changes, decided]
 
@@ -383,13 +383,13 @@ class Draft:
     hello: Hello
     history: DraftHistory
     started: dict[SequenceId, int] = field(default_factory=dict)
-    """Sequences that the draft serves, each with the round of its Start."""
+    """Requests that the draft serves, each with the round of its Start."""
     prefilling: set[SequenceId] = field(default_factory=set)
     """Those of them for which no growth has arrived yet."""
     conversations: Conversations = field(default_factory=Conversations)
     catching_up: "CatchingUp | None" = None
     _earlier: dict[SequenceId, Earlier] = field(default_factory=dict)
-    """Of the live sequences that it was to serve."""
+    """Of the live requests that it was to serve."""
     _late_since: float | None = None
     """Since when the draft owes growth; None if it owes none."""
 
@@ -397,42 +397,42 @@ class Draft:
         """How many of so many tokens of a conversation it sees."""
         return tokens - RollingContext(self.hello.context).skipped(tokens)
 
-    def start(self, sequence: SequenceId, round: int) -> None:
-        self.started[sequence] = round
-        self.prefilling.add(sequence)
+    def start(self, request: SequenceId, round: int) -> None:
+        self.started[request] = round
+        self.prefilling.add(request)
 
-    def stop(self, sequence: SequenceId) -> bool:
-        """Returns whether the draft served the sequence."""
-        self.prefilling.discard(sequence)
+    def stop(self, request: SequenceId) -> bool:
+        """Returns whether the draft served the request."""
+        self.prefilling.discard(request)
         self._late_since = None
-        return self.started.pop(sequence, None) is not None
+        return self.started.pop(request, None) is not None
 
     def owes_growth(self, now: float) -> None:
         """A round missed, or the draft rested and was asked for a step."""
         if self._late_since is None:
             self._late_since = now
 
-    def earlier(self, sequence: Sequence) -> Earlier:
-        """Of the conversation that the sequence continues."""
-        known = self._earlier.get(sequence.id)
+    def earlier(self, request: Request) -> Earlier:
+        """Of the conversation that the request continues."""
+        known = self._earlier.get(request.id)
         if known is None:
-            known = self._earlier[sequence.id] = self.conversations.earlier(self.seen(sequence))
+            known = self._earlier[request.id] = self.conversations.earlier(self.seen(request))
         return known
 
-    def remember(self, sequence: Sequence) -> None:
-        """The sequence has ended: what the next one that continues it will find."""
-        earlier, seen = self._earlier.pop(sequence.id, None), self.seen(sequence)
+    def remember(self, request: Request) -> None:
+        """The request has ended: what the next one that continues it will find."""
+        earlier, seen = self._earlier.pop(request.id, None), self.seen(request)
         if earlier is not None:
-            self.conversations.ended(sequence.id, seen, len(seen) if sequence.id in self.started else earlier.held)
+            self.conversations.ended(request.id, seen, len(seen) if request.id in self.started else earlier.held)
 
-    def seen(self, sequence: Sequence) -> list[int]:
+    def seen(self, request: Request) -> list[int]:
         """The tokens that it sees of those before the root."""
-        return RollingContext(self.hello.context).seen(sequence.tokens[:-1])
+        return RollingContext(self.hello.context).seen(request.tokens[:-1])
 
-    def has_grown(self, sequence: SequenceId) -> None:
+    def has_grown(self, request: SequenceId) -> None:
         self._late_since = None
-        self.conversations.grown(sequence)
-        self.prefilling.discard(sequence)
+        self.conversations.grown(request)
+        self.prefilling.discard(request)
 
     def silent(self, estimates: Estimates, now: float) -> bool:
         """The draft has owed growth for too long."""
@@ -448,98 +448,96 @@ class DraftDispatch:
     def __init__(
         self,
         strategy: Strategy,
-        sequences: Mapping[SequenceId, Sequence],
+        requests: Mapping[SequenceId, Request],
         workers: WorkerRegistry,
         meter: Meter,
         election: Election,
-        written: Callable[[Sequence], KvReference | None],
+        written: Callable[[Request], KvReference | None],
     ) -> None:
-        """`written`: the arena with the target's KV of a sequence."""
+        """`written`: the arena with the target's KV of a request."""
         self._written = written
         self.drafts: dict[int, Draft] = {}
         self._strategy = strategy
-        self._sequences = sequences
+        self._requests = requests
         self._workers = workers
         self._meter = meter
         self._election = election
 
-    def start(self, id: int, speculation: Speculation, sequence: Sequence, now: float) -> list[Command]:
-        """Start the sequence on a draft that does not serve it, unless guesses for it are not wanted.
+    def start(self, id: int, speculation: Speculation, request: Request, now: float) -> list[Command]:
+        """Start the request on a draft that does not serve it, unless guesses for it are not wanted.
 
         A draft that is the target's first layers starts once the target has saved their KV of the prompt.
         """
         draft, vocabulary = self.drafts[id], self._workers.vocabulary
         estimates = speculation.estimates
         unwanted = not speculation.wanted or estimates.usefulness.paused
-        if not vocabulary or unwanted or _too_short(sequence, draft, estimates, self._sharing):
+        if not vocabulary or unwanted or _too_short(request, draft, estimates, self._sharing):
             return []
-        adopt = draft.history.arenas.adopt(sequence.id)
+        adopt = draft.history.arenas.adopt(request.id)
         if adopt is None and self._shares(draft):
-            written = self._written(sequence)
-            if _comes_soon(sequence, written):
+            written = self._written(request)
+            if _comes_soon(request, written):
                 return []
-            adopt = draft.history.arenas.share(sequence.id, written)
-        draft.start(sequence.id, sequence.round)
-        draft.conversations.begun(sequence.id, draft.earlier(sequence).held)
+            adopt = draft.history.arenas.share(request.id, written)
+        draft.start(request.id, request.round)
+        draft.conversations.begun(request.id, draft.earlier(request).held)
         adopted = adopt.tokens if adopt else 0
-        speculation.start(max(0, draft.reads(len(sequence.tokens)) - adopted), now)
-        plan = self._plan(speculation, sequence)
-        start = sequence.start_message(plan, vocabulary, adopt)
+        speculation.start(max(0, draft.reads(len(request.tokens)) - adopted), now)
+        plan = self._plan(speculation, request)
+        start = request.start_message(plan, vocabulary, adopt)
         return [SendMessage("draft", start, id)]
 
-    def extend(self, id: int, sequence: Sequence, steps: int, now: float) -> list[Command]:
+    def extend(self, id: int, request: Request, steps: int, now: float) -> list[Command]:
         """Ask a draft that rests to grow up to `steps` steps below the root."""
         draft = self.drafts[id]
-        if sequence.id not in draft.started:
+        if request.id not in draft.started:
             return []
         draft.owes_growth(now)
-        sequence.speculation.ask(steps, now)
-        self._meter.asked(sequence)
-        return [SendMessage("draft", Extend(sequence.id, sequence.round, steps), id)]
+        request.speculation.ask(steps, now)
+        self._meter.asked(request)
+        return [SendMessage("draft", Extend(request.id, request.round, steps), id)]
 
     def reroot(
-        self, id: int, speculation: Speculation, sequence: Sequence, tokens: list[int], hit: bool, now: float
+        self, id: int, speculation: Speculation, request: Request, tokens: list[int], hit: bool, now: float
     ) -> list[Command]:
-        """The sequence has committed `tokens`. `hit`: the draft's tree has the new root."""
+        """The request has committed `tokens`. `hit`: the draft's tree has the new root."""
         draft = self.drafts[id]
         if speculation.estimates.usefulness.paused:
             speculation.stop()
-            return self.stop(id, sequence.id)
-        if sequence.id not in draft.started:
-            return self.start(id, speculation, sequence, now)
-        plan = self._plan(speculation, sequence)
+            return self.stop(id, request.id)
+        if request.id not in draft.started:
+            return self.start(id, speculation, request, now)
+        plan = self._plan(speculation, request)
         if not hit and not speculation.resting:
             draft.owes_growth(now)
         # Guesses were given up of the active draft alone.
-        anew = sequence.anew and speculation is sequence.speculation
+        anew = request.anew and speculation is request.speculation
         reroot = Reroot(
-            sequence=sequence.id,
-            round=sequence.round,
-            position=sequence.position - len(tokens),
+            sequence=request.id,
+            round=request.round,
+            position=request.position - len(tokens),
             tokens=tuple(tokens),
-            root=sequence.tree.root.id,
+            root=request.tree.root.id,
             missed=not hit,
             plan=plan,
             anew=anew,
         )
         return [SendMessage("draft", reroot, id)]
 
-    def stop(self, id: int, sequence: SequenceId) -> list[Command]:
-        return [SendMessage("draft", Stop(sequence), id)] if self.drafts[id].stop(sequence) else []
+    def stop(self, id: int, request: SequenceId) -> list[Command]:
+        return [SendMessage("draft", Stop(request), id)] if self.drafts[id].stop(request) else []
 
-    def catch_up(self, id: int, sequence: Sequence, now: float) -> list[Command]:
+    def catch_up(self, id: int, request: Request, now: float) -> list[Command]:
         """Let a draft that a later turn of a conversation was too short for read it after its end, while nothing else
         is to be done: the next turn then finds it read."""
-        draft, estimates = self.drafts[id], sequence.estimates
-        declined = (
-            sequence.id not in draft.started and draft.earlier(sequence).continues and draft.conversations.trusted
-        )
-        wanted = sequence.speculation.wanted and not estimates.usefulness.paused and self._workers.vocabulary
+        draft, estimates = self.drafts[id], request.estimates
+        declined = request.id not in draft.started and draft.earlier(request).continues and draft.conversations.trusted
+        wanted = request.speculation.wanted and not estimates.usefulness.paused and self._workers.vocabulary
         if not (declined and wanted and estimates.turns.in_turns) or draft.hello.features or self._shares(draft):
             return []
-        draft.catching_up = CatchingUp(sequence.id, draft.seen(sequence), draft.earlier(sequence).held, now, estimates)
+        draft.catching_up = CatchingUp(request.id, draft.seen(request), draft.earlier(request).held, now, estimates)
         plan = BestFirst(width=1, fan=1, steps=1)
-        start = sequence.start_message(plan, self._workers.vocabulary)
+        start = request.start_message(plan, self._workers.vocabulary)
         return [SendMessage("draft", start, id)]
 
     def stop_catching_up(self, id: int, now: float, done: bool = False) -> list[Command]:
@@ -556,9 +554,9 @@ class DraftDispatch:
         target = self._workers.target
         return target is not None and shares_first_layers(draft.hello, target)
 
-    def _plan(self, speculation: Speculation, sequence: Sequence) -> GrowthPlan | None:
-        plan = self._strategy.plan(speculation.estimates, self._sharing, sequence.request.draft_tokens)
-        if speculation is not sequence.speculation and isinstance(plan, BestFirst):
+    def _plan(self, speculation: Speculation, request: Request) -> GrowthPlan | None:
+        plan = self._strategy.plan(speculation.estimates, self._sharing, request.task.draft_tokens)
+        if speculation is not request.speculation and isinstance(plan, BestFirst):
             # Only the active draft is asked for steps: one on trial grows by itself, or rests.
             plan = structs.replace(plan, steps=0 if self._election.alone else None)
         return speculation.follow(plan)
@@ -566,10 +564,10 @@ class DraftDispatch:
     @property
     def _sharing(self) -> int:
         """Requests whose trees a draft grows."""
-        return max(1, sum(sequence.phase is not Phase.WAITING for sequence in self._sequences.values()))
+        return max(1, sum(request.phase is not Phase.WAITING for request in self._requests.values()))
 
 
-def _too_short(sequence: Sequence, draft: Draft, estimates: Estimates, sharing: int) -> bool:
+def _too_short(request: Request, draft: Draft, estimates: Estimates, sharing: int) -> bool:
     """Whether the answer can't gain what it costs that the target waits while the draft reads what it does not hold of
     the prompt.
 
@@ -577,10 +575,10 @@ def _too_short(sequence: Sequence, draft: Draft, estimates: Estimates, sharing: 
     """
     if not (estimates.turns.in_turns and estimates.target.known):
         return False
-    missing = max(0, draft.reads(len(sequence.tokens)) - draft.earlier(sequence).held)
+    missing = max(0, draft.reads(len(request.tokens)) - draft.earlier(request).held)
     reading = missing * estimates.prefill.get(0.0)
     plain = estimates.target(sharing) / sharing
-    return _CERTAIN * reading > _gain_of_turns(estimates, sharing) * sequence.remaining * plain
+    return _CERTAIN * reading > _gain_of_turns(estimates, sharing) * request.remaining * plain
 
 
 def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
@@ -597,7 +595,7 @@ def _gain_of_turns(estimates: Estimates, sharing: int) -> float:
     return max(_LEAST_GAIN, gain)
 
 
-def _comes_soon(sequence: Sequence, written: KvReference | None) -> bool:
+def _comes_soon(request: Request, written: KvReference | None) -> bool:
     """Whether the target is still to save much of the prompt's KV, which takes it a round for each part."""
-    missing = sequence.position - (0 if written is None else written.tokens)
-    return missing > _SAVED_AT_ONCE and sequence.stats.rounds < 2 + sequence.position // _SAVED_AT_ONCE
+    missing = request.position - (0 if written is None else written.tokens)
+    return missing > _SAVED_AT_ONCE and request.stats.rounds < 2 + request.position // _SAVED_AT_ONCE

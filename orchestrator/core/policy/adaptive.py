@@ -10,7 +10,7 @@ from typing import Protocol
 from orchestrator.core.options import Options
 from orchestrator.core.policy.decision import (
     Decision,
-    SequenceView,
+    RequestView,
     VerifyNodes,
     WaitUntil,
 )
@@ -83,7 +83,7 @@ class Adaptive:
             width, expensive = width // 2, self._STEEP
         return width
 
-    def decide(self, views: Sequence[SequenceView]) -> list[Decision]:
+    def decide(self, views: Sequence[RequestView]) -> list[Decision]:
         """The first of these rules that applies, for all requests of the round."""
         return (
             _let_drafts_read(views)
@@ -91,7 +91,7 @@ class Adaptive:
             or self._wait_or_verify(views, [self._candidates(view, views) for view in views])
         )
 
-    def _wait_or_verify(self, views: Sequence[SequenceView], guesses: "list[NodeChoice]") -> list[Decision]:
+    def _wait_or_verify(self, views: Sequence[RequestView], guesses: "list[NodeChoice]") -> list[Decision]:
         """Wait for growth if that promises a higher rate; else verify the root of each request and the best nodes of
         all trees together."""
         estimates = views[0].estimates
@@ -104,11 +104,11 @@ class Adaptive:
         goes_on = not any(now.nodes) and all(map(_stays_plain, views))
         return [VerifyNodes(each.nodes(count), goes_on=goes_on) for each, count in zip(guesses, now.nodes, strict=True)]
 
-    def _candidates(self, view: SequenceView, views: Sequence[SequenceView]) -> "NodeChoice":
+    def _candidates(self, view: RequestView, views: Sequence[RequestView]) -> "NodeChoice":
         most = int(min(self._options.max_verify, views[0].estimates.target.reach - 1))
         return candidates(view, most, self._options.lookup == "on", len(views))
 
-    def _owed_growth(self, view: SequenceView, guesses: "NodeChoice") -> "_OwedGrowth | None":
+    def _owed_growth(self, view: RequestView, guesses: "NodeChoice") -> "_OwedGrowth | None":
         """The next growth, if one can be waited for."""
         estimates, least = view.estimates, self._least(view.estimates)
         if not view.drafting or not estimates.step.count or not estimates.target.known:
@@ -126,7 +126,7 @@ class Adaptive:
 
     def _wait_until(
         self,
-        views: Sequence[SequenceView],
+        views: Sequence[RequestView],
         gains: list[list[float]],
         owed: "list[_OwedGrowth | None]",
         rate: float,
@@ -163,24 +163,24 @@ class Adaptive:
         return None
 
 
-def _let_drafts_read(views: Sequence[SequenceView]) -> list[Decision]:
+def _let_drafts_read(views: Sequence[RequestView]) -> list[Decision]:
     """Wait while a draft on the target's device reads a prompt alone."""
     until = max(view.reading_until for view in views)
     return [WaitUntil(until) for _ in views] if until > views[0].now else []
 
 
-def _measure_a_plain_forward(views: Sequence[SequenceView]) -> list[Decision]:
+def _measure_a_plain_forward(views: Sequence[RequestView]) -> list[Decision]:
     """Verify the root alone, where forwards over one token have become so rare that their cost is not known."""
     due = len(views) == 1 and views[0].in_turns and views[0].estimates.target.narrow_due
     return [VerifyNodes([])] if due else []
 
 
-def _has_taken_its_time(view: SequenceView) -> bool:
+def _has_taken_its_time(view: RequestView) -> bool:
     """Whether a draft in turns is asked no more below this root: it may answer each request with nothing that helps."""
     return view.steps >= MAX_STEPS or view.now - view.ready_since > view.estimates.growth_timeout
 
 
-def _due(view: SequenceView) -> float:
+def _due(view: RequestView) -> float:
     """When the next growth should arrive."""
     estimates, step = view.estimates, view.estimates.step.get(0.0)
     if view.in_turns:
@@ -196,7 +196,7 @@ def _due(view: SequenceView) -> float:
     return max(due, view.draft_ready_at + step) if view.draft_ready_at > view.now else due
 
 
-def _stays_plain(view: SequenceView) -> bool:
+def _stays_plain(view: RequestView) -> bool:
     """Whether the next round will hardly have a node. A wrong answer costs the nodes of one round."""
     asks = view.in_turns and view.drafting and view.estimates.unasked + 1 >= _MOST_UNASKED
     return view.plain_rounds >= _PLAIN_ROUNDS and not asks
@@ -241,7 +241,7 @@ class NodeChoice(Protocol):
         ...
 
 
-def candidates(view: SequenceView, limit: int, lookup: bool, sharing: int) -> NodeChoice:
+def candidates(view: RequestView, limit: int, lookup: bool, sharing: int) -> NodeChoice:
     """At most `limit` nodes, with guesses by prompt lookup if `lookup`, of one of `sharing` requests."""
     if view.level == "tree":
         return TreeCandidates(view, limit, lookup)
@@ -251,7 +251,7 @@ def candidates(view: SequenceView, limit: int, lookup: bool, sharing: int) -> No
 class TreeCandidates:
     """Any tree can be verified, so the best nodes are the most probable ones."""
 
-    def __init__(self, view: SequenceView, limit: int, lookup: bool) -> None:
+    def __init__(self, view: RequestView, limit: int, lookup: bool) -> None:
         self._limit = limit
         self._nodes = drafted = _most_probable(view, limit)
         self.gains = self._drafted = view.tree.path_probabilities(drafted)
@@ -271,7 +271,7 @@ class TreeCandidates:
             open = with_growth(open[width:], open[:width], shares)
         return found
 
-    def _guesses(self, view: SequenceView) -> list[Node]:
+    def _guesses(self, view: RequestView) -> list[Node]:
         """Guesses by prompt lookup behind the most probable leaf."""
         leaf = next((node for node in self._nodes or [view.tree.root] if not node.children), None)
         return [] if leaf is None else view.lookup(leaf)
@@ -283,7 +283,7 @@ class PathCandidates:
     The best paths of two lengths may differ, so `gains` need neither fall nor be positive.
     """
 
-    def __init__(self, view: SequenceView, limit: int, lookup: bool, searched: int) -> None:
+    def __init__(self, view: RequestView, limit: int, lookup: bool, searched: int) -> None:
         """`searched`: the number of most probable nodes that paths are made of."""
         root = view.tree.root
         drafted = _most_probable(view, searched)
@@ -367,7 +367,7 @@ def _differences(totals: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(totals)]
 
 
-def _most_probable(view: SequenceView, limit: int) -> list[Node]:
+def _most_probable(view: RequestView, limit: int) -> list[Node]:
     """The `limit` most probable nodes that the request still has room for, parents first."""
     deepest = view.tree.root.depth + view.room
     return list(islice((node for node in view.tree.best() if node.depth <= deepest), limit))

@@ -1,4 +1,4 @@
-"""What a strategy may look at, and what it may decide, when the target is ready for a sequence. Pure."""
+"""What a strategy may look at, and what it may decide, when the target is ready for a request. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ Decision: TypeAlias = VerifyNodes | WaitUntil
 
 
 @dataclass(slots=True)
-class SequenceView:
-    """What a strategy may look at when the target is ready for a sequence. Times are the orchestrator's."""
+class RequestView:
+    """What a strategy may look at when the target is ready for a request. Times are the orchestrator's."""
 
     tree: TokenTree
     estimates: Estimates
@@ -44,11 +44,11 @@ class SequenceView:
     ready_since: float
     """When the root became known."""
     grown_at: float
-    """When the last growth for this sequence arrived, or its draft was started."""
+    """When the last growth for this request arrived, or its draft was started."""
     room: int
     """Most tokens below the root that can still be used."""
     drafting: bool
-    """A draft grows this sequence and is not silent."""
+    """A draft grows this request and is not silent."""
     lag: float
     """Seconds by which the draft was behind when the root became known."""
     draft_ready_at: float
@@ -91,10 +91,10 @@ class Strategy(Protocol):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         """How a draft is to grow one of `sharing` requests that share its steps; None without a draft.
 
-        `draft_tokens`: the request's own K, as in `SequenceView`.
+        `draft_tokens`: the request's own K, as in `RequestView`.
         """
         ...
 
-    def decide(self, views: Sequence[SequenceView]) -> list[Decision]:
+    def decide(self, views: Sequence[RequestView]) -> list[Decision]:
         """One decision for each of the requests, whose trees can share one forward of the target."""
         ...

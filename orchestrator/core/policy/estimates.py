@@ -729,7 +729,7 @@ class ChosenNode(NamedTuple):
 
 @dataclass(slots=True)
 class Estimates:
-    """Measurements of one draft with the target, for all sequences that are sampled, or for all greedy ones."""
+    """Measurements of one draft with the target, for all requests that are sampled, or for all greedy ones."""
 
     beside_draft: WidthCost = field(default_factory=WidthCost)
     """Of the target's forwards while the draft grows."""

@@ -6,7 +6,7 @@ from itertools import islice
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import Decision, SequenceView, Strategy, VerifyNodes, WaitUntil
+from orchestrator.core.policy.decision import Decision, RequestView, Strategy, VerifyNodes, WaitUntil
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_count
 from protocol.messages.base import MAX_SUPPORT
@@ -20,9 +20,9 @@ class IndependentRequests(ABC):
     refreshes = False
 
     @abstractmethod
-    def decide_alone(self, view: SequenceView) -> Decision: ...
+    def decide_alone(self, view: RequestView) -> Decision: ...
 
-    def decide(self, views: Sequence[SequenceView]) -> list[Decision]:
+    def decide(self, views: Sequence[RequestView]) -> list[Decision]:
         return [self.decide_alone(view) for view in views]
 
 
@@ -38,7 +38,7 @@ class Autoregressive(IndependentRequests):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         return None
 
-    def decide_alone(self, view: SequenceView) -> Decision:
+    def decide_alone(self, view: RequestView) -> Decision:
         return VerifyNodes([], goes_on=True)
 
 
@@ -54,11 +54,11 @@ class Sequential(IndependentRequests):
     def plan(self, estimates: Estimates, sharing: int, draft_tokens: int | None) -> GrowthPlan | None:
         return Chain(draft_tokens or self._depth)
 
-    def decide_alone(self, view: SequenceView) -> Decision:
+    def decide_alone(self, view: RequestView) -> Decision:
         return await_chain(view, view.draft_tokens or self._depth)
 
 
-def await_chain(view: SequenceView, depth: int) -> Decision:
+def await_chain(view: RequestView, depth: int) -> Decision:
     """Verify the draft's chain of `depth` tokens once it has grown; do not wait longer for a silent draft."""
     depth = min(depth, view.room)
     chain = list(islice(view.tree.main_chain(), depth))
@@ -89,7 +89,7 @@ class PublishedSsd(IndependentRequests):
         fan = geometric_fan_out(estimates.acceptance.get(0.0), estimates.hits.exponent, depth, options.fan_budget)
         return FanOut(depth, tuple(min(MAX_SUPPORT, guesses) for guesses in fan))
 
-    def decide_alone(self, view: SequenceView) -> Decision:
+    def decide_alone(self, view: RequestView) -> Decision:
         missed = not view.tree.root.children
         if not missed or self._options.fallback == "neural":
             return await_chain(view, self._depth(view))
@@ -97,7 +97,7 @@ class PublishedSsd(IndependentRequests):
             return VerifyNodes(self._lookup(view)[0])
         return self._fall_back(view)
 
-    def _fall_back(self, view: SequenceView) -> Decision:
+    def _fall_back(self, view: RequestView) -> Decision:
         """After a miss: wait for K draft tokens or use prompt lookup, whichever has the higher expected rate."""
         depth, estimates = min(self._depth(view), view.room), view.estimates
         acceptance = estimates.acceptance.get(0.0)
@@ -108,11 +108,11 @@ class PublishedSsd(IndependentRequests):
         ready = view.drafting and view.draft_ready_at <= view.now and estimates.step.count
         return await_chain(view, depth) if ready and just_in_time > rate else VerifyNodes(nodes)
 
-    def _depth(self, view: SequenceView) -> int:
+    def _depth(self, view: RequestView) -> int:
         """K of this request."""
         return view.draft_tokens or self._options.draft_tokens
 
-    def _lookup(self, view: SequenceView) -> tuple[list[Node], float]:
+    def _lookup(self, view: RequestView) -> tuple[list[Node], float]:
         """The guesses by prompt lookup that are worth verifying, and their rate. No guess is plain decoding."""
         chain = view.lookup(view.tree.root) if self._options.lookup == "on" else []
         best = best_count(view.tree.path_probabilities(chain), view.estimates.target, view.estimates.hop.get(0.0))

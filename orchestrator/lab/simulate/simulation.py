@@ -19,7 +19,7 @@ from orchestrator.core.commands import (
     TellReading,
     TrialDecided,
 )
-from orchestrator.core.events import Arrived, Ended, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Ended, Event, Submitted, Task, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.devices import Wire, Wires
@@ -39,7 +39,7 @@ _RESTART_SECONDS = 1.0
 class SimulatedClient:
     """One request, and what its client received."""
 
-    request: Request
+    task: Task
     reference: list[int]
     """The tokens of target-only decoding."""
     tokens: list[int] = field(default_factory=list)
@@ -137,23 +137,23 @@ class Simulation:
         """Submit request `number` of the language, with its own prompt unless another one is given."""
         tokens = self.language.prompt(number) if prompt is None else prompt
         sampling = Sampling(temperature=temperature, seed=number, prompt_logprobs=prompt_logprobs)
-        request = Request(tokens, sampling, max_tokens, ends)
+        task = Task(tokens, sampling, max_tokens, ends)
         id = SequenceId(self.first_sequence + self._requests)
         self._requests += 1
-        self.clients[id] = SimulatedClient(request, self._reference(request))
+        self.clients[id] = SimulatedClient(task, self._reference(task))
         self.live.add(id)
-        self.step(Submitted(id, request))
+        self.step(Submitted(id, task))
         return id
 
     def cancel(self, sequence: SequenceId) -> None:
         self.step(Ended(sequence, "cancelled"))
 
-    def _reference(self, request: Request) -> list[int]:
+    def _reference(self, task: Task) -> list[int]:
         """The tokens of target-only decoding with an unlimited context."""
         tokens: list[int] = []
-        for position in range(len(request.tokens), len(request.tokens) + request.max_tokens):
-            tokens.append(self.language.token(request.sampling.seed, position))
-            if tokens[-1] in request.eos_tokens:
+        for position in range(len(task.tokens), len(task.tokens) + task.max_tokens):
+            tokens.append(self.language.token(task.sampling.seed, position))
+            if tokens[-1] in task.eos_tokens:
                 break
         return tokens
 

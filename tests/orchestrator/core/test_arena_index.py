@@ -24,7 +24,7 @@ class Library(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.library = ArenaIndex(LIMIT)
-        self.sequences: dict[int, list[int]] = {}
+        self.requests: dict[int, list[int]] = {}
         self.ended: set[int] = set()
         self.held: dict[str, tuple[int, list[int], int]] = {}
         """Name: writer or the last one, tokens and size."""
@@ -33,7 +33,7 @@ class Library(RuleBasedStateMachine):
         self.names = 0
 
     def live(self) -> list[int]:
-        return sorted(set(self.sequences) - self.ended)
+        return sorted(set(self.requests) - self.ended)
 
     def give_up(self, names: list[str]) -> None:
         for name in names:
@@ -43,27 +43,27 @@ class Library(RuleBasedStateMachine):
 
     @rule(tail=st.lists(st.integers(0, 1), max_size=12), short=st.booleans())
     def begin(self, tail, short):
-        self.sequences[len(self.sequences)] = (STEM[:-5] if short else list(STEM)) + tail
+        self.requests[len(self.requests)] = (STEM[:-5] if short else list(STEM)) + tail
 
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=6), size=st.integers(1, 60))
     def offered(self, data, more, size):
         if not self.live():
             return
         id = data.draw(st.sampled_from(self.live()))
-        self.sequences[id] += more
+        self.requests[id] += more
         again = [name for name, (writer, _, _) in self.held.items() if writer == id]
         again += sorted(name for name in self.gone if name.startswith(f"{id}-") and name not in self.lent.values())
         self.names += 1
         name = data.draw(st.sampled_from([*again, f"{id}-{self.names}"]))
-        self.take_in(name, id, self.sequences[id], data.draw(st.integers(1, len(self.sequences[id]) + 2)), size)
+        self.take_in(name, id, self.requests[id], data.draw(st.integers(1, len(self.requests[id]) + 2)), size)
 
     @rule(data=st.data(), size=st.integers(1, 60))
     def a_later_turn_goes_on_with_the_arena_of_an_earlier_one(self, data, size):
         free = [(name, tokens) for name, (writer, tokens, _) in self.held.items() if writer in self.ended]
-        pairs = [(name, id) for name, held in free for id in self.live() if self.sequences[id][: len(held)] == held]
+        pairs = [(name, id) for name, held in free for id in self.live() if self.requests[id][: len(held)] == held]
         if pairs:
             name, id = data.draw(st.sampled_from(pairs))
-            self.take_in(name, id, self.sequences[id], len(self.sequences[id]), size)
+            self.take_in(name, id, self.requests[id], len(self.requests[id]), size)
 
     def take_in(self, name: str, id: int, tokens: list[int], count: int, size: int) -> None:
         given_up = self.library.offer(offer(id, name, count, size), tokens)
@@ -76,7 +76,7 @@ class Library(RuleBasedStateMachine):
             id = data.draw(st.sampled_from(self.live()))
             self.ended.add(id)
             self.lent.pop(id, None)
-            self.give_up(self.library.sequence_ended(SequenceId(id)))
+            self.give_up(self.library.request_ended(SequenceId(id)))
 
     @rule(data=st.data())
     def unusable(self, data):
@@ -94,7 +94,7 @@ class Library(RuleBasedStateMachine):
     def adopt(self, data):
         if self.live():
             id = data.draw(st.sampled_from(self.live()))
-            found = self.check(self.sequences[id])
+            found = self.check(self.requests[id])
             self.library.pin(SequenceId(id), found)
             self.lent.pop(id, None)
             if found:
@@ -158,7 +158,7 @@ def test_an_arena_does_not_pass_to_a_sequence_of_other_tokens(over: bool):
     library = ArenaIndex(LIMIT)
     library.offer(offer(1, "arena", MIN_SHARED_TOKENS), STEM)
     if over:
-        library.sequence_ended(SequenceId(1))
+        library.request_ended(SequenceId(1))
 
     assert library.offer(offer(2, "arena", MIN_SHARED_TOKENS), STEM[::-1]) == []
     assert library.find([*STEM[::-1], 1]) is None

@@ -211,7 +211,7 @@ def test_no_round_waits_for_features_or_changes_by_them():
 
 def test_features_that_fit_no_committed_tokens_are_dropped():
     simulation = relaying()
-    sequence = simulation.machine.sequences[ONE]
+    sequence = simulation.machine.requests[ONE]
     sent, stale = len(relayed(simulation)), simulation.machine.stale
     for sequence_id, round, first, rows in (
         (SequenceId(99), 0, 0, 1),

@@ -118,8 +118,8 @@ class Pinged(ScriptedSimulation):
 
     def step(self, event: Event) -> list[Command]:
         if isinstance(event, Submitted) and event.sequence == ONE:
-            sampling = replace(event.request.sampling, **self.asked)
-            event = Submitted(ONE, dataclasses.replace(event.request, sampling=sampling))
+            sampling = replace(event.task.sampling, **self.asked)
+            event = Submitted(ONE, dataclasses.replace(event.task, sampling=sampling))
         return super().step(event)
 
     def count(self, *kinds: type[Command]) -> int:

@@ -115,7 +115,7 @@ def test_the_target_hears_before_the_round_is_counted():
         verdict = isinstance(event, Arrived) and isinstance(event.message, Verdict)
         match answer.first:
             case [SendMessage(message=Verify())] if verdict:
-                stats = machine.sequences[ONE].stats
+                stats = machine.requests[ONE].stats
                 counted, answered = stats.rounds, answered + 1
                 assert len(answer.then()) == 2
                 assert stats.rounds == counted + 1
@@ -189,7 +189,7 @@ def run_with_deaths(simulation, poison, deaths=10):
     while simulation.live and deaths:
         if simulation.own.get("target") not in simulation.hosts:
             target = simulation.start("target")
-        at_work = simulation.machine.sequences.get(poison)
+        at_work = simulation.machine.requests.get(poison)
         if at_work is not None and at_work.phase in AWAITING_TARGET and target is not None:
             deaths -= 1
             simulation.kill("target")
@@ -323,7 +323,7 @@ def test_an_ended_request_leaves_nothing_and_the_others_go_on(reason):
 
     assert simulation.clients[first].reason == reason
     assert simulation.clients[second].tokens == simulation.clients[second].reference
-    assert simulation.machine.sequences == {}
+    assert simulation.machine.requests == {}
     assert {stop.sequence for stop in simulation.sent(Stop, simulation.own["target"])} == {first, second}
 
 
@@ -396,7 +396,7 @@ def test_a_draft_too_far_away_to_help_after_a_miss_is_not_waited_for():
 def test_a_fault_of_a_target_that_owes_nothing_is_stale(kind):
     simulation = ready("sd")
     simulation.submit(1, max_tokens=200)
-    simulation.run_while(lambda: simulation.machine.sequences[ONE].phase is not Phase.READY)
+    simulation.run_while(lambda: simulation.machine.requests[ONE].phase is not Phase.READY)
     before = simulation.machine.stale
     commands = simulation.step(Arrived("target", simulation.own["target"], Fault(kind, "late", ONE)))
 
@@ -491,7 +491,7 @@ def in_the_middle() -> ScriptedSimulation:
     simulation.submit(OVER, max_tokens=20)
     simulation.run()
     simulation.submit(LIVE, max_tokens=300)
-    sequence = simulation.machine.sequences[LIVE]
+    sequence = simulation.machine.requests[LIVE]
     simulation.run_while(lambda: sequence.round < 12 or sequence.phase is not Phase.VERIFYING)
     for role, incarnation in simulation.own.items():
         simulation.step(Arrived(role, incarnation, Pong(0.0)))
@@ -509,7 +509,7 @@ def state(simulation: ScriptedSimulation) -> list[int | float | str | None]:
 
 def stale_event(simulation: ScriptedSimulation, source: random.Random) -> Arrived:
     """Something that was once true, or is true of others."""
-    sequence = simulation.machine.sequences[LIVE]
+    sequence = simulation.machine.requests[LIVE]
     target, draft = simulation.own["target"], simulation.own["draft"]
     old = source.randrange(sequence.round)
     path = tuple(NodeId(source.getrandbits(62)) for _ in range(source.randrange(1, 4)))
@@ -543,12 +543,12 @@ def test_stale_messages_change_nothing_and_are_counted():
     assert simulation.machine.stale == counted + MANY
     simulation.run()
     assert len(simulation.clients[LIVE].tokens) == 300
-    assert simulation.machine.sequences == {}
+    assert simulation.machine.requests == {}
 
 
 def test_growth_that_comes_again_in_any_order_adds_no_node_and_asks_for_nothing():
     simulation, source = in_the_middle(), random.Random(6)
-    tree = simulation.machine.sequences[LIVE].tree
+    tree = simulation.machine.requests[LIVE].tree
     nodes = sorted(node.id for node in tree)
     known = [node for node in tree if node.parent is not None]
     for _ in range(MANY // 10):

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from msgspec import structs
 
-from orchestrator.core.events import Arrived, Request, Submitted
+from orchestrator.core.events import Arrived, Submitted, Task
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
 from orchestrator.lab.simulate.simulation import SimulatedClient
@@ -89,7 +89,7 @@ def test_adaptive_goes_on_after_plain_rounds_and_its_tokens_are_the_targets_own(
 def test_rejection_sampling_with_a_draft_never_goes_on(strategy: str):
     simulation = _useless(strategy=strategy)
     sampling = Sampling(temperature=1.0, verification="rejection")
-    request = Request((7,), sampling, 60)
+    request = Task((7,), sampling, 60)
     simulation.clients[ONE] = SimulatedClient(request, [])
     simulation.step(Submitted(ONE, request))
     simulation.run_while(lambda: len(_asked(simulation)) < 50)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.commands import Command, Emit, SendMessage, TellReading
-from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Submitted, Task, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.workers import modelled_hello
@@ -28,7 +28,7 @@ class Told:
         self.sent: dict[str, list[Any]] = {"target": [], "draft": []}
         self.step(WorkerUp(1, modelled_hello("target")))
         self.step(WorkerUp(2, modelled_hello("draft")))
-        self.step(Submitted(ONE, Request(PROMPT, Sampling(prompt_logprobs=wanted), 9)))
+        self.step(Submitted(ONE, Task(PROMPT, Sampling(prompt_logprobs=wanted), 9)))
 
     def step(self, event: Any) -> list[Command]:
         commands = self.machine.step(event, 0.0).all()
@@ -117,7 +117,7 @@ LONG = tuple(range(1, 102))
 def reading() -> Machine:
     machine = Machine(Options())
     machine.step(WorkerUp(1, modelled_hello("target")), 0.0)
-    machine.step(Submitted(ONE, Request(LONG, Sampling(), 9)), 0.0)
+    machine.step(Submitted(ONE, Task(LONG, Sampling(), 9)), 0.0)
     return machine
 
 

@@ -59,7 +59,8 @@ def a_draft_that_dies() -> ScriptedSimulation:
     simulation = running(tokens=10)
     simulation.run_until(0.04)
     simulation.kill("draft")
-    simulation.clock.at(0.08, lambda: simulation.start("draft"))
+    simulation.run_until(0.08)
+    simulation.start("draft")
     return simulation
 
 

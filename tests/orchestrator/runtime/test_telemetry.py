@@ -81,7 +81,7 @@ def test_verified_rounds_hold_all_committed_tokens():
 
 def test_nodes_under_verification_are_in_the_tree():
     simulation = watched(events=40)
-    sequence = simulation.machine.sequences[ONE]
+    sequence = simulation.machine.requests[ONE]
     simulation.run_while(lambda: sequence.outstanding is None or len(sequence.outstanding.tokens) < 3)
     selected, outstanding = simulation.frame().selected, sequence.outstanding
     assert selected is not None

@@ -51,16 +51,16 @@ class Invariants:
     def hold(self) -> None:
         """Check the machine after an event."""
         machine, now = self._machine, self._simulation.now
-        verifying = {id for id, sequence in machine.sequences.items() if sequence.phase is Phase.VERIFYING}
+        verifying = {id for id, sequence in machine.requests.items() if sequence.phase is Phase.VERIFYING}
         idle = machine.scheduler.under_verification - verifying
         _require(not idle, f"the target counts as busy with {sorted(idle)}, without a Verify")
         deadline = machine.deadline()
-        if machine.sequences and self._is_up("target"):
+        if machine.requests and self._is_up("target"):
             _require(deadline is not None, "requests are live and no tick is due")
             assert deadline is not None
             _require(deadline <= now + _MAX_WAIT, f"the next tick is due in {deadline - now:.0f} s")
-        served = sum(sequence.phase is not Phase.WAITING for sequence in machine.sequences.values())
-        places = min(len(machine.sequences), self._simulation.options.concurrent)
+        served = sum(sequence.phase is not Phase.WAITING for sequence in machine.requests.values())
+        places = min(len(machine.requests), self._simulation.options.concurrent)
         _require(served == places, f"{served} requests are decoded, and there are places for {places}")
         statuses = machine.drafts.statuses()
         standing = [*statuses.values()]
@@ -69,7 +69,7 @@ class Invariants:
 
     def empty(self) -> None:
         """After a quiet phase all requests have ended, nothing is due, and the machine holds none of them."""
-        live = len(self._simulation.live) + len(self._machine.sequences)
+        live = len(self._simulation.live) + len(self._machine.requests)
         _require(live == 0, "requests are still live after a quiet phase")
         _require(self._machine.deadline() is None, "no request is live and a tick is due")
         ended, held = self._simulation.clients.keys(), 0
@@ -104,7 +104,7 @@ class Invariants:
             case Finish(_, reason, statistics) if reason != "cancelled":
                 _require(before == expected, f"a request ended ({reason}) after {before} of {expected} tokens")
                 _require(statistics.generated_tokens == before, "the statistics have a wrong number of tokens")
-                wanted = len(client.request.tokens) - 1 if client.request.sampling.prompt_logprobs else 0
+                wanted = len(client.task.tokens) - 1 if client.task.sampling.prompt_logprobs else 0
                 told = [prompt_likelihood(place) for place in range(wanted)]
                 _require(
                     client.prompt_likelihoods == told, "the prompt's log-probabilities are not those of the target"

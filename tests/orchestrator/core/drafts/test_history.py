@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from orchestrator.core.commands import Command, Release, SendMessage
 from orchestrator.core.drafts.history import DraftArenas
-from orchestrator.core.events import Arrived, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Submitted, Task, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.workers import shares_first_layers
@@ -53,10 +53,10 @@ def test_arenas_of_sequences_that_are_over_go_with_the_draft_unless_they_serve_a
     arenas = DraftArenas()
     arenas.add(offer(ONE, A), live=True)
     arenas.add(offer(TWO, B), live=True)
-    arenas.sequence_ended(ONE)
+    arenas.request_ended(ONE)
     assert arenas.draft_down() == [Release(A)]
     assert (arenas.adopt(ONE), arenas.adopt(TWO)) == (None, KvReference(B, 40))
-    arenas.sequence_ended(TWO)
+    arenas.request_ended(TWO)
     arenas.add(offer(ONE, B, 48), live=True)
 
     assert arenas.draft_down() == []
@@ -92,7 +92,7 @@ def drafting() -> Machine:
 
 def test_a_draft_that_is_back_is_told_what_the_last_one_left_and_counted_if_it_could_not_use_it():
     machine = drafting()
-    (first,) = starts(machine.step(Submitted(ONE, Request(tuple([7] * 60), Sampling(), 10)), 0.0).all())
+    (first,) = starts(machine.step(Submitted(ONE, Task(tuple([7] * 60), Sampling(), 10)), 0.0).all())
     machine.step(Arrived("draft", 2, offer(ONE, A, 59)), 0.1)
     machine.step(WorkerDown("draft", 2), 0.2)
     (second,) = starts(machine.step(WorkerUp(3, modelled_hello("draft")), 0.3).all())
@@ -105,7 +105,7 @@ def test_a_draft_that_is_back_is_told_what_the_last_one_left_and_counted_if_it_c
 
 def test_the_end_of_a_request_gives_its_arena_to_others():
     machine = drafting()
-    machine.step(Submitted(ONE, Request((1, 2, 3), Sampling(), 10)), 0.0)
+    machine.step(Submitted(ONE, Task((1, 2, 3), Sampling(), 10)), 0.0)
     machine.step(Arrived("draft", 2, offer(TWO, A)), 0.1)
 
     assert Release(A) in machine.step(WorkerDown("draft", 2), 0.2).all()
@@ -113,12 +113,12 @@ def test_the_end_of_a_request_gives_its_arena_to_others():
 
 def test_what_a_draft_had_read_before_says_nothing_of_how_fast_it_reads():
     machine = drafting()
-    machine.step(Submitted(ONE, Request(tuple([7] * 301), Sampling(), 10)), 0.0)
+    machine.step(Submitted(ONE, Task(tuple([7] * 301), Sampling(), 10)), 0.0)
     machine.step(Arrived("draft", 2, Prefilled(ONE, 0, 100, 0.0, 200)), 1.0)
-    root = machine.sequences[ONE].tree.root.id
+    root = machine.requests[ONE].tree.root.id
     machine.step(Arrived("draft", 2, Grow(ONE, 0, (root,), (3,), (0.5,), evaluated=1, seconds=0.0)), 1.0)
 
-    assert machine.sequences[ONE].estimates.prefill.get(0.0) == 1.0 / 100
+    assert machine.requests[ONE].estimates.prefill.get(0.0) == 1.0 / 100
 
 
 # A draft that is its target's first layers -------------------------------------------------------
@@ -145,7 +145,7 @@ class Driven:
         self.commands: list[Command] = []
         self.take(WorkerUp(1, TARGET))
         self.take(WorkerUp(2, draft))
-        self.take(Submitted(ONE, Request(tokens=prompt, max_tokens=300, sampling=Sampling())))
+        self.take(Submitted(ONE, Task(tokens=prompt, max_tokens=300, sampling=Sampling())))
 
     def take(self, event: object) -> None:
         self.now += 0.01
@@ -156,7 +156,7 @@ class Driven:
 
     def round(self) -> None:
         """The target verifies the root alone."""
-        outstanding = self.machine.sequences[ONE].outstanding
+        outstanding = self.machine.requests[ONE].outstanding
         assert isinstance(outstanding, Verify)
         self.take(Arrived("target", 1, Verdict(ONE, outstanding.round, (), 5, 0.01)))
 

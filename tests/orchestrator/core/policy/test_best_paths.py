@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive, PathCandidates
-from orchestrator.core.policy.decision import SequenceView, VerifyNodes
+from orchestrator.core.policy.decision import RequestView, VerifyNodes
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.expected_rate import best_count, best_counts
 from protocol.messages.base import NodeId
 from protocol.speculation.token_tree import Node, TokenTree, fits, flatten
-from tests.support.sequence_views import guesses_behind, sequence_view
+from tests.support.request_views import guesses_behind, request_view
 
 ROOT, POSITION = NodeId(1), 5
 PROBABILITIES = st.floats(0.01, 0.99)
@@ -35,7 +35,7 @@ def tree(grown: Sequence[tuple[int, int, float]]) -> TokenTree:
     return made
 
 
-def view(made: TokenTree, costs: Sequence[float], lookup: Sequence[tuple[int, float]] = ()) -> SequenceView:
+def view(made: TokenTree, costs: Sequence[float], lookup: Sequence[tuple[int, float]] = ()) -> RequestView:
     """Of a request whose draft owes no growth. Prompt lookup guesses below the root alone."""
     estimates = Estimates()
     estimates.beside_draft.expect([(width, seconds) for width, seconds in enumerate(costs, start=1)])
@@ -43,10 +43,10 @@ def view(made: TokenTree, costs: Sequence[float], lookup: Sequence[tuple[int, fl
     def guesses(leaf: Node) -> list[Node]:
         return guesses_behind(leaf, lookup) if leaf is made.root else []
 
-    return sequence_view(made, estimates, lookup=guesses, level="chain")
+    return request_view(made, estimates, lookup=guesses, level="chain")
 
 
-def decided(options: Options, *views: SequenceView) -> list[list[Node]]:
+def decided(options: Options, *views: RequestView) -> list[list[Node]]:
     decisions = Adaptive(options).decide(views)
     assert all(isinstance(decision, VerifyNodes) for decision in decisions)
     return [decision.nodes for decision in decisions if isinstance(decision, VerifyNodes)]

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.options import Options
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import SequenceView, VerifyNodes, WaitUntil
+from orchestrator.core.policy.decision import RequestView, VerifyNodes, WaitUntil
 from orchestrator.core.policy.estimates import Estimates
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.core.speculation import Speculation
@@ -15,7 +15,7 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst, Chain, Distribution, FanOut
 from protocol.messages.worker import Grow
 from protocol.speculation.token_tree import node_id
-from tests.support.sequence_views import guesses_behind, sequence_view
+from tests.support.request_views import guesses_behind, request_view
 
 ROOT, POSITION, VOCABULARY = NodeId(1), 5, 100
 LONGEST_PAUSE = 0.25
@@ -26,9 +26,9 @@ def growth(token: int, seconds: float) -> Grow:
     return Grow(SequenceId(1), 0, (ROOT,), (token,), (0.9,), 1, seconds)
 
 
-def view(speculation: Speculation, now: float) -> SequenceView:
+def view(speculation: Speculation, now: float) -> RequestView:
     fields = {"now": now, "grown_at": speculation.grown_at, "drafting": speculation.drafting}
-    return sequence_view(speculation.tree, speculation.estimates, **fields)
+    return request_view(speculation.tree, speculation.estimates, **fields)
 
 
 def merge(speculation: Speculation, growth: Grow, now: float) -> None:
@@ -113,7 +113,7 @@ def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decisio
     speculation = Speculation(ROOT, 3, 5, found, True, 0.0)
     speculation.start(0, 0.0)
     merge(speculation, Grow(SequenceId(1), 0, (ROOT,), (7,), (claimed,), 1, 0.001), 0.01)
-    view = sequence_view(speculation.tree, found, now=0.0101, ready_since=0.01, grown_at=0.01, drafting=True)
+    view = request_view(speculation.tree, found, now=0.0101, ready_since=0.01, grown_at=0.01, drafting=True)
 
     assert isinstance(Adaptive(Options()).decide([view])[0], decision)
 
@@ -124,7 +124,7 @@ def test_growth_of_a_draft_that_pauses_is_not_waited_for(claimed: float, decisio
 CHAIN = (7, 8, 9, 10)
 
 
-def with_chain(draft_tokens: int | None = None) -> SequenceView:
+def with_chain(draft_tokens: int | None = None) -> RequestView:
     """A request whose draft has grown four nodes, one below the other."""
     estimates = Estimates()
     estimates.target.observe(1, 0.02)
@@ -137,7 +137,7 @@ def with_chain(draft_tokens: int | None = None) -> SequenceView:
     return _view(speculation, draft_tokens)
 
 
-def without_draft(guesses: list[tuple[int, float]]) -> SequenceView:
+def without_draft(guesses: list[tuple[int, float]]) -> RequestView:
     """A request with guesses by prompt lookup alone."""
     estimates = Estimates()
     estimates.target.observe(1, 0.02)
@@ -147,9 +147,9 @@ def without_draft(guesses: list[tuple[int, float]]) -> SequenceView:
     return view
 
 
-def _view(speculation: Speculation, draft_tokens: int | None) -> SequenceView:
+def _view(speculation: Speculation, draft_tokens: int | None) -> RequestView:
     fields = {"drafting": speculation.drafting, "draft_tokens": draft_tokens}
-    return sequence_view(speculation.tree, speculation.estimates, **fields)
+    return request_view(speculation.tree, speculation.estimates, **fields)
 
 
 @pytest.mark.parametrize("strategy", ["sd", "ssd"])

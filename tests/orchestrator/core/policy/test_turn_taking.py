@@ -12,8 +12,9 @@ from msgspec import structs
 from orchestrator.core.commands import Emit, SendMessage
 from orchestrator.core.drafts.election import Election
 from orchestrator.core.options import Options
+from orchestrator.core.phases import COMPARING
 from orchestrator.core.policy.adaptive import Adaptive
-from orchestrator.core.policy.decision import Decision, SequenceView, VerifyNodes, WaitUntil
+from orchestrator.core.policy.decision import Decision, RequestView, VerifyNodes, WaitUntil
 from orchestrator.core.policy.estimates import MeasuredRound, TurnTaking, Usefulness, WidthCost
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.lab.simulate.acceptance import AcceptanceModel, ModelledLanguage
@@ -326,7 +327,7 @@ def test_a_draft_that_rested_grows_by_itself_on_trial():
     while rounds < 48 or statuses()[own] != "standby":
         if not simulation.live:
             simulation.submit(len(simulation.clients) + 1, 300)
-        compared = statuses()[own] == "on trial" and simulation.machine.drafts.comparing
+        compared = statuses()[own] == "on trial" and simulation.machine.drafts.mode in COMPARING
         before = len(simulation.history)
         simulation.advance()
         plans = [rests(reroot) for _, draft, reroot in sent(simulation, Reroot, before) if draft == own and compared]
@@ -365,16 +366,16 @@ def test_growth_that_arrives_after_the_stop_changes_nothing():
     simulation = in_turns()
     sequence = simulation.submit(2, 200)
     machine, draft = simulation.machine, simulation.own["draft"]
-    while machine.sequences[sequence].round < 20:
+    while machine.requests[sequence].round < 20:
         simulation.advance()
     for _ in range(32):
-        machine.sequences[sequence].estimates.usefulness.observe(guessed=False)
-    while machine.sequences[sequence].speculation.drafting:
+        machine.requests[sequence].estimates.usefulness.observe(guessed=False)
+    while machine.requests[sequence].speculation.drafting:
         simulation.advance()
-    late = Grow(sequence, machine.sequences[sequence].round, (), (), (), evaluated=1, seconds=0.0)
+    late = Grow(sequence, machine.requests[sequence].round, (), (), (), evaluated=1, seconds=0.0)
     simulation.receive("draft", draft, late)
 
-    assert not machine.sequences[sequence].speculation.drafting
+    assert not machine.requests[sequence].speculation.drafting
 
 
 # In turns as fast as the best fixed plan ---------------------------------------------------------
@@ -390,7 +391,7 @@ def fixed(steps: int, nodes: int) -> type[Adaptive]:
     """Always so many growth steps, then the best so many nodes."""
 
     class Fixed(Adaptive):
-        def decide(self, views: Sequence[SequenceView]) -> list[Decision]:
+        def decide(self, views: Sequence[RequestView]) -> list[Decision]:
             (view,) = views
             ready = view.drafting and view.draft_ready_at <= view.now < view.ready_since + 0.2
             if ready and view.steps < steps:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.core.drafts.history import costs_behind
-from orchestrator.core.events import Request, WorkerUp
+from orchestrator.core.events import Task, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.core.policy.estimates import WidthCost
@@ -200,7 +200,7 @@ def test_a_worker_that_measured_replaces_what_its_predecessor_showed():
 
 def test_requests_begin_with_the_costs_in_the_hellos_of_both_workers_and_a_second_target_brings_its_own():
     machine, drafted = Machine(Options()), DevicePace(steps=((1, 0.004), (16, 0.012)), prefill_rate=4000.0)
-    request = Request((1, 2), Sampling(), 5)
+    request = Task((1, 2), Sampling(), 5)
     bring_up(machine, TARGET, drafted)
     estimates = machine.drafts.estimates(request, 3)
     first, growth = [estimates.target(width) for width in WIDTHS], estimates.growth(16)
@@ -219,7 +219,7 @@ def test_requests_begin_with_what_their_context_adds_by_width(prompt: int, typic
     """On Metal nine tokens read the KV like sixteen, and one like one: the widths do not move alike."""
     machine = Machine(Options())
     bring_up(machine, LONG, DRAFT)
-    cost = machine.drafts.estimates(Request((1,), Sampling(), 5), prompt).target
+    cost = machine.drafts.estimates(Task((1,), Sampling(), 5), prompt).target
 
     assert [cost(width) for width in WIDTHS] == pytest.approx([LONG.forward(width, typical) for width in WIDTHS])
 
@@ -237,7 +237,7 @@ def test_a_text_that_grows_long_is_decoded_by_the_costs_behind_long_contexts():
     simulation = modelled_pipeline(Options(), language, Devices(target=LONG, draft=DRAFT, baseline_draft=DRAFT))
     simulation.submit(1, 100)
     simulation.run()
-    drafts, request = simulation.machine.drafts, next(iter(simulation.clients.values())).request
+    drafts, request = simulation.machine.drafts, next(iter(simulation.clients.values())).task
     assert drafts.estimates(request, 500).target.observed
     assert not drafts.estimates(request, 600).target.observed
 

@@ -71,9 +71,9 @@ def _recorded(temperature: float) -> RecordedTexts:
     clients = _run("ar", temperature).clients.values()
     texts = [
         RecordedText(
-            prompt=client.request.tokens,
+            prompt=client.task.tokens,
             temperature=temperature,
-            seed=client.request.sampling.seed,
+            seed=client.task.sampling.seed,
             tokens=tuple(client.tokens),
         )
         for client in clients

@@ -9,8 +9,8 @@ import pytest
 from orchestrator.core.drafts.pool import DraftPool
 from orchestrator.core.policy.adaptive import Adaptive
 from orchestrator.core.policy.decision import WaitUntil
+from orchestrator.core.request import Request
 from orchestrator.core.scheduler import ResponseTimeouts
-from orchestrator.core.sequence import Sequence
 from tests.support.simulated_hours.simulation import simulate_hours
 
 
@@ -52,11 +52,11 @@ def breaks(monkeypatch, owner, name, replacement):
 
 
 def test_an_unchecked_verdict_is_detected(monkeypatch):
-    assert breaks(monkeypatch, Sequence, "is_answered_by", lambda self, verdict: True)
+    assert breaks(monkeypatch, Request, "is_answered_by", lambda self, verdict: True)
 
 
 def test_a_request_that_is_held_after_its_end_is_detected(monkeypatch):
-    assert breaks(monkeypatch, DraftPool, "sequence_ended", lambda self, sequence: [])
+    assert breaks(monkeypatch, DraftPool, "request_ended", lambda self, sequence: [])
 
 
 def test_a_machine_that_never_repeats_a_message_is_detected(monkeypatch):

@@ -87,6 +87,6 @@ def test_growth_steps_stay_narrow_where_wide_ones_cost_a_multiple():
         simulation.submit(request, 60)
         simulation.run()
 
-    estimates = simulation.machine.drafts.estimates(next(iter(simulation.clients.values())).request, 100)
+    estimates = simulation.machine.drafts.estimates(next(iter(simulation.clients.values())).task, 100)
     assert draft.is_up
     assert estimates.step.get(1.0) < 0.0057 * 1.5

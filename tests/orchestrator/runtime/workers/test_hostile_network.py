@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import zmq
 
-from orchestrator.core.events import Arrived, Event, Request, Submitted, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Event, Submitted, Task, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.language import VOCABULARY
@@ -213,7 +213,7 @@ def live() -> Machine:
     machine = Machine(Options())
     machine.step(WorkerUp(1, modelled_hello("target")), 0.0)
     machine.step(WorkerUp(2, modelled_hello("draft")), 0.0)
-    machine.step(Submitted(ONE, Request(PROMPT, Sampling(), 60)), 0.0)
+    machine.step(Submitted(ONE, Task(PROMPT, Sampling(), 60)), 0.0)
     machine.step(Arrived("target", 1, Prefilled(ONE, 0, len(PROMPT) - 1, 0.1)), 0.1)
     return machine
 
@@ -235,8 +235,8 @@ def lie_to_the_machine(count: int, seed: int) -> tuple[int, int]:
         events: list[Event] = [Arrived(role, incarnation, message) for role, incarnation in roles]
         for event in events:
             machine.step(event, now).all()
-        assert all(len(sequence.tree) <= 1 << 13 for sequence in machine.sequences.values())
-        if ONE not in machine.sequences or number % 500 == 0:
+        assert all(len(sequence.tree) <= 1 << 13 for sequence in machine.requests.values())
+        if ONE not in machine.requests or number % 500 == 0:
             for role, incarnation in roles:
                 machine.step(WorkerDown(role, incarnation), now)
             machine = live()

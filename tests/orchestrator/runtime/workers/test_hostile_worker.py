@@ -9,7 +9,7 @@ import pytest
 from msgspec import convert
 
 from orchestrator.core.commands import Emit, Finish, SendMessage
-from orchestrator.core.events import Arrived, Request, Submitted, Tick, WorkerUp
+from orchestrator.core.events import Arrived, Submitted, Task, Tick, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.language import VOCABULARY
@@ -57,11 +57,11 @@ class Request1:
         self.asked: list[Start | Verify] = []
         self.step(WorkerUp(1, modelled_hello("target")))
         self.step(WorkerUp(2, modelled_hello("draft")))
-        self.step(Submitted(ONE, Request(PROMPT, Sampling(verification=verification, logprobs=logprobs), TOKENS)))
+        self.step(Submitted(ONE, Task(PROMPT, Sampling(verification=verification, logprobs=logprobs), TOKENS)))
 
     @property
     def nodes(self) -> int:
-        return len(self.machine.sequences[ONE].tree)
+        return len(self.machine.requests[ONE].tree)
 
     @property
     def stale(self) -> int:
@@ -180,7 +180,7 @@ def test_growth_that_there_can_not_be_is_not_held(parents: list[NodeId], tokens:
 def test_distributions_are_held_only_where_somebody_asks_for_them(verification: str, kept: int):
     request = Request1(verification)
     request.claims(grow([ROOT], [4], distributions=(Distribution(ROOT, (4, 5), (0.5, 0.5)),)))
-    speculation = request.machine.sequences[ONE].speculation
+    speculation = request.machine.requests[ONE].speculation
 
     assert len(speculation.distributions([node for node in speculation.tree if node.token == 4])) == kept
 

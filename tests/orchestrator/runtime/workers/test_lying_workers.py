@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.core.commands import Emit, Finish, Reject, Replace, SendMessage
-from orchestrator.core.events import Arrived, Event, Request, Submitted, Tick, WorkerDown, WorkerUp
+from orchestrator.core.events import Arrived, Event, Submitted, Task, Tick, WorkerDown, WorkerUp
 from orchestrator.core.machine import Machine
 from orchestrator.core.options import Options
 from orchestrator.lab.simulate.language import VOCABULARY
@@ -68,7 +68,7 @@ class Deceived:
         for number in range(pick([1, 1, 2, 3])):
             sampling = Sampling(verification=pick(["coupled", "rejection"]))
             self.tokens[SequenceId(number)] = []
-            self.step(Submitted(SequenceId(number), Request(PROMPT, sampling, pick([1, 5, 30]))))
+            self.step(Submitted(SequenceId(number), Task(PROMPT, sampling, pick([1, 5, 30]))))
 
     def target_up(self) -> None:
         self.target, self.targets = ModelledTarget(LANGUAGE, TARGET), self.targets + 1
@@ -87,7 +87,7 @@ class Deceived:
                     self.ends[command.sequence] = command
                 case Replace():
                     self.target_up()
-        for sequence in self.machine.sequences.values():
+        for sequence in self.machine.requests.values():
             assert len(sequence.tree) <= 1 << 13
             assert sequence.tree.root.token == sequence.tokens[-1]
 
@@ -173,7 +173,7 @@ class Deceived:
 
     def all_end(self) -> bool:
         for _ in range(2000):
-            if not self.machine.sequences:
+            if not self.machine.requests:
                 return True
             if not self.answer():
                 self.wait()

@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from orchestrator.core.events import Request
+from orchestrator.core.events import Task
 from orchestrator.core.phases import AWAITING_TARGET, TRANSITIONS, DraftPhase, DraftTrigger, Phase, Trigger
-from orchestrator.core.policy.decision import SequenceView
+from orchestrator.core.policy.decision import RequestView
 from orchestrator.core.policy.estimates import Estimates, MeasuredRound
 from orchestrator.core.request_stats import RequestStats, plain_tokens_per_second
 from orchestrator.core.speculation import Speculation
@@ -33,18 +33,18 @@ LOST = 3
 """So often in succession a living target is waited for in vain before the round counts as lost."""
 
 
-class Sequence:
+class Request:
     """Round r verifies below root r; its verdict makes root r + 1."""
 
-    def __init__(self, id: SequenceId, request: Request, estimates: Estimates, draftable: bool, now: float) -> None:
+    def __init__(self, id: SequenceId, task: Task, estimates: Estimates, draftable: bool, now: float) -> None:
         """`draftable`: the strategy uses a draft."""
         self.id = id
-        self.request = request
-        self.tokens = list(request.tokens)
+        self.task = task
+        self.tokens = list(task.tokens)
         root = node_id(_FIRST_ROOT, self.tokens[-1])
         self.speculation = Speculation(root, self.tokens[-1], self.position, estimates, draftable, now)
         """Of the active draft, or of the last one that was active."""
-        self.stats = RequestStats(now, len(request.tokens))
+        self.stats = RequestStats(now, len(task.tokens))
         self.round = 0
         self.phase = Phase.WAITING
         self.outstanding: Verify | None = None
@@ -74,9 +74,9 @@ class Sequence:
         self._began_early = self._goes_on = False
         """The target may have begun this round before its tree came; it may begin the next one so."""
         self._reading_due = now
-        self.untold = len(request.tokens) - 1 if request.sampling.prompt_logprobs else 0
+        self.untold = len(task.tokens) - 1 if task.sampling.prompt_logprobs else 0
         """Tokens of the prompt whose likelihoods the client waits for."""
-        self._max_tokens = request.max_tokens
+        self._max_tokens = task.max_tokens
         self._lookup = PromptLookup()
         self._lookup.extend(self.tokens)
         self._verified_nodes: dict[NodeId, Node] = {}
@@ -104,7 +104,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that may still be generated."""
-        return self._max_tokens + len(self.request.tokens) - len(self.tokens)
+        return self._max_tokens + len(self.task.tokens) - len(self.tokens)
 
     @property
     def verifying_tree(self) -> bool:
@@ -135,7 +135,7 @@ class Sequence:
         return self.fruitless >= _TARGETS * FRUITLESS_ROUNDS
 
     def lose_round(self, now: float) -> None:
-        """The target has lost the sequence. To say so again changes nothing."""
+        """The target has lost the request. To say so again changes nothing."""
         if self.unanswered < LOST:
             self.unanswered, self.sent_at = LOST, now
 
@@ -156,12 +156,12 @@ class Sequence:
         vocabulary: int | None = None,
         adopt: KvReference | None = None,
     ) -> Start:
-        """The Start that serves the sequence from its committed tokens.
+        """The Start that serves the request from its committed tokens.
 
         The target is asked for log-probabilities of the prompt until it has told all. A draft's Start names the growth
         plan and the target's vocabulary. Both may name an arena to adopt.
         """
-        sampling, wanted = self.request.sampling, plan is None and self.untold
+        sampling, wanted = self.task.sampling, plan is None and self.untold
         return Start(
             sequence=self.id,
             round=self.round,
@@ -171,16 +171,16 @@ class Sequence:
             vocabulary=vocabulary,
             plan=plan,
             adopt=adopt,
-            prompt_tokens=len(self.request.tokens),
-            rules=self.request.rules,
-            eos_tokens=tuple(sorted(self.request.eos_tokens))[:MAX_EOS_TOKENS],
+            prompt_tokens=len(self.task.tokens),
+            rules=self.task.rules,
+            eos_tokens=tuple(sorted(self.task.eos_tokens))[:MAX_EOS_TOKENS],
         )
 
     def tell_prompt(self, first: int, likelihoods: tuple[Likelihood, ...]) -> tuple[Likelihood, ...] | None:
         """What is new of the likelihoods of the prompt's tokens from `first` on: a target that was started again tells
         all of them again. None if nobody asked for them, or if some before them are missing."""
-        told = len(self.request.tokens) - 1 - self.untold
-        if not self.request.sampling.prompt_logprobs or first > told:
+        told = len(self.task.tokens) - 1 - self.untold
+        if not self.task.sampling.prompt_logprobs or first > told:
             return None
         new = likelihoods[told - first :][: self.untold]
         self.untold -= len(new)
@@ -201,7 +201,7 @@ class Sequence:
     def refuse_tree(self, now: float) -> bool:
         """The target refused the tree under verification. Returns whether the present draft grew that tree.
 
-        If it did, the sequence goes on by plain decoding.
+        If it did, the request goes on by plain decoding.
         """
         self.enter(Trigger.TREE_REFUSED)
         present = self._verified is self.speculation
@@ -216,7 +216,7 @@ class Sequence:
 
     def limit_to(self, target: Hello) -> None:
         """Generate no more than this target's context has room for, and verify no more than it can."""
-        self._max_tokens = min(self.request.max_tokens, target.context - len(self.request.tokens))
+        self._max_tokens = min(self.task.max_tokens, target.context - len(self.task.tokens))
         self.level = target.level
 
     @property
@@ -224,10 +224,10 @@ class Sequence:
         """Most tokens below the root that can still be used: the bonus takes one of the remaining ones."""
         return 0 if self.speculation.phase is DraftPhase.REFUSED else self.remaining - 1
 
-    def view(self, now: float) -> SequenceView:
+    def view(self, now: float) -> RequestView:
         """What a strategy decides on."""
         speculation = self.speculation
-        return SequenceView(
+        return RequestView(
             tree=speculation.tree,
             estimates=speculation.estimates,
             now=now,
@@ -243,7 +243,7 @@ class Sequence:
             resting=speculation.resting,
             asked_at=speculation.asked_at,
             reading_until=speculation.reading_until,
-            draft_tokens=self.request.draft_tokens,
+            draft_tokens=self.task.draft_tokens,
             plain_rounds=self._plain_rounds,
             level=self.level,
         )
@@ -254,7 +254,7 @@ class Sequence:
         tokens, parents = flatten(root, nodes)
         self._verified_nodes = {node.id: node for node in nodes}
         self._plain_rounds = 0 if nodes else self._plain_rounds + 1
-        rejection = self.request.sampling.verification == "rejection"
+        rejection = self.task.sampling.verification == "rejection"
         # With a draft, rejection sampling depends on what is verified together.
         goes_on = goes_on and self.remaining > 1 and not (rejection and self.speculation.wanted)
         self._began_early, self._goes_on = self._goes_on, goes_on
@@ -284,7 +284,7 @@ class Sequence:
         """
         if self.phase is not Phase.VERIFYING or verdict.round != self.round or (verdict.root_alone and verdict.path):
             return False
-        if len(verdict.likelihoods) != (0 if self.request.sampling.logprobs is None else len(verdict.path) + 1):
+        if len(verdict.likelihoods) != (0 if self.task.sampling.logprobs is None else len(verdict.path) + 1):
             return False
         # By id, since the tree may be another draft's by now.
         parent = self.speculation.tree.root.id
@@ -339,14 +339,14 @@ class Sequence:
         return plain_tokens_per_second(self.stats.forwards, cost, estimates.slowdown, estimates.hop.get(0.0))
 
     def truncated(self, tokens: list[int]) -> tuple[list[int], Literal["stop", "length"] | None]:
-        """`tokens` up to the first end-of-sequence token, and no more than may still be generated.
+        """`tokens` up to the first end-of-request token, and no more than may still be generated.
 
         With them the finish reason, if they are the last tokens of the request.
         """
         remaining = self.remaining
         tokens = tokens[:remaining]
         for index, token in enumerate(tokens):
-            if token in self.request.eos_tokens:
+            if token in self.task.eos_tokens:
                 return tokens[: index + 1], "stop"
         return tokens, "length" if len(tokens) >= remaining else None
 
