@@ -1,14 +1,12 @@
 """A converted model's folder, checked at load. Knows no engine and no runtime."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.coreml.arrays import Half, Single
-from draft_worker.coreml.package import HOST, MODEL, Package, rotation_tables
+from draft_worker.coreml.package import HOST, MODEL, Half, Package, Single, rotation_tables
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.rotation import Rotation
 from draft_worker.head_tokens import HeadTokens, are_head_tokens
@@ -27,8 +25,6 @@ class HostTables(NamedTuple):
     """(context,) factors of the queries; None: all are 1."""
     head_tokens: HeadTokens | None = None
     """The tokens of the logits; None: the whole vocabulary."""
-    parameters: Mapping[str, Half] = {}
-    """`Conditioning.host_parameters`."""
 
 
 class Converted(NamedTuple):
@@ -80,8 +76,6 @@ def _tables(path: Path, package: Package) -> HostTables:
         expected["position_scale"] = (package.context,)
     if package.head_rows < shape.vocabulary:
         expected["head_tokens"] = (package.head_rows,)
-    own = {} if package.conditioning is None else package.conditioning.host_parameters(package.head_rows)
-    expected |= own
     try:
         loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
         arrays, metadata = loaded
@@ -93,5 +87,4 @@ def _tables(path: Path, package: Package) -> HostTables:
     if not fits or (head is not None and not are_head_tokens(head, shape.vocabulary)):
         raise InputError(f"{path} belongs to another model than {MODEL}: convert the model again.")
     rotations = [Rotation(tables[cosine], tables[sine]) for cosine, sine in names]
-    parameters = {name: tables[name] for name in own}
-    return HostTables(tables["embedding"], rotations, tables.get("position_scale"), head, parameters)
+    return HostTables(tables["embedding"], rotations, tables.get("position_scale"), head)

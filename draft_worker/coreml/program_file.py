@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.package import Array
 from draft_worker.coreml.toolchain import messages
 from protocol.errors import InputError
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.coreml.arrays import Half, Single
+from draft_worker.coreml.package import Half, Single
 
 
 class Rotation(NamedTuple):

@@ -122,8 +122,7 @@ def checked_setup(
     measured = settings.pace is not None or settings.draft_link is not None or settings.trace
     if choice.auto is not None and (measured or own):
         # A second draft would change what is measured, and a program of the user's own has no engine.
-        target = Path(choice.auto.target) if choice.auto.is_trained else None
-        choice = DraftChoice(choice.auto.engine, Path(choice.auto.checkpoint), target=target)
+        choice = DraftChoice("mlx", Path(choice.auto.checkpoint))
     # At a pace, with recorded texts, or elsewhere, a forward's time is not this processor's.
     computes = settings.target_engine == "mlx" and settings.pace is None and not settings.target_texts
     drafts = STRATEGIES[options.strategy].drafts

@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator.core.options import FIXED_ARENAS, Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes
+from orchestrator.machine.drafts.converted_draft import cache_bytes, loaded_bytes
 from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, narrow_memory
 from orchestrator.machine.memory.budget import (
     DRAFT,
@@ -216,7 +216,7 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
     processor, target = computes_on_processor(), ModelFolder(Path(setup.target))
     models = [_model(role, ModelFolder(folder), processor, setup) for role, folder in model_folders(setup).items()]
     drafter, packages = trained_drafter(setup), core_ml_packages(setup)
-    rings = "draft" in packages and holds_drafter(packages["draft"])
+    rings = False
     if drafter is not None:
         models.append(_drafter(drafter, target, processor))
         found = read_drafter(drafter)

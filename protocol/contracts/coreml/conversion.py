@@ -1,6 +1,6 @@
 """Arguments and reports of a process that converts a model for Core ML. Plain types; knows no Core ML."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -10,7 +10,7 @@ FOLDER_MODEL = "model.mlpackage"
 """A folder with this package is a converted model."""
 FOLDER_FACTS = "package.json"
 """Facts about the package, for processes that can't read packages."""
-FORMAT = 5
+FORMAT = 6
 """Of a converted model's folder; a folder of another format is converted again."""
 
 WeightKind: TypeAlias = Literal["fp16", "int8", "4bit"]
@@ -33,8 +33,6 @@ class ConversionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     source: str
     destination: str
     choices: Choices
-    target: str = ""
-    """Folder of the target, for a trained drafter."""
 
 
 class FactsLayer(msgspec.Struct, frozen=True):
@@ -64,8 +62,6 @@ class Facts(msgspec.Struct, frozen=True):
     context: int = 0
     """KV slots."""
     shape: FactsShape | None = None
-    conditioning: dict[str, Any] | None = None
-    """Of a trained drafter; None: the model reads tokens alone."""
     format: int = FORMAT
 
 

@@ -10,8 +10,8 @@ import pytest
 from coremltools.converters.mil.mil.types.type_mapping import np_int4_dtype
 
 from draft_worker.coreml.program_file import ProgramFile
-from draft_worker.coreml.runtime.backends.operations import EXPANSIONS, OPERATIONS
-from draft_worker.coreml.runtime.backends.runtimes import Executor
+from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS
+from draft_worker.coreml.runtime.runtimes import Executor
 from draft_worker.coreml.toolchain import toolchain
 from protocol.errors import InputError
 from tests.support.models.coreml_programs import numbers, saved

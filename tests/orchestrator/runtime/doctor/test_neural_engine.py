@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import answers, calls, carry_out, compare, placements
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.package import Array
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 from orchestrator.machine.check import Check
 from orchestrator.machine.drafts import draft_choice as choosing

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from draft_worker.coreml.arrays import Array, Half
+from draft_worker.coreml.package import Array, Half
 
 OperationFunction: TypeAlias = Callable[..., Any]
 """Takes mx.arrays in the order of `OperationRule.tensors`, None where one is absent. Returns an array or a list."""
