@@ -26,7 +26,7 @@ from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 from protocol.child_process import claim_output
-from protocol.contracts.coreml.examination import (
+from protocol.contracts.coreml import (
     Agreed,
     Broken,
     ExaminationOrder,

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from protocol.contracts.coreml.conversion import FOLDER_MODEL, FORMAT, WeightKind
+from protocol.contracts.coreml import FOLDER_MODEL, FORMAT, WeightKind
 from protocol.errors import InputError
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -17,11 +17,11 @@ from orchestrator.machine.blas.library import HOW_TO_GET_ONE
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice, pair_for
 from orchestrator.machine.hardware import lacks_fast_blas
-from orchestrator.machine.known_servers import host_port
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.sampling_defaults import model_sampling
-from orchestrator.machine.target_hosts import checked_hosts, traffic_note
+from orchestrator.machine.servers import host_port
+from orchestrator.machine.target import checked_hosts, traffic_note
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.memory_plan import fitted
 from orchestrator.runtime.setup import Listening, OrchestratorSetup

@@ -9,7 +9,13 @@ import msgspec
 from orchestrator.core.options import FIXED_ARENAS, Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.drafts.converted_draft import cache_bytes, loaded_bytes
-from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, narrow_memory
+from orchestrator.machine.hardware import (
+    computes_on_processor,
+    gpu_working_set,
+    memory_bytes,
+    narrow_memory,
+    usable_bytes,
+)
 from orchestrator.machine.memory.budget import (
     DRAFT,
     LEAST_USEFUL,
@@ -184,7 +190,7 @@ def kept_alone(target: Path) -> int:
         needs = pipeline_needs(setup)
     except InputError:
         return 0
-    settings, available = memory_settings(setup.options, needs), usable(memory_bytes(), gpu_working_set())
+    settings, available = memory_settings(setup.options, needs), usable_bytes()
     return kv_plan(needs, settings, available, concurrent=setup.options.concurrent, shared=_shareable()).tokens
 
 

@@ -16,7 +16,7 @@ from draft_worker.coreml.package import HOST, MODEL
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.runtime.operations import EXPANSIONS
 from protocol.child_process import Failed, claim_output
-from protocol.contracts.coreml.conversion import ConversionOrder, ConversionReport, Finished
+from protocol.contracts.coreml import ConversionOrder, ConversionReport, Finished
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError, PipelineError
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service

@@ -12,8 +12,8 @@ from mlx_lm.models.smollm3 import NoPE
 from mlx_lm.utils import dequantize_model
 
 from draft_worker.coreml.conversion.architectures import Architecture, architecture_of, known
+from draft_worker.coreml.converted import Rotation
 from draft_worker.coreml.package import DecoderShape, Half, Layer, Single
-from draft_worker.coreml.rotation import Rotation, pair_order, reorder
 from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from protocol.errors import InputError
 from protocol.inference.stored_model import load_network
@@ -282,3 +282,24 @@ def _llama4(fields: Any) -> tuple[float, int] | None:
     if "llama_4_scaling_beta" not in rope:
         return None
     return rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
+
+
+def pair_order(head: int, rotated: int, interleaved: bool) -> list[int]:
+    """A head's features in the order of the package: feature `order[i]` and `order[i + head / 2]` are a pair.
+
+    `rotated`: the first features, which rope rotates; the others form pairs that keep their values. `interleaved`:
+    rope pairs features (0, 1), (2, 3), ... instead of (i, i + rotated / 2). Both numbers are even.
+    """
+    features, rest = list(range(rotated)), list(range(rotated, head))
+    first, second = (
+        (features[::2], features[1::2]) if interleaved else (features[: rotated // 2], features[rotated // 2 :])
+    )
+    return [*first, *rest[: len(rest) // 2], *second, *rest[len(rest) // 2 :]]
+
+
+def reorder(rows: Half, order: Sequence[int]) -> Half:
+    """The rows of a projection to queries or keys, its biases, or a head norm's weights, each head in `order`.
+
+    Queries and keys are reordered alike, so their products stay the same.
+    """
+    return np.ascontiguousarray(rows.reshape(-1, len(order), *rows.shape[1:])[:, order]).reshape(rows.shape)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.package import Array, Half, Single
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.coreml.conversion import WeightKind
+from protocol.contracts.coreml import WeightKind
 
 _PALETTE = 16
 _ITERATIONS = 20

@@ -15,7 +15,7 @@ from draft_worker.coreml.package import Array
 from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, TensorType
 from draft_worker.coreml.runtime.calls import Runtime
 from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS, OperationFunction
-from protocol.contracts.coreml.examination import RuntimeName
+from protocol.contracts.coreml import RuntimeName
 from protocol.errors import InputError
 
 Precision: TypeAlias = Literal["fp16", "fp32"]

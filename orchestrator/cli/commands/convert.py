@@ -16,10 +16,10 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.sentences import say
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import conversion
 from orchestrator.machine.drafts.shipped_drafts import default_draft
-from orchestrator.machine.models.checkpoints import resolve
-from protocol.contracts.coreml.conversion import Choices, Finished, Progress
+from protocol.contracts.coreml import Choices, Finished, Progress
 from protocol.errors import InputError
 
 

@@ -19,7 +19,7 @@ import zmq
 from orchestrator.api.client import STAMP
 from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import usable_cores, worker_environment
-from orchestrator.machine.known_servers import KnownServer, remember
+from orchestrator.machine.servers import KnownServer, remember
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.contracts.kv_bits import UNQUANTIZED, KvBits

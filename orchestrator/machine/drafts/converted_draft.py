@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.machine.cache_entries import exclusive
-from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.child_process import reports
-from protocol.contracts.coreml.conversion import (
+from protocol.contracts.coreml import (
     FOLDER_FACTS,
     FOLDER_MODEL,
     FORMAT,

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.downloads.default_target import default_target
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.default_target import default_target
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import (
     converted_draft,
@@ -15,10 +16,9 @@ from orchestrator.machine.drafts.converted_draft import (
 from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
 from orchestrator.machine.drafts.trained_drafter import is_exit, trained_draft
 from orchestrator.machine.hardware import neural_engine
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.pairs.recommended_pairs import draft_beside
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
+from protocol.contracts.coreml import EngineVerdict, recorded
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.errors import InputError

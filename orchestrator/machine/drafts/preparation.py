@@ -16,13 +16,12 @@ import msgspec
 from orchestrator.machine.cache_entries import UnwritableCache
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
-from orchestrator.machine.hardware import gpu_working_set, installed_version, memory_bytes
-from orchestrator.machine.memory.budget import size, usable
+from orchestrator.machine.hardware import installed_version, usable_bytes
+from orchestrator.machine.memory.budget import size
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.child_process import claim_output
-from protocol.contracts.coreml.conversion import Progress
-from protocol.contracts.coreml.neural_engine import record, recorded
+from protocol.contracts.coreml import Progress, record, recorded
 from protocol.errors import InputError, PipelineError
 from protocol.worker.process import die_with_parent
 
@@ -88,7 +87,7 @@ def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined
     except PipelineError as error:
         return Declined(str(error))
     # Both engines hold the draft until the trial is over.
-    more, available = loaded_bytes(folder), usable(memory_bytes(), gpu_working_set())
+    more, available = loaded_bytes(folder), usable_bytes()
     if needed + more > available:
         return Declined(
             f"Core ML would take {size(more)} beside the {size(needed)} that the pipeline needs, which is more than "

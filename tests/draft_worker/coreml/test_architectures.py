@@ -21,7 +21,7 @@ from draft_worker.coreml.runtime.tree_slots import TreeSlots
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
-from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.coreml import Choices
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling

@@ -26,7 +26,7 @@ from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
 from draft_worker.coreml.runtime.runtimes import Executor
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.converted_draft import conversion
-from protocol.contracts.coreml.conversion import Choices, Finished, Progress
+from protocol.contracts.coreml import Choices, Finished, Progress
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError

@@ -19,7 +19,7 @@ from orchestrator.runtime.memory_plan import loaded_drafter, needed
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.supervisor import Supervisor, gpu_shares, weights_on_gpu
-from protocol.contracts.coreml.conversion import FOLDER_FACTS
+from protocol.contracts.coreml import FOLDER_FACTS
 from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError

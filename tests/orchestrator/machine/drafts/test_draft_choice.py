@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts import converted_draft as converted_draft_module
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts import preparation
@@ -16,12 +17,10 @@ from orchestrator.machine.drafts.converted_draft import conversion_of, converted
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for, first_engine, measured_pair
 from orchestrator.machine.drafts.preparation import Declined, Prepared, prepare
 from orchestrator.machine.memory.budget import GIB
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.progress import silent
 from orchestrator.runtime.memory_plan import loaded_drafter
-from protocol.contracts.coreml.conversion import FOLDER_MODEL
-from protocol.contracts.coreml.neural_engine import EngineRates, EngineVerdict, record
+from protocol.contracts.coreml import FOLDER_MODEL, EngineRates, EngineVerdict, record
 from protocol.contracts.drafters.description import KINDS
 from protocol.contracts.engines import AUTO
 from protocol.contracts.model_folder import ModelFolder
@@ -191,7 +190,7 @@ def test_core_ml_is_tried_where_it_fits_beside_all_that_the_pipeline_needs(
     needed: int, tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     facts = {"installed_version": "9", "converted_draft": tmp_path, "loaded_bytes": GIB, "_examined": Prepared()}
-    facts |= {"memory_bytes": 16 * GIB, "gpu_working_set": 6 * GIB}
+    facts |= {"usable_bytes": 6 * GIB}
     for name, fact in facts.items():
         monkeypatch.setattr(preparation, name, lambda *_, fact=fact: fact)
     auto: Any = SimpleNamespace(checkpoint="draft")

@@ -12,8 +12,8 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 from mlx_lm.utils import dequantize_model
 
+from orchestrator.machine.checkpoints import gguf_files
 from orchestrator.machine.gguf.folder import convert_gguf
-from orchestrator.machine.models.checkpoints import gguf_files
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError
