@@ -6,7 +6,7 @@ Each module of draft_worker.engines holds one engine and declares it (`EngineDec
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from protocol.messages.base import MAX_CONTEXT, Role, plain
 from protocol.messages.features import FeatureForm
@@ -188,25 +188,6 @@ class EngineSequence(ABC):
     def close(self) -> None:
         """The sequence has ended: release its resources."""
         return
-
-
-@runtime_checkable
-class SharedKv(Protocol):
-    """The KV of a sequence in shared memory, which the next life of the draft can adopt."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of shared memory."""
-        ...
-
-    def save(self, count: int) -> KvReference | None:
-        """As `EngineSequence.save`, of the first `count` rows."""
-        ...
-
-    def adopt(self, reference: KvReference, count: int) -> None:
-        """Take the first `count` rows of that KV in place of the own, which is empty. Raises ArenaError or
-        SegmentError."""
-        ...
 
 
 class Engine(StatedModel, ABC):

@@ -4,7 +4,6 @@ A row reads the true feature of the token before it, or the output of the row be
 at index i reads the feature of token i - 1. Pure: knows no network and no KV.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -110,20 +109,6 @@ class CommittedRows:
         for token in [each for each in self._features if each < min(end - 1, len(self.tokens) - _RECENT)]:
             del self._features[token]
             self._settled = max(self._settled, token + 2)
-
-    @property
-    def staying(self) -> int:
-        """Behind the last of the first tokens whose rows are never computed again; 0 if token 1 has none."""
-        late = (token for token in self.inputs if token >= self._settled)
-        return min(late, default=self.end) if self.start == 1 else 0
-
-    def adopt(self, tokens: Sequence[int]) -> None:
-        """These are the first tokens, and all behind the first one have rows."""
-        self.tokens += tokens
-        self.start, self.end = 1, len(self.tokens)
-        # The next row reads the feature of the last token.
-        self.newest = self.end - 2
-        self._settled = self.end
 
     def truncate(self, length: int) -> None:
         del self.tokens[length:]

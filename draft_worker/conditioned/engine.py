@@ -16,13 +16,10 @@ from draft_worker.candidates.context_columns import ContextColumns, widened
 from draft_worker.columns_engine import ColumnsEngine
 from draft_worker.conditioned.committed_rows import CommittedRows
 from draft_worker.conditioned.runner import ConditionedRunner, Input, TreeRows, Wave
-from draft_worker.engine import Batch, EngineSequence, SharedKv
+from draft_worker.engine import Batch, EngineSequence
 from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
-from protocol.kv.arena_header import ArenaError
-from protocol.kv.segments import SegmentError
-from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
@@ -250,26 +247,6 @@ class ConditionedSequence(EngineSequence):
     @property
     def memory(self) -> int:
         return self._rows.memory + self._known.memory
-
-    @property
-    def size(self) -> int:
-        return self._rows.size if isinstance(self._rows, SharedKv) else 0
-
-    def save(self) -> KvReference | None:
-        """Of the tokens whose rows stay. Token 0 has none."""
-        stay = self._known.staying
-        return self._rows.save(stay - 1) if stay > 1 and isinstance(self._rows, SharedKv) else None
-
-    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
-        if not isinstance(self._rows, SharedKv):
-            return super().adopt(reference, tokens)
-        try:
-            self._rows.adopt(reference, len(tokens) - 1)
-        except (ArenaError, SegmentError) as error:
-            return str(error)
-        self._known.adopt(tokens)
-        self.columns.see(tokens)
-        return ""
 
     def close(self) -> None:
         self._rows.close()

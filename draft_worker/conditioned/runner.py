@@ -128,7 +128,7 @@ class Wave(NamedTuple):
 
 
 class ConditionedRunner(Protocol):
-    """A drafter that runs: in MLX, or as a package on another device."""
+    """A drafter that runs."""
 
     features: FeatureForm
     matrix: ProjectionMatrix | None

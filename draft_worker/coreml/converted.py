@@ -1,19 +1,39 @@
 """A converted model's folder, checked at load. Knows no engine and no runtime."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.coreml.arrays import Half, Single
-from draft_worker.coreml.package import HOST, MODEL, Package, rotation_tables
+from draft_worker.coreml.package import HOST, MODEL, Half, Package, Single, rotation_tables
 from draft_worker.coreml.program_file import ProgramFile
-from draft_worker.coreml.rotation import Rotation
 from draft_worker.head_tokens import HeadTokens, are_head_tokens
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from protocol.errors import InputError
+
+
+class Rotation(NamedTuple):
+    """Rotary positions as two tables of shape (positions, head / 2), measured on mlx-lm's rope, so that every scaling
+    that mlx-lm supports is the same.
+
+    Rope rotates pairs (a, b) of a head's features by an angle that grows with the position, and may scale them: (a, b)
+    becomes m (a cos - b sin, a sin + b cos). For a = 1 and b = 0 the result is (m cos, m sin). Which features form a
+    pair differs between models. In a package, pair i is features i and i + head / 2.
+    """
+
+    cosine: Single
+    sine: Single
+
+    @classmethod
+    def measure(cls, rope: Any, order: Sequence[int], positions: int) -> "Rotation":
+        """`rope`: the rope of an mlx-lm attention, called on (1, 1, positions, head) float32. `order`: `pair_order`."""
+        half = len(order) // 2
+        probe = np.zeros((1, 1, positions, len(order)), np.float32)
+        probe[..., order[:half]] = 1
+        rotated = np.array(rope(mx.array(probe)))[0, 0]
+        return cls(np.ascontiguousarray(rotated[:, order[:half]]), np.ascontiguousarray(rotated[:, order[half:]]))
 
 
 class HostTables(NamedTuple):
@@ -27,8 +47,6 @@ class HostTables(NamedTuple):
     """(context,) factors of the queries; None: all are 1."""
     head_tokens: HeadTokens | None = None
     """The tokens of the logits; None: the whole vocabulary."""
-    parameters: Mapping[str, Half] = {}
-    """`Conditioning.host_parameters`."""
 
 
 class Converted(NamedTuple):
@@ -80,8 +98,6 @@ def _tables(path: Path, package: Package) -> HostTables:
         expected["position_scale"] = (package.context,)
     if package.head_rows < shape.vocabulary:
         expected["head_tokens"] = (package.head_rows,)
-    own = {} if package.conditioning is None else package.conditioning.host_parameters(package.head_rows)
-    expected |= own
     try:
         loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
         arrays, metadata = loaded
@@ -93,5 +109,4 @@ def _tables(path: Path, package: Package) -> HostTables:
     if not fits or (head is not None and not are_head_tokens(head, shape.vocabulary)):
         raise InputError(f"{path} belongs to another model than {MODEL}: convert the model again.")
     rotations = [Rotation(tables[cosine], tables[sine]) for cosine, sine in names]
-    parameters = {name: tables[name] for name in own}
-    return HostTables(tables["embedding"], rotations, tables.get("position_scale"), head, parameters)
+    return HostTables(tables["embedding"], rotations, tables.get("position_scale"), head)

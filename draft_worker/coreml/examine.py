@@ -7,32 +7,26 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from draft_worker.conditioned.runner import Wave
-from draft_worker.coreml.arrays import Single
-from draft_worker.coreml.conditioning import Conditioning
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.package import Package
-from draft_worker.coreml.runtime.backends.apple import compiled
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
-from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
+from draft_worker.coreml.package import Package, Single
+from draft_worker.coreml.runtime.apple import compiled
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime
-from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
-from draft_worker.drafters.block_forward import Block
 from protocol.child_process import claim_output
-from protocol.contracts.coreml.examination import (
+from protocol.contracts.coreml import (
     Agreed,
     Broken,
     ExaminationOrder,
@@ -61,8 +55,6 @@ _TEXT = (
     "by the north exit, cross the bridge and follow the river for about ten minutes. There is a small café on the "
     "left, and behind it one sees the old brick building with the clock."
 )
-_FEATURE_PEAK = 4.0
-"""Standard deviations of random features up to the target's largest one: few of them are larger."""
 _REPORT_EVERY = 25
 _STEADY = 1e-3
 """Two predictions of the same input may differ by this many standard deviations of the logits."""
@@ -105,8 +97,6 @@ def carry_out(order: ExaminationOrder, open_core_ml: OpenRuntime) -> Iterator[Ex
 
 def load(runtime: Runtime, package: Package, clock: Callable[[], float]) -> Iterator[Loading | Loaded]:
     """Load the functions one by one, with a report before and after each."""
-    if package.conditioning is not None:
-        runtime.load(package.conditioning.function)
     for width in package.widths:
         yield Loading(width)
         began = clock()
@@ -114,33 +104,13 @@ def load(runtime: Runtime, package: Package, clock: Callable[[], float]) -> Iter
         yield Loaded(width, clock() - began)
 
 
-class Repeatable(Protocol):
-    """One call of a package that can be repeated."""
-
-    def logits(self) -> Single:
-        """Of one call."""
-        ...
-
-    def chain(self) -> Single:
-        """Of all places, in as many calls as they need."""
-        ...
-
-
-def calls(converted: Converted, runtime: Runtime) -> dict[int, Repeatable]:
+def calls(converted: Converted, runtime: Runtime) -> "dict[int, RepeatableCall]":
     """One call for each width."""
-    conditioning = converted.package.conditioning
-    if conditioning is None:
-        return {width: RepeatableCall(converted, runtime, width) for width in converted.package.widths}
-    features = _features(conditioning)
-    if conditioning.block is None:
-        runner = PackageRunner(converted, runtime)
-        return {width: RepeatableRows(converted, runner, features, width) for width in converted.package.widths}
-    blocks = PackageBlockRunner(converted, runtime)
-    return {width: RepeatableBlocks(converted, blocks, features, width) for width in converted.package.widths}
+    return {width: RepeatableCall(converted, runtime, width) for width in converted.package.widths}
 
 
-def answers(calls: Mapping[int, Repeatable]) -> dict[int, Single]:
-    """By width: (places, rows of the head) logits of a chain, or of blocks, behind a short prompt."""
+def answers(calls: "Mapping[int, RepeatableCall]") -> dict[int, Single]:
+    """By width: (places, rows of the head) logits of a chain behind a short prompt."""
     return {width: call.chain() for width, call in calls.items()}
 
 
@@ -158,7 +128,9 @@ def compare(got: dict[int, Single], expected: dict[int, Single]) -> Iterator[Agr
         yield Agreed(width, deviation, int(clear.sum()), int(same.sum()))
 
 
-def soak(calls: Mapping[int, Repeatable], predicts: int, clock: Callable[[], float]) -> Iterator[Predicted | Timed]:
+def soak(
+    calls: "Mapping[int, RepeatableCall]", predicts: int, clock: Callable[[], float]
+) -> Iterator[Predicted | Timed]:
     """Repeat the calls of all widths in turn; then report the time of each width."""
     first = {width: call.logits() for width, call in calls.items()}
     turns = itertools.cycle(calls)
@@ -192,7 +164,7 @@ def placements(folder: Path) -> Iterator[Loading | Placed]:
 
 
 class RepeatableCall:
-    """A `Repeatable` of a language model: it drops its rows each time."""
+    """One call of a package that can be repeated: it drops its rows each time."""
 
     def __init__(self, converted: Converted, runtime: Runtime, width: int) -> None:
         package = converted.package
@@ -206,9 +178,11 @@ class RepeatableCall:
         self._forward.prefill(self._memory, prompt)
 
     def logits(self) -> Single:
+        """Of one call."""
         return self._dropped(self._run(self._tokens[: self._width])[1])
 
     def chain(self) -> Single:
+        """Of all places, in as many calls as they need."""
         rows: list[Single] = []
         last = PREFIX
         for begin in range(0, len(self._tokens), self._width):
@@ -225,66 +199,6 @@ class RepeatableCall:
         first = self._memory.slots.next_row
         numbers = self._memory.slots.add(tokens, [behind, *range(first, first + len(tokens) - 1)])
         return numbers, self._forward.evaluate([self._memory.rows(numbers)])
-
-
-class RepeatableRows:
-    """A `Repeatable` of EAGLE-3: committed rows, which it computes again each time."""
-
-    def __init__(self, converted: Converted, runner: PackageRunner, features: Single, width: int) -> None:
-        self._runner = runner
-        self._width = width
-        self._rows = runner.open()
-        most = min(len(features), self._rows.most_committed)
-        self._tokens = _tokens(converted.folder, converted.package.shape.vocabulary)[:most]
-        self._given = runner.fuse(features[:most])
-
-    def logits(self) -> Single:
-        return self._evaluated(0)
-
-    def chain(self) -> Single:
-        return np.concatenate([self._evaluated(first) for first in range(0, len(self._tokens), self._width)])
-
-    def _evaluated(self, first: int) -> Single:
-        part = slice(first, first + self._width)
-        wave = Wave(self._rows, self._tokens[part], [], first, ())
-        return np.array(self._runner.logits(self._runner.evaluate(wave, self._given[part])))
-
-
-class RepeatableBlocks:
-    """A `Repeatable` of a block drafter: as many blocks as its width has room for."""
-
-    def __init__(self, converted: Converted, runner: PackageBlockRunner, features: Single, width: int) -> None:
-        inputs = 1 + runner.form.masks
-        self._runner = runner
-        self._together = max(1, width // inputs)
-        tokens = _tokens(converted.folder, converted.package.shape.vocabulary)
-        known = min(_PROMPT, converted.package.context // 2)
-        last = min(known + max(self._together, -(-_PLACES // runner.form.rows)), converted.package.context - inputs)
-        self._context = runner.open()
-        self._context.feed(0, features[:known])
-        self._blocks = [Block([tokens[position]], position) for position in range(known, last)]
-
-    def logits(self) -> Single:
-        return self._evaluated(self._blocks[: self._together])
-
-    def chain(self) -> Single:
-        blocks = self._blocks
-        return np.concatenate(
-            [self._evaluated(blocks[first : first + self._together]) for first in range(0, len(blocks), self._together)]
-        )
-
-    def _evaluated(self, blocks: Sequence[Block]) -> Single:
-        rows = self._runner.forward([(self._context, blocks)])[0]
-        return np.concatenate([np.array(each.logits) for each in rows])
-
-
-def _features(conditioning: Conditioning) -> Single:
-    """Random ones, as large as the target's: numbers of the largest magnitude are among them."""
-    form = conditioning.form
-    shape = (_PROMPT + _PLACES, len(form.outputs) * form.width)
-    spread = conditioning.largest / _FEATURE_PEAK
-    found = np.random.default_rng(1).standard_normal(shape, np.float32) * np.float32(spread)
-    return np.clip(found, -conditioning.largest, conditioning.largest)
 
 
 def _tokens(folder: Path, vocabulary: int) -> list[int]:
@@ -325,7 +239,7 @@ def _placement(name: str, function: Any, plan: Any) -> Placed:
 
 
 def _core_ml(converted: Converted, units: Units) -> Runtime:
-    from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
+    from draft_worker.coreml.runtime.apple import CoreMlRuntime
 
     return CoreMlRuntime(converted, units, functions=())
 

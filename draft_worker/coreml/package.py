@@ -1,14 +1,20 @@
-"""The files and the metadata of a converted model's folder. Knows no weights and no graph."""
+"""The files and the metadata of a converted model's folder, and names of array types. Knows no weights and no graph."""
 
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from draft_worker.coreml.conditioning import Conditioning
-from protocol.contracts.coreml.conversion import FOLDER_MODEL, FORMAT, WeightKind
+from protocol.contracts.coreml import FOLDER_MODEL, FORMAT, WeightKind
 from protocol.errors import InputError
 
+Array: TypeAlias = npt.NDArray[Any]
+Half: TypeAlias = npt.NDArray[np.float16]
+Single: TypeAlias = npt.NDArray[np.float32]
+Slots: TypeAlias = npt.NDArray[np.intp]
+"""Slots of a cache, or a number for each slot."""
 MODEL = FOLDER_MODEL
 HOST = "host.safetensors"
 METADATA_KEY = "launch_pipeline"
@@ -49,8 +55,7 @@ class DecoderShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     window: int | None = None
     """Tokens that a token sees in a sliding layer, itself included."""
     taps: int = 0
-    """Tokens of its path that a token sees in a short convolution, itself included: one that is a layer, or one beside
-    each part of a block drafter's layers."""
+    """Tokens of its path that a token sees in a short convolution, itself included."""
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     score_cap: float | None = None
@@ -98,8 +103,6 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether the features of a head are in another order than the model's (`rotation.pair_order`)."""
     position_scale: bool = False
     """Whether queries are multiplied by a factor of their position, which the host's file has."""
-    conditioning: Conditioning | None = None
-    """How a trained drafter reads the target's features; None: the model reads tokens alone."""
     version: str = ""
     """Version of launch-pipeline that made the package."""
     format: int = FORMAT
@@ -111,27 +114,12 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def function(self, width: int) -> str:
         """Name of the function for `width`."""
-        return f"block_{width}" if self._is_block else f"width_{width}"
+        return f"width_{width}"
 
     @property
     def functions(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """All functions by name, with the shapes of all their inputs."""
-        found = {self.function(width): self.input_shapes(width) | {"kv": self.cache_shape} for width in self.widths}
-        if self.conditioning is not None:
-            found[self.conditioning.function] = self.feature_input_shapes
-        return found
-
-    @property
-    def feature_input_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Inputs of the function that reads features. Keys need the rotation of their positions."""
-        assert self.conditioning is not None
-        inputs = self.conditioning.inputs()
-        return inputs | self._rotation_shapes(self.conditioning.width) if self._is_block else inputs
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether the decoder's rows have keys and values that later calls read. A block's rows have none."""
-        return not self._is_block
+        return {self.function(width): self.input_shapes(width) | {"kv": self.cache_shape} for width in self.widths}
 
     @property
     def cache_shape(self) -> tuple[int, int, int, int]:
@@ -150,8 +138,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def masks(self) -> dict[str, int | None]:
-        """The mask inputs, each with its window. A window that the context fits in is no window; in a block drafter
-        it is one, because its layer may be causal in the block."""
+        """The mask inputs, each with its window. A window that the context fits in is no window."""
         windows = [self._window(layer) for layer in self.shape.layers if not layer.convolution]
         return {_mask(window): window for window in windows}
 
@@ -168,29 +155,19 @@ class Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Inputs of the function for `width`, without the cache `kv`."""
         shape = self.shape
         inputs: dict[str, tuple[int, ...]] = {"x": (1, shape.hidden, 1, width)}
-        if self.conditioning is not None and not self._is_block:
-            inputs["g"] = (1, shape.hidden, 1, width)
-        inputs |= self._rotation_shapes(width)
+        for index in self.rotations:
+            inputs |= dict.fromkeys(rotation_inputs(index), (1, 1, shape.head, width))
         inputs |= dict.fromkeys(self.masks, (1, 1, width, self.context + width))
         if self.position_scale:
             inputs["position_scale"] = (1, 1, 1, width)
         if shape.convolutions:
             inputs["past"] = (shape.convolutions, shape.taps - 1, shape.hidden, width)
-        if shape.taps > 1:
             inputs["ancestors"] = (1, shape.taps - 1, width, width)
         return inputs
 
-    @property
-    def _is_block(self) -> bool:
-        return self.conditioning is not None and self.conditioning.block is not None
-
-    def _rotation_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        names = [name for index in self.rotations for name in rotation_inputs(index)]
-        return dict.fromkeys(names, (1, 1, self.shape.head, width))
-
     def _window(self, layer: Layer) -> int | None:
         window = self.shape.window if layer.sliding else None
-        return None if window is None or (window >= self.context and not self._is_block) else window
+        return None if window is None or window >= self.context else window
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()

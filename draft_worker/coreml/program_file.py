@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from draft_worker.coreml.arrays import Array
+from draft_worker.coreml.package import Array
 from draft_worker.coreml.toolchain import messages
 from protocol.errors import InputError
 
@@ -31,7 +31,7 @@ _TYPES: dict[str, Any] = {
     "UINT8": np.uint8,
     "BOOL": np.bool_,
 }
-_NIBBLES = ("UINT4", "INT4")
+_NIBBLES = "UINT4"
 
 Constant: TypeAlias = Array | str
 
@@ -117,11 +117,9 @@ class ProgramFile:
     def read(self, stored: StoredTensor) -> Array:
         shape, kind = stored.tensor
         raw = self._raw(stored)
-        if kind in _NIBBLES:
+        if kind == _NIBBLES:
             # The first of two numbers is in the low four bits.
             values = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[: _count(shape)]
-            if kind == "INT4":
-                values = (values.astype(np.int8) ^ 8) - 8
         else:
             values = np.frombuffer(raw.tobytes(), _TYPES[kind])
         return values.reshape(shape)
@@ -131,10 +129,10 @@ class ProgramFile:
         shape, kind = stored.tensor
         if -1 in shape:
             raise self.damage(f"a constant has the shape {shape}")
-        if kind not in _NIBBLES and kind not in _TYPES:
+        if kind != _NIBBLES and kind not in _TYPES:
             raise InputError(f"{self.path} has constants of type {kind}, which can't be read here.")
         raw = self._record(stored.key) if isinstance(stored.key, int) else np.frombuffer(stored.key, np.uint8)
-        needed = (_count(shape) + 1) // 2 if kind in _NIBBLES else _count(shape) * np.dtype(_TYPES[kind]).itemsize
+        needed = (_count(shape) + 1) // 2 if kind == _NIBBLES else _count(shape) * np.dtype(_TYPES[kind]).itemsize
         if len(raw) < needed:
             raise self.damage(f"a constant has {len(raw)} bytes, not {needed}")
         return raw[:needed]

@@ -82,7 +82,7 @@ class BlockInputs(NamedTuple):
 
 
 class BlockRunner(Protocol):
-    """A drafter that runs: in MLX, or as a package on another device."""
+    """A drafter that runs."""
 
     form: BlockForm
     markov_head: MarkovHead | None

@@ -28,16 +28,13 @@ from draft_worker.drafters.block_forward import (
 )
 from draft_worker.drafters.peagle import read_peagle
 from draft_worker.drafters.token_ends import drafter_ends
-from draft_worker.engine import Batch, EngineSequence, SharedKv
+from draft_worker.engine import Batch, EngineSequence
 from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import EngineDeclaration
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
-from protocol.kv.arena_header import ArenaError
-from protocol.kv.segments import SegmentError
 from protocol.messages.features import FeatureForm
-from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
 from protocol.speculation.candidates import Candidates
 from protocol.worker.process import WorkerSetup
@@ -237,30 +234,6 @@ class BlockSequence(EngineSequence):
     @property
     def memory(self) -> int:
         return self.context.store.memory
-
-    @property
-    def size(self) -> int:
-        store = self.context.store
-        return store.size if isinstance(store, SharedKv) else 0
-
-    def save(self) -> KvReference | None:
-        """Of the tokens whose features were read."""
-        store, positions = self.context.store, self.context.positions
-        # The next life knows how many tokens there are, and of no gaps.
-        whole = bool(positions) and positions[-1] + 1 == len(positions)
-        return store.save(len(positions)) if whole and isinstance(store, SharedKv) else None
-
-    def adopt(self, reference: KvReference, tokens: Sequence[int]) -> str:
-        store = self.context.store
-        if not isinstance(store, SharedKv):
-            return super().adopt(reference, tokens)
-        try:
-            store.adopt(reference, reference.tokens)
-        except (ArenaError, SegmentError) as error:
-            return str(error)
-        self.context.positions = list(range(reference.tokens))
-        self._tokens += tokens
-        return ""
 
     def reopen(self, length: int, sampling: Sampling, vocabulary: int, *, exclusive: bool) -> "BlockSequence":
         context = self.context if exclusive else self.context.copy(length)

@@ -9,17 +9,13 @@ from typing import TypeAlias
 
 from draft_worker.candidates.selector import CandidateSelector
 from draft_worker.columns_engine import ColumnsEngine
-from draft_worker.conditioned.engine import ConditionedEngine
-from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.runtimes import open_runtime
-from draft_worker.coreml.runtime.block_runner import PackageBlockRunner
+from draft_worker.coreml.package import Single
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime, chain
-from draft_worker.coreml.runtime.conditioned_runner import PackageRunner
 from draft_worker.coreml.runtime.joint_memory import part_rows
 from draft_worker.coreml.runtime.memory import CachePool, CallPart, HostMemory, exchange_of
+from draft_worker.coreml.runtime.runtimes import open_runtime
 from draft_worker.engine import Batch, Engine, EngineSequence
-from draft_worker.engines.block import BlockEngine
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.device import compute_on_processor
 from protocol.inference.slots import PREFIX
@@ -91,7 +87,10 @@ OpenSelector: TypeAlias = Callable[[int], CandidateSelector]
 
 def load(setup: WorkerSetup) -> Engine:
     """Raises InputError if the folder is incomplete, damaged, or mixed from several models."""
-    return CoreMlEngine.of(setup)
+    # The GPU is the target's; the host computes little beside a call.
+    compute_on_processor()
+    converted = Converted.open(Path(setup.model))
+    return CoreMlEngine(converted, open_runtime(converted), setup.epoch, setup.owner)
 
 
 class CoreMlEngine(ColumnsEngine):
@@ -113,20 +112,6 @@ class CoreMlEngine(ColumnsEngine):
         self._pool = CachePool(package, exchange_of(package, epoch, owner))
         self._selectors: dict[int, CandidateSelector] = {}
         """By the size of the target's vocabulary."""
-
-    @classmethod
-    def of(cls, setup: WorkerSetup) -> Engine:
-        """The engine of the folder that `setup` names, which may hold a trained drafter.
-
-        Raises InputError if it is incomplete, damaged, or mixed from several models.
-        """
-        # The GPU is the target's; the host computes little beside a call.
-        compute_on_processor()
-        converted = Converted.open(Path(setup.model))
-        opened = open_runtime(converted)
-        if converted.package.conditioning is not None:
-            return drafter_engine(cls.name, converted, opened, setup.epoch, setup.owner)
-        return cls(converted, opened, setup.epoch, setup.owner)
 
     def open(self, sampling: Sampling, vocabulary: int) -> "CoreMlSequence":
         return CoreMlSequence(self._forward, self._pool, sampling, vocabulary, self._selector)
@@ -235,16 +220,3 @@ class CoreMlSequence(EngineSequence):
         """Set the request that the next forwards are for."""
         self._sampling = sampling
         self._selector = self._selectors(vocabulary)
-
-
-def drafter_engine(
-    name: str, converted: Converted, runtime: Runtime, epoch: int = 0, owner: int | None = None
-) -> Engine:
-    """`name`: of the engine. The package is that of a trained drafter. `owner`: as for `CoreMlEngine`."""
-    conditioning, folder = converted.package.conditioning, converted.folder
-    assert conditioning is not None
-    exchange = exchange_of(converted.package, epoch, owner)
-    if conditioning.block is not None:
-        return BlockEngine(folder, PackageBlockRunner(converted, runtime, exchange), folder, name)
-    runner = PackageRunner(converted, runtime, exchange)
-    return ConditionedEngine(name, folder, runner, converted.vocabulary_fingerprint(), folder)

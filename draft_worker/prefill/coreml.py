@@ -10,11 +10,11 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.coreml.arrays import Single
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, default_runtime, open_runtime
+from draft_worker.coreml.package import Single
 from draft_worker.coreml.runtime.calls import PackageForward, Runtime
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, default_runtime, open_runtime
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.inference.device import compute_on_processor
@@ -99,8 +99,6 @@ def as_element(rows: Single, element: ElementType) -> np.ndarray:
 
 def _require_plain(converted: Converted) -> None:
     package = converted.package
-    if package.conditioning is not None:
-        raise InputError(f"{converted.folder} holds a trained drafter: convert the target, or use another engine.")
     if package.shape.convolutions:
         raise InputError(f"{converted.folder} has short convolutions, whose state is no KV: use --prefill-engine none.")
     if package.reordered:

@@ -17,11 +17,11 @@ from orchestrator.machine.blas.library import HOW_TO_GET_ONE
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import DraftChoice, pair_for
 from orchestrator.machine.hardware import lacks_fast_blas
-from orchestrator.machine.known_servers import host_port
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.machine.progress import OnProgress
 from orchestrator.machine.sampling_defaults import model_sampling
-from orchestrator.machine.target_hosts import checked_hosts, traffic_note
+from orchestrator.machine.servers import host_port
+from orchestrator.machine.target import checked_hosts, traffic_note
 from orchestrator.runtime.link_emulation import EmulatedLink
 from orchestrator.runtime.memory_plan import fitted
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
@@ -122,8 +122,7 @@ def checked_setup(
     measured = settings.pace is not None or settings.draft_link is not None or settings.trace
     if choice.auto is not None and (measured or own):
         # A second draft would change what is measured, and a program of the user's own has no engine.
-        target = Path(choice.auto.target) if choice.auto.is_trained else None
-        choice = DraftChoice(choice.auto.engine, Path(choice.auto.checkpoint), target=target)
+        choice = DraftChoice("mlx", Path(choice.auto.checkpoint))
     # At a pace, with recorded texts, or elsewhere, a forward's time is not this processor's.
     computes = settings.target_engine == "mlx" and settings.pace is None and not settings.target_texts
     drafts = STRATEGIES[options.strategy].drafts

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from orchestrator.machine.downloads.default_target import VARIABLE
+from orchestrator.machine.default_target import VARIABLE
 from protocol.bounded_files import read_bounded
 from protocol.errors import InputError
 from protocol.paths import PREFIXES_VARIABLE, SEGMENTS_VARIABLE, SERVERS_VARIABLE, SESSIONS_VARIABLE

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml import Progress
 
 
 class ConversionBar:

@@ -18,7 +18,7 @@ from orchestrator.api.validation import InvalidValue
 from orchestrator.cli.precedence import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.models.checkpoints import demo_model
+from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.pairs.recommended_pairs import published, runnable
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, draft_model, offered_engines

@@ -12,9 +12,9 @@ from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.notices import Notices
 from orchestrator.cli.sentences import say
-from orchestrator.machine.downloads.default_target import default_target
-from orchestrator.machine.models.checkpoints import resolve
-from orchestrator.machine.models.levels import level_note
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.default_target import default_target
+from orchestrator.machine.target import level_note
 from orchestrator.runtime.notices import Notice
 from protocol.errors import InputError
 

@@ -14,9 +14,9 @@ from threading import Event, Thread
 from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.machine.downloads.default_target import default_pair_state
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.default_target import default_pair_state
 from orchestrator.machine.hardware import memory_bytes
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.runtime.session import Session, running_sessions
 from protocol.errors import PipelineError
 

@@ -27,7 +27,7 @@ from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.machine.line_limit import LineLimit
-from orchestrator.machine.models.levels import level_note
+from orchestrator.machine.target import level_note
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.descriptors import descriptor_limit, raise_descriptor_limit

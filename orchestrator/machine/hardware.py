@@ -15,7 +15,8 @@ from zlib import crc32
 import msgspec
 
 from orchestrator.machine.blas.library import blas_environment, fast_blas
-from protocol.contracts.coreml.examination import RuntimeName
+from orchestrator.machine.memory.budget import usable
+from protocol.contracts.coreml import RuntimeName
 from protocol.messages.base import Role
 from protocol.paths import NARROW_VARIABLE
 
@@ -155,6 +156,11 @@ def has_compiler() -> bool:
 def memory_bytes() -> int:
     """Memory of this machine, or what a container or a service may use of it."""
     return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_memory_limits()])
+
+
+def usable_bytes() -> int:
+    """Bytes that a pipeline may use on this machine."""
+    return usable(memory_bytes(), gpu_working_set())
 
 
 def chip() -> str:

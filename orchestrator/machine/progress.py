@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml import Progress
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.machine.downloads.default_target import SAMPLING, default_pair_state, is_default_target
-from orchestrator.machine.models.checkpoints import known_folder
+from orchestrator.machine.checkpoints import known_folder
+from orchestrator.machine.default_target import SAMPLING, default_pair_state, is_default_target
 from orchestrator.text.chat_template import has_template
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError

@@ -27,7 +27,7 @@ from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.pool import LocalWorkers
 from orchestrator.runtime.workers.supervisor import Seat
 from protocol.child_process import ChildProcess
-from protocol.contracts.coreml.neural_engine import EngineChoice
+from protocol.contracts.coreml import EngineChoice
 from protocol.errors import InputError
 from protocol.messages.base import Level
 from protocol.messages.worker import Hello

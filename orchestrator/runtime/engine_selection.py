@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from orchestrator.core.commands import TrialDecided
-from protocol.contracts.coreml.neural_engine import EngineChoice, EngineRates
+from protocol.contracts.coreml import EngineChoice, EngineRates
 from protocol.messages.base import Level
 
 LOADING_SECONDS = 20.0

@@ -8,8 +8,14 @@ import msgspec
 
 from orchestrator.core.options import FIXED_ARENAS, Options
 from orchestrator.core.policy.strategies import STRATEGIES
-from orchestrator.machine.drafts.converted_draft import cache_bytes, holds_drafter, loaded_bytes
-from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, narrow_memory
+from orchestrator.machine.drafts.converted_draft import cache_bytes, loaded_bytes
+from orchestrator.machine.hardware import (
+    computes_on_processor,
+    gpu_working_set,
+    memory_bytes,
+    narrow_memory,
+    usable_bytes,
+)
 from orchestrator.machine.memory.budget import (
     DRAFT,
     LEAST_USEFUL,
@@ -184,7 +190,7 @@ def kept_alone(target: Path) -> int:
         needs = pipeline_needs(setup)
     except InputError:
         return 0
-    settings, available = memory_settings(setup.options, needs), usable(memory_bytes(), gpu_working_set())
+    settings, available = memory_settings(setup.options, needs), usable_bytes()
     return kv_plan(needs, settings, available, concurrent=setup.options.concurrent, shared=_shareable()).tokens
 
 
@@ -216,7 +222,7 @@ def pipeline_needs(setup: OrchestratorSetup) -> PipelineNeeds:
     processor, target = computes_on_processor(), ModelFolder(Path(setup.target))
     models = [_model(role, ModelFolder(folder), processor, setup) for role, folder in model_folders(setup).items()]
     drafter, packages = trained_drafter(setup), core_ml_packages(setup)
-    rings = "draft" in packages and holds_drafter(packages["draft"])
+    rings = False
     if drafter is not None:
         models.append(_drafter(drafter, target, processor))
         found = read_drafter(drafter)

@@ -76,7 +76,7 @@ class OrchestratorSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Engine and model folder of the draft that is not begun with, if the engine is chosen while it runs."""
         assert self.auto is not None
         auto = self.auto
-        return (auto.engine, auto.checkpoint) if self.draft_engine == "coreml" else ("coreml", str(auto.package))
+        return ("mlx", auto.checkpoint) if self.draft_engine == "coreml" else ("coreml", str(auto.package))
 
     @classmethod
     def from_arguments(cls) -> "OrchestratorSetup":
@@ -98,7 +98,7 @@ def model_folders(setup: OrchestratorSetup) -> dict[Role, Path]:
         folders["target"] = setup.target
     if drafts(setup) and draft_model(setup.draft_engine) == "checkpoint":
         folders["draft"] = setup.draft or setup.target
-    elif STRATEGIES[setup.options.strategy].drafts and setup.auto is not None and not setup.auto.is_trained:
+    elif STRATEGIES[setup.options.strategy].drafts and setup.auto is not None:
         # MLX drafts if Core ML fails.
         folders["draft"] = setup.auto.checkpoint
     if setup.prefill_engine == "mlx":
@@ -107,9 +107,7 @@ def model_folders(setup: OrchestratorSetup) -> dict[Role, Path]:
 
 
 def trained_drafter(setup: OrchestratorSetup) -> Path | None:
-    """The folder of the trained drafter that drafts in MLX, or would if Core ML fails."""
-    if setup.auto is not None and setup.auto.is_trained and STRATEGIES[setup.options.strategy].drafts:
-        return Path(setup.auto.checkpoint)
+    """The folder of the trained drafter that drafts."""
     return Path(setup.draft) if drafts(setup) and draft_model(setup.draft_engine) == "drafter" else None
 
 

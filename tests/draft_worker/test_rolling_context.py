@@ -167,7 +167,7 @@ def test_a_draft_that_sees_a_part_offers_no_kv_and_takes_none():
 
 def test_a_converted_draft_goes_on_with_the_tokens_that_its_package_can_hold(tmp_path: Path):
     runs = pytest.importorskip("tests.support.models.coreml_runs", reason="coremltools is not installed")
-    from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+    from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 
     converted = runs.convert(runs.tiny("qwen2"), tmp_path / "model", context=32, widths=(1, 16))
     conversation = Conversation(CoreMlEngine(converted, ExecutorRuntime(converted, "fp32")), some(10))
@@ -181,7 +181,7 @@ def test_a_converted_draft_goes_on_with_the_tokens_that_its_package_can_hold(tmp
 
 def engines(folder: Path) -> list[Engine]:
     runs = pytest.importorskip("tests.support.models.coreml_runs", reason="coremltools is not installed")
-    from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+    from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 
     converted = runs.convert(runs.tiny("qwen2"), folder / "model")
     return [

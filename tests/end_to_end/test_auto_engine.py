@@ -16,8 +16,7 @@ from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, converted_draft
 from orchestrator.machine.profiles.device_profiles import load_profile
 from orchestrator.runtime.notices import Notice, NoticeKind
-from protocol.contracts.coreml.conversion import FOLDER_MODEL
-from protocol.contracts.coreml.neural_engine import EngineRates, EngineVerdict, record, recorded
+from protocol.contracts.coreml import FOLDER_MODEL, EngineRates, EngineVerdict, record, recorded
 from tests.conftest import Reference
 from tests.support.models.coreml_programs import converted_demo
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

@@ -20,7 +20,7 @@ from orchestrator.machine.drafts import draft_choice
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.runtime.notices import Notice
 from orchestrator.runtime.recording import replay
-from protocol.contracts.coreml.neural_engine import recorded
+from protocol.contracts.coreml import recorded
 from protocol.contracts.drafters.description import BlockForm, Eagle3Form
 from protocol.messages.worker import Grow
 from tests.conftest import Reference

@@ -9,7 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.machine.downloads.default_target import VARIABLE, is_default_target
+from orchestrator.machine.default_target import VARIABLE, is_default_target
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

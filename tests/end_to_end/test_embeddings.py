@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from orchestrator.http.embeddings.process import EmbeddingProcess, embedding_command
-from orchestrator.machine.models.checkpoints import demo_model
+from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.progress import silent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,9 +10,7 @@ import pytest
 
 from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.preparation import PreparationOrder
-from protocol.contracts.coreml.conversion import Choices, ConversionOrder
-from protocol.contracts.coreml.examination import ExaminationOrder
-from protocol.contracts.coreml.neural_engine import ExaminedSystem
+from protocol.contracts.coreml import Choices, ConversionOrder, ExaminationOrder, ExaminedSystem
 from protocol.contracts.training import TrainingChoices, TrainingOrder
 from tests.support.models.coreml_programs import converted_demo
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from orchestrator.machine.downloads.default_target import VARIABLE, default_target, is_default_target
+from orchestrator.machine.default_target import VARIABLE, default_target, is_default_target
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from tests.end_to_end.test_http_serve import Serving, started
 from tests.support.models.tool_template import write_tool_template

@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from protocol.contracts.coreml.examination import (
+from protocol.contracts.coreml import (
     Agreed,
     Broken,
     ExaminationOrder,

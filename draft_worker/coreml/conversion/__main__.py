@@ -10,14 +10,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from draft_worker.coreml.conversion.build import OnReport, convert
+from draft_worker.coreml.conversion.build import convert
 from draft_worker.coreml.conversion.lint import lint
-from draft_worker.coreml.conversion.trained import convert_drafter
-from draft_worker.coreml.package import HOST, MODEL, Package
+from draft_worker.coreml.package import HOST, MODEL
 from draft_worker.coreml.program_file import ProgramFile
-from draft_worker.coreml.runtime.backends.operations import EXPANSIONS
+from draft_worker.coreml.runtime.operations import EXPANSIONS
 from protocol.child_process import Failed, claim_output
-from protocol.contracts.coreml.conversion import ConversionOrder, ConversionReport, Finished
+from protocol.contracts.coreml import ConversionOrder, ConversionReport, Finished
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError, PipelineError
 from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
@@ -47,7 +46,10 @@ def main() -> int:
 def _convert(order: ConversionOrder, report: Report) -> Finished:
     began = time.monotonic()
     folder = Path(order.destination)
-    package = _package(order, folder, report)
+    source = Path(order.source)
+    if drafter := read_drafter(source):
+        raise InputError(f"{source} holds {drafter.name}, which has no form for Core ML: use it as it is.")
+    package = convert(source, folder, order.choices, report)
     file = ProgramFile(folder / MODEL)
     return Finished(
         folder=str(folder),
@@ -58,15 +60,6 @@ def _convert(order: ConversionOrder, report: Report) -> Finished:
         findings=tuple(lint(file)),
         seconds=time.monotonic() - began,
     )
-
-
-def _package(order: ConversionOrder, folder: Path, report: OnReport) -> Package:
-    source = Path(order.source)
-    drafter = read_drafter(source)
-    if drafter is None:
-        return convert(source, folder, order.choices, report)
-    target = Path(order.target) if order.target else None
-    return convert_drafter(drafter, source, target, folder, order.choices, report)
 
 
 def _operation_counts(file: ProgramFile, function: str) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """How mlx-lm's decoders differ from its Llama: one entry for each architecture that can be converted.
 
-A layer's kind, window, rope and scale are read from the layer itself (`checkpoint`); here is what it does not tell.
+A layer's kind, window, rope and scale are read from the layer itself (`checkpoint.py`); here is what it does not tell.
 """
 
 from collections.abc import Callable, Mapping

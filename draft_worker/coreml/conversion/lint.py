@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from draft_worker.coreml.program_file import FunctionFile, ProgramFile, StoredTensor, TensorType
-from protocol.contracts.coreml.conversion import LintFinding as Finding
+from protocol.contracts.coreml import LintFinding as Finding
 
 _NATIVE = frozenset(
     (

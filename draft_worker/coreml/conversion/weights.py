@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from draft_worker.coreml.arrays import Array, Half, Single
-from draft_worker.coreml.conversion.convertible import Convertible
+from draft_worker.coreml.conversion.checkpoint import Checkpoint
+from draft_worker.coreml.package import Array, Half, Single
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.coreml.conversion import WeightKind
+from protocol.contracts.coreml import WeightKind
 
 _PALETTE = 16
 _ITERATIONS = 20
@@ -120,7 +120,7 @@ Rows = TypeVar("Rows", Half, range)
 class Constants:
     """Makes MIL constants. Reads and compresses each parameter once, for all functions."""
 
-    def __init__(self, model: Convertible, kind: WeightKind) -> None:
+    def __init__(self, model: Checkpoint, kind: WeightKind) -> None:
         self._model = model
         self._kind: WeightKind = kind
         self._stored: dict[str, StoredWeight] = {}
@@ -129,19 +129,14 @@ class Constants:
     def __contains__(self, name: str) -> bool:
         return name in self._model
 
-    def vector(self, name: str, axis: int, rank: int = 4) -> Any:
+    def vector(self, name: str, axis: int) -> Any:
         """A norm's weight along `axis`."""
-        shape = [1] * rank
+        shape = [1] * 4
         shape[axis] = -1
         return _constant(self._half(name).reshape(shape), name)
 
     def bias(self, name: str) -> Any | None:
         return _constant(self._half(name), name) if name in self._model else None
-
-    def grid(self, name: str, groups: int) -> Any:
-        """The kernels of a block's convolutions, (2, taps, channels), as (1, 2 * taps * groups of channels, channels of
-        a group, 1). `groups`: of all kernels together."""
-        return _constant(self._half(name).reshape(1, groups, -1, 1), name)
 
     def taps(self, name: str) -> tuple[Any, Any]:
         """A depthwise kernel (channels, taps, 1): weights of a token's ancestors, nearest first, and its own weights.

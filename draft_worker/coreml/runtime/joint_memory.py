@@ -10,8 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from draft_worker.coreml.arrays import Single, Slots
-from draft_worker.coreml.package import Package
+from draft_worker.coreml.package import Package, Single, Slots
 from draft_worker.coreml.runtime.memory import CallPart, HostMemory
 from draft_worker.coreml.runtime.tree_slots import HIDDEN
 
@@ -124,7 +123,7 @@ class JointCall:
         mask[:] = HIDDEN
         for part, places, rows in self._parts:
             last, used = rows.stop, part.memory.slots.used
-            own = self._mask[: len(part.tokens), : capacity + len(part.tokens)]
+            own = self._mask[: len(part.numbers), : capacity + len(part.numbers)]
             part.fill_mask(own, window)
             mask[rows, places[used]] = own[:, used]
             mask[rows, capacity + rows.start : capacity + rows.stop] = own[:, capacity:]
@@ -134,5 +133,5 @@ class JointCall:
 
 def part_rows(parts: Sequence[CallPart]) -> list[slice]:
     """Each part's rows in the call."""
-    ends = list(accumulate(len(part.tokens) for part in parts))
-    return [slice(end - len(part.tokens), end) for part, end in zip(parts, ends, strict=True)]
+    ends = list(accumulate(len(part.numbers) for part in parts))
+    return [slice(end - len(part.numbers), end) for part, end in zip(parts, ends, strict=True)]

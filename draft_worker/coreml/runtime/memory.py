@@ -4,14 +4,13 @@ Knows the package's cache and its slots; knows no logits and no tree.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from draft_worker.coreml.arrays import Single, Slots
-from draft_worker.coreml.package import Package
+from draft_worker.coreml.package import Package, Single, Slots
 from draft_worker.coreml.runtime.tree_slots import TreeSlots
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaError, ArenaLayout, ArenaMismatch, ElementType
@@ -62,7 +61,7 @@ class HostMemory:
 
     def rows(self, numbers: Sequence[int]) -> "CallPart":
         """A call's part that evaluates these rows, which have slots."""
-        return CallPart(self, [self.slots.row(number).token for number in numbers], numbers)
+        return CallPart(self, numbers)
 
     def write(self, slots: Sequence[int], new: Single) -> None:
         """Store keys and values, (rows, key heads, slots, head), in these slots.
@@ -91,16 +90,10 @@ class HostMemory:
         self.slots.truncate(length)
         self._cache.truncate(length)
 
-    def restart(self, position: int) -> None:
-        """As `TreeSlots.restart`."""
-        self.slots.restart(position)
-        self._cache.truncate(0)
-
     def begin_with(self, other: "HostMemory", length: int) -> None:
         """Let this empty sequence have the first `length` committed tokens of another one: they lie in the first slots,
         in order."""
         self._cache.array[:, :, :length] = other._cache.array[:, :, :length]
-        self.slots.origin = other.slots.origin
         self.slots.adopt(length)
         self._changed(range(length))
 
@@ -157,34 +150,26 @@ class HostMemory:
 
 
 class CallPart(NamedTuple):
-    """What a call evaluates of one sequence: committed tokens again, then rows of the tree, which have slots."""
+    """What a call evaluates of one sequence: rows of the tree, which have slots."""
 
     memory: HostMemory
-    tokens: Sequence[int]
     numbers: Sequence[int]
-    """The rows of the tree."""
-    again: range = range(0)
-    """Indices of the committed tokens, which are their slots."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return [self.memory.slots.row(number).token for number in self.numbers]
 
     @property
     def positions(self) -> list[int]:
-        origin = self.memory.slots.origin
-        return [*(origin + index for index in self.again), *map(self.memory.position, self.numbers)]
+        return [self.memory.position(number) for number in self.numbers]
 
     @property
     def slots(self) -> list[int]:
-        return [*self.again, *self.memory.slots.slots_of(self.numbers)]
+        return self.memory.slots.slots_of(self.numbers)
 
     def fill_mask(self, mask: Single, window: int | None = None) -> None:
         """As `TreeSlots.fill_mask`."""
-        self.memory.slots.fill_mask(self.numbers, mask, window, self.again)
-
-    def pieces(self, most: int) -> "Iterator[CallPart]":
-        """The same in parts of at most so many tokens."""
-        for begin in range(0, len(self.tokens), most):
-            part, first = slice(begin, begin + most), len(self.again)
-            numbers = self.numbers[max(0, begin - first) : max(0, begin + most - first)]
-            yield CallPart(self.memory, self.tokens[part], numbers, self.again[part])
+        self.memory.slots.fill_mask(self.numbers, mask, window)
 
 
 class SequenceCache:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draft_worker.coreml.arrays import Single, Slots
+from draft_worker.coreml.package import Single, Slots
 from protocol.inference.slots import PREFIX
 
 HIDDEN = -1e4
@@ -44,8 +44,6 @@ class TreeSlots:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.committed = 0
-        self.origin = 0
-        """Position of the first committed token."""
         self.next_row = 0
         self.visible: Single = np.full(capacity, HIDDEN, np.float32)
         """0 for the slots of committed tokens, HIDDEN for other slots."""
@@ -82,32 +80,25 @@ class TreeSlots:
             parent = self._tip if parent == PREFIX else parent
             above = None if parent == self._tip else self._rows[parent]
             slot = next(slots, None) if above is None or above.slot is not None else None
-            position = self.origin + self.committed if above is None else above.position + 1
+            position = self.committed if above is None else above.position + 1
             self._rows[number] = PackageRow(slot, parent, position, token)
         self.next_row += len(tokens)
         self._free_all(slots)
         return numbers
 
-    def fill_mask(
-        self, numbers: Sequence[int], mask: Single, window: int | None = None, again: range = range(0)
-    ) -> None:
+    def fill_mask(self, numbers: Sequence[int], mask: Single, window: int | None = None) -> None:
         """Fill (width, capacity + width) `mask` for a call that evaluates these rows, in this order.
 
         0 at the committed slots, the ancestors of a row and the row itself, HIDDEN elsewhere. With a window, only the
         last `window` of them have 0. The columns behind the slots are the rows of the call. Allocates nothing that
-        grows with the context. `again`: the call evaluates these committed tokens in front of the rows; if there are
-        rows, they are the last ones.
+        grows with the context.
         """
         mask[:, : self.capacity] = self.visible
         mask[:, self.capacity :] = HIDDEN
-        if again:
-            mask[:, again.start : self.capacity] = HIDDEN
-        for index in range(len(again)):
-            mask[index:, self.capacity + index] = 0
-        column = {number: self.capacity + index for index, number in enumerate(numbers, start=len(again))}
-        for index, number in enumerate(numbers, start=len(again)):
+        column = {number: self.capacity + index for index, number in enumerate(numbers)}
+        for index, number in enumerate(numbers):
             first = 0 if window is None else max(0, self._rows[number].position + 1 - window)
-            mask[index, : min(max(0, first - self.origin), self.committed)] = HIDDEN
+            mask[index, : min(first, self.committed)] = HIDDEN
             while (row := self._rows.get(number)) is not None and row.position >= first:
                 mask[index, column.get(number, row.slot)] = 0
                 number = row.parent
@@ -141,31 +132,6 @@ class TreeSlots:
             self.committed += 1
         return Kept(exchanged, [])
 
-    def replace(self, first: int, count: int) -> list[tuple[int, int]]:
-        """`count` committed tokens take the places of those from index `first` on. Rows stay, with their positions.
-
-        Returns `Kept.exchanged`, since rows make room. Before more rows are added or kept, the committed tokens must
-        end where they ended; without rows they may end anywhere.
-        """
-        before, self.committed = self.committed, first + count
-        assert self.committed <= self.capacity, "a package has slots for its context"
-        self.visible[: self.committed], self.visible[self.committed :] = 0, HIDDEN
-        self._top = max(self._top, self.committed)
-        if self.committed < before:
-            self._find_free()
-        moved: list[tuple[int, int]] = []
-        for number, row in self._rows.items():
-            if row.slot is not None and row.slot < self.committed:
-                (slot,) = self._take(1)
-                self._rows[number] = row._replace(slot=slot)
-                moved.append((row.slot, slot))
-        return moved
-
-    def restart(self, position: int) -> None:
-        """Drop all committed tokens: the next one stands at `position`. Rows stay, as for `replace`."""
-        self.replace(0, 0)
-        self.origin = position
-
     def truncate(self, length: int) -> None:
         """Drop the committed tokens behind `length`, and all rows."""
         assert 0 <= length <= self.committed
@@ -181,11 +147,6 @@ class TreeSlots:
         assert tokens <= self.capacity
         self.visible[:tokens] = 0
         self.committed = self._top = tokens
-
-    def _find_free(self) -> None:
-        """All slots between those of committed tokens and `_top` that no row has."""
-        used = {row.slot for row in self._rows.values()}
-        self._free = [slot for slot in range(self.committed, self._top) if slot not in used]
 
     def _take(self, count: int) -> list[int]:
         """Up to `count` free slots, the lowest first."""

@@ -28,8 +28,8 @@ from orchestrator.core.options import FIXED_PREFIX_CACHE, MemoryMib
 from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
-from orchestrator.machine.known_servers import KnownServer, known_server, known_servers
-from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.machine.servers import KnownServer, known_server, known_servers
+from orchestrator.machine.target import checked_hosts
 from protocol.contracts.engines import DraftEngineName
 from protocol.contracts.kv_bits import KvBits
 from protocol.contracts.target_hosts import RankSetup

@@ -20,7 +20,7 @@ from orchestrator.cli.pipelines import print_notes, started, tokenizer_folder
 from orchestrator.cli.report import cut_off, reading
 from orchestrator.cli.running_pipelines import RUNNING, held, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
-from orchestrator.machine.downloads.default_target import demo_note
+from orchestrator.machine.default_target import demo_note
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import Ineffective

@@ -16,17 +16,16 @@ from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.sentences import say
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import conversion
 from orchestrator.machine.drafts.shipped_drafts import default_draft
-from orchestrator.machine.models.checkpoints import resolve
-from protocol.contracts.coreml.conversion import Choices, Finished, Progress
+from protocol.contracts.coreml import Choices, Finished, Progress
 from protocol.errors import InputError
 
 
 @click.command()
 @click.argument("model", required=False)
 @click.option("--out", "destination", required=True, metavar="DIR", type=Destination(folder=True), help="To be made.")
-@click.option("--target", metavar="MODEL", help="The target of a trained drafter: a folder or Hugging Face id.")
 @click.option("--widths", default="1,8,32", show_default=True, help="Tokens that one call evaluates; a function each.")
 @click.option("--context", type=click.IntRange(min=1), help="KV slots.  [default: 2048, or what the model knows]")
 @click.option(
@@ -38,24 +37,19 @@ from protocol.errors import InputError
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @stays_awake
-def convert(
-    model: str | None, destination: Path, target: str | None, widths: str, as_json: bool, **options: Any
-) -> None:
+def convert(model: str | None, destination: Path, widths: str, as_json: bool, **options: Any) -> None:
     """Convert MODEL (a folder or Hugging Face id; default: the default draft) for the Neural Engine.
 
     Takes Llama, Mistral, Ministral 3, Qwen2, Qwen3, SmolLM3, Phi-3 and Phi-4, Gemma 2 and 3, and LFM2 in mlx-lm's
-    format, quantised or not, and makes a Core ML package whose functions share their weights. Also takes trained
-    drafters of the kinds EAGLE-3, DSpark and DFlash, beside their target (--target). Works on any machine; running the
-    package on the Neural Engine takes a Mac.
+    format, quantised or not, and makes a Core ML package whose functions share their weights. Works on any machine;
+    running the package on the Neural Engine takes a Mac.
 
     \b
     launch-pipeline convert --out default-draft
     launch-pipeline convert MODEL --out qwen --weights int8 --context 4096
-    launch-pipeline convert DRAFTER --target Qwen/Qwen3-4B --out dspark
     """
     choices = Choices(widths=_widths(widths), **options)
-    source, beside = _source(model, target, quiet=as_json)
-    finished = _watched(conversion(source, destination, choices, beside), quiet=as_json)
+    finished = _watched(conversion(_source(model, quiet=as_json), destination, choices), quiet=as_json)
     if as_json:
         click.echo(msgspec.json.encode(finished).decode())
     else:
@@ -64,15 +58,14 @@ def convert(
             say(line)
 
 
-def _source(model: str | None, target: str | None, quiet: bool) -> tuple[Path, Path | None]:
-    """The folders of the model and of its target. A model may be fetched or made for it."""
+def _source(model: str | None, quiet: bool) -> Path:
+    """The folder of the model, which may be fetched or made for it."""
     with ConversionBar(quiet) as bar:
-        beside = None if target is None else resolve(target, "target", bar)
         if model is not None:
-            return resolve(model, "draft", bar), beside
+            return resolve(model, "draft", bar)
         default = default_draft(bar)
     print_notes([default.note])
-    return default.folder, beside
+    return default.folder
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from orchestrator.cli.pipelines import print_notes, started
 from orchestrator.cli.running_pipelines import KEPT_MINUTES, minutes_to_keep, plain, running_pipeline
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.cli.sentences import Prose, columns_of
-from orchestrator.machine.downloads.default_target import demo_note
+from orchestrator.machine.default_target import demo_note
 from protocol.bounded_files import bounded
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import SET, Ineffective

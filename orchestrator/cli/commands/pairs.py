@@ -18,11 +18,11 @@ from rich.text import Text
 from orchestrator.cli.pipeline_options import NamedChoice
 from orchestrator.cli.report import print_whole
 from orchestrator.cli.sentences import say
-from orchestrator.machine.downloads.default_target import default_pair_state
+from orchestrator.machine.checkpoints import complete, gguf_files
+from orchestrator.machine.default_target import default_pair_state
 from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, memory_bytes, neural_engine
 from orchestrator.machine.memory.budget import usable
 from orchestrator.machine.memory.kv_plan import about
-from orchestrator.machine.models.checkpoints import complete, gguf_files
 from orchestrator.machine.pairs.expectations import fits, kept_tokens, memory, tokenizers
 from orchestrator.machine.pairs.recommended_pairs import Model, Pair, beside, pairs, published
 from protocol.contracts.model_folder import ModelFolder

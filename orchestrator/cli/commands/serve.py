@@ -31,11 +31,11 @@ from orchestrator.cli.serving.remote_workers import invited, listening_options, 
 from orchestrator.cli.serving.server_key import server_key
 from orchestrator.http.model_table import ModelEntry, ModelName
 from orchestrator.http.settings import EmbeddingSettings, ServerSettings
-from orchestrator.machine.hardware import gpu_working_set, memory_bytes
-from orchestrator.machine.memory.budget import GIB, usable
-from orchestrator.machine.running_servers import announced, http_address
+from orchestrator.machine.hardware import usable_bytes
+from orchestrator.machine.memory.budget import GIB
+from orchestrator.machine.servers import announced, http_address
 from orchestrator.runtime.memory_plan import PipelineMemory
-from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml import Progress
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.ineffective import Ineffective
@@ -60,7 +60,7 @@ def serve_models(
     from orchestrator.http.models.pipelines import ModelPipeline
     from orchestrator.http.run import ModelMemory, run_models
 
-    room = usable(memory_bytes(), gpu_working_set()) if memory_gib is None else int(memory_gib * GIB)
+    room = usable_bytes() if memory_gib is None else int(memory_gib * GIB)
     if settings.embedding is not None:
         room -= (size := ModelFolder(settings.embedding.folder).size)
         if room <= 0:

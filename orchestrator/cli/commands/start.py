@@ -21,7 +21,7 @@ from orchestrator.cli.report import print_whole
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
-from orchestrator.machine.known_servers import host_port
+from orchestrator.machine.servers import host_port
 from orchestrator.runtime.session import end_kept
 from protocol.errors import InputError
 from protocol.messages.remote import WorkerEntry

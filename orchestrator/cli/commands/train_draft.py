@@ -19,8 +19,8 @@ from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import Destination
 from orchestrator.cli.sentences import say
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.hardware import usable_cores, worker_environment
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.text.training_prompts import write_prompts
 from protocol.child_process import reports
 from protocol.contracts.training import (

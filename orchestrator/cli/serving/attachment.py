@@ -18,7 +18,7 @@ import zmq
 
 from orchestrator.api.client import STAMP
 from orchestrator.machine.hardware import usable_cores, worker_environment
-from orchestrator.machine.known_servers import KnownServer, remember
+from orchestrator.machine.servers import KnownServer, remember
 from orchestrator.runtime.restarts import RestartPolicy
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.workers.launch import launch, worker_command

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from orchestrator.machine.known_servers import KnownServer
+from orchestrator.machine.servers import KnownServer
 from protocol.errors import InputError
 from protocol.security.addresses import Endpoint
 

@@ -10,7 +10,7 @@ from orchestrator.api.owner import Owner, attach_command
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.pipeline_options import Command, option
 from orchestrator.cli.serving.discovery import announced
-from orchestrator.machine.known_servers import KnownServer
+from orchestrator.machine.servers import KnownServer
 from protocol.contracts.engines import TargetEngineName
 from protocol.errors import InputError
 from protocol.ineffective import SET, Ineffective

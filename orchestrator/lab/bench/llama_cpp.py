@@ -19,10 +19,10 @@ from typing import Any
 
 from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGeneration
 from orchestrator.lab.bench.names import LLAMA_CPP
-from orchestrator.machine.downloads.default_target import default_gguf, is_default_target
-from orchestrator.machine.downloads.package_index import Unavailable
+from orchestrator.machine.checkpoints import gguf_file
+from orchestrator.machine.default_target import default_gguf, is_default_target
 from orchestrator.machine.hardware import usable_cores
-from orchestrator.machine.models.checkpoints import gguf_file
+from orchestrator.machine.package_index import Unavailable
 from protocol.errors import InputError, PipelineError
 
 _PROGRAM = "llama-server"

@@ -2,7 +2,6 @@
 
 from orchestrator.lab.first_light.stages import LightSettings, Need, Stage
 from orchestrator.machine import hardware as machine_facts
-from orchestrator.machine.memory.budget import usable
 from orchestrator.machine.pairs.expectations import fits
 from orchestrator.machine.pairs.recommended_pairs import pairs
 
@@ -31,7 +30,6 @@ def _no_second_pair(settings: LightSettings) -> str:
     if settings.short:
         return "the short form measures the demo pair alone"
     pair = pairs()[settings.second_pair]
-    available = usable(machine_facts.memory_bytes(), machine_facts.gpu_working_set())
-    if fits(pair, on_processor=False, available=available):
+    if fits(pair, on_processor=False, available=machine_facts.usable_bytes()):
         return ""
     return f"no memory for the pair {settings.second_pair}"

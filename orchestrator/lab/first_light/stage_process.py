@@ -20,7 +20,7 @@ import msgspec
 from orchestrator.api.ineffective import IneffectiveOption
 from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.stages import Asked, StageOrder, stage_named
-from orchestrator.machine.downloads.default_target import VARIABLE
+from orchestrator.machine.default_target import VARIABLE
 from protocol.child_process import claim_output
 from protocol.errors import PipelineError
 from protocol.worker.process import die_with_parent

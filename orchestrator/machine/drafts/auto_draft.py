@@ -8,17 +8,16 @@ import msgspec
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.hardware import chip, system_build
 from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS
-from protocol.contracts.coreml.examination import RuntimeName
-from protocol.contracts.coreml.neural_engine import (
+from protocol.contracts.coreml import (
     EngineChoice,
     EngineRates,
     EngineVerdict,
     ExaminedSystem,
+    RuntimeName,
     package_fingerprint,
     record,
     recorded,
 )
-from protocol.contracts.engines import DraftEngineName, draft_model
 from protocol.contracts.model_folder import ModelFolder
 from protocol.shown_names import model_name
 
@@ -27,9 +26,7 @@ class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A draft that runs in MLX at first, and with Core ML once that was found faster beside the target."""
 
     checkpoint: str
-    """The draft's folder in mlx-lm's format, or that of a trained drafter."""
-    engine: DraftEngineName = "mlx"
-    """What runs it in MLX; another one than mlx for a trained drafter."""
+    """The draft's folder in mlx-lm's format."""
     target: str
     """The target's folder."""
     place: ExaminedSystem
@@ -41,23 +38,16 @@ class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     predicts: int = PREDICTS
 
     @classmethod
-    def on_this_machine(
-        cls, checkpoint: Path, target: Path, runtime: RuntimeName, engine: DraftEngineName = "mlx"
-    ) -> Self:
+    def on_this_machine(cls, checkpoint: Path, target: Path, runtime: RuntimeName) -> Self:
         """Raises InputError if a model's folder can't be read."""
-        key = conversion_of(checkpoint, target if _is_trained(engine) else None).name
+        key = conversion_of(checkpoint).name
         place = ExaminedSystem(system_build(), chip(), key, ModelFolder(target).fingerprint)
-        return cls(checkpoint=str(checkpoint), engine=engine, target=str(target), place=place, runtime=runtime)
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether it is a drafter that was trained for its target, which its conversion needs."""
-        return _is_trained(self.engine)
+        return cls(checkpoint=str(checkpoint), target=str(target), place=place, runtime=runtime)
 
     @property
     def package(self) -> Path:
         """The folder of the conversion, once it is made."""
-        return conversion_of(Path(self.checkpoint), Path(self.target) if self.is_trained else None)
+        return conversion_of(Path(self.checkpoint))
 
     def verdict(self) -> EngineVerdict | None:
         """What is known: the outcome of a trial beside this target, or that Core ML can't run this draft here."""
@@ -86,10 +76,6 @@ class AutoDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ) -> None:
         names = f"{model_name(self.checkpoint)} beside {model_name(self.target)}" if place.target else self.checkpoint
         record(EngineVerdict(place=place, choice=choice, reason=reason, rates=rates, model=names))
-
-
-def _is_trained(engine: DraftEngineName) -> bool:
-    return draft_model(engine) == "drafter"
 
 
 def place_of(folder: Path) -> ExaminedSystem:

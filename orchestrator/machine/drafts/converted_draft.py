@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.machine.cache_entries import exclusive
-from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.child_process import reports
-from protocol.contracts.coreml.conversion import (
+from protocol.contracts.coreml import (
     FOLDER_FACTS,
     FOLDER_MODEL,
     FORMAT,
@@ -24,7 +24,6 @@ from protocol.contracts.coreml.conversion import (
     Finished,
     Progress,
 )
-from protocol.contracts.drafters.detection import is_drafter
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError
 from protocol.paths import cache_folder
@@ -35,38 +34,31 @@ _CACHE_ELEMENT = 4
 _PARTS = (FOLDER_FACTS, "host.safetensors", "config.json", "tokenizer.json")
 
 
-def converted_draft(name: str, on_progress: OnProgress = silent, target: Path | None = None) -> Path:
+def converted_draft(name: str, on_progress: OnProgress = silent) -> Path:
     """Folder of the converted model `name`, or of a conversion of the model `name`.
 
-    A conversion in fp16 is made once and kept in this user's cache folder. `target`: of a trained drafter. Raises
-    InputError for a name that is neither, and for a model that can't be converted.
+    A conversion in fp16 is made once and kept in this user's cache folder. Raises InputError for a name that is
+    neither, and for a model that can't be converted.
     """
     if is_converted(folder := Path(name).expanduser()):
         return _checked(folder.resolve())
     source = resolve(name, "draft", on_progress)
-    if target is None and is_drafter(source):
-        raise InputError(
-            f"{source} holds a trained drafter, which is not converted on its first use: leave out the engine, or pass "
-            f"the folder that `launch-pipeline convert {name} --target MODEL --out FOLDER` makes."
-        )
-    place = conversion_of(source, target)
+    place = conversion_of(source)
     with exclusive(place):
         if not is_converted(place):
             _sweep(place)
             try:
-                _convert(source, place, on_progress, target)
+                _convert(source, place, on_progress)
             finally:
                 # A process that did not end in time was killed, and left what it had written.
                 _sweep(place)
     return _checked(place)
 
 
-def conversion_of(source: Path, target: Path | None = None) -> Path:
-    """The folder in this user's cache where a conversion of the model in `source` is kept, once it is made. `target`:
-    of a trained drafter, whose package has the target's embedding and head."""
+def conversion_of(source: Path) -> Path:
+    """The folder in this user's cache where a conversion of the model in `source` is kept, once it is made."""
     version = importlib.metadata.version("launch-pipeline")
-    models = [ModelFolder(folder).fingerprint for folder in (source, target) if folder is not None]
-    key = sha256(" ".join([str(FORMAT), version, *models]).encode()).hexdigest()[:32]
+    key = sha256(f"{FORMAT} {version} {ModelFolder(source).fingerprint}".encode()).hexdigest()[:32]
     return cache_folder() / "converted" / f"{model_name(source)}-{key}"
 
 
@@ -94,11 +86,6 @@ def is_converted(folder: Path) -> bool:
     return (folder / FOLDER_MODEL).is_dir()
 
 
-def holds_drafter(folder: Path) -> bool:
-    """Whether the converted model in `folder` is a trained drafter."""
-    return _facts(folder).conditioning is not None
-
-
 def source_of(folder: Path) -> Path:
     """The model that a converted folder was made from. Raises InputError if it is no longer there."""
     source = Path(_facts(folder).source)
@@ -107,9 +94,9 @@ def source_of(folder: Path) -> Path:
     return resolve(str(source), "draft")
 
 
-def _convert(source: Path, place: Path, on_progress: OnProgress, target: Path | None) -> None:
+def _convert(source: Path, place: Path, on_progress: OnProgress) -> None:
     # Closing ends the process, also after Ctrl-C.
-    with closing(conversion(source, place, Choices(), target)) as reports:
+    with closing(conversion(source, place, Choices())) as reports:
         for report in reports:
             if not isinstance(report, Finished):
                 on_progress(msgspec.structs.replace(report, stage=f"converting for Core ML: {report.stage}"))
@@ -141,16 +128,12 @@ _GRACE = 5.0
 """Seconds for the process to remove an unfinished conversion."""
 
 
-def conversion(
-    source: Path, destination: Path, choices: Choices, target: Path | None = None
-) -> Generator[Progress | Finished, None, None]:
-    """Progress as it happens, and the outcome last. Closing it early ends the process. `target`: of a trained drafter.
+def conversion(source: Path, destination: Path, choices: Choices) -> Generator[Progress | Finished, None, None]:
+    """Progress as it happens, and the outcome last. Closing it early ends the process.
 
     Raises InputError or PipelineError with the process's own sentence if the conversion fails.
     """
-    order = ConversionOrder(
-        source=str(source), destination=str(destination), choices=choices, target="" if target is None else str(target)
-    )
+    order = ConversionOrder(source=str(source), destination=str(destination), choices=choices)
     return reports(
         "draft_worker.coreml.conversion",
         order,

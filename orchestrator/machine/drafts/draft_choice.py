@@ -5,21 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.machine.downloads.default_target import default_target
+from orchestrator.machine.checkpoints import resolve
+from orchestrator.machine.default_target import default_target
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import (
     converted_draft,
-    holds_drafter,
     is_converted,
     source_of,
 )
 from orchestrator.machine.drafts.shipped_drafts import default_draft, shipped_draft
 from orchestrator.machine.drafts.trained_drafter import is_exit, trained_draft
 from orchestrator.machine.hardware import neural_engine
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.pairs.recommended_pairs import draft_beside
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
+from protocol.contracts.coreml import EngineVerdict, recorded
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
 from protocol.contracts.engines import AUTO, NO_DRAFT, DraftEngineName, draft_model, offered_engines
 from protocol.errors import InputError
@@ -58,7 +57,7 @@ def draft_for(
         name = None if shipped is None else str(shipped)
     if name is not None or is_exit(engine, name):
         choice = draft_choice(engine, name, on_progress, target)
-        automatic = engine == AUTO and not own and (choice.engine == _FIRST or _is_convertible(choice))
+        automatic = engine == AUTO and not own and choice.engine == _FIRST
         return _automatic(choice, resolve(target, "target", on_progress)) if automatic else choice
     if own:
         return DraftChoice(_FIRST if engine == AUTO else engine, None)
@@ -92,8 +91,7 @@ def draft_choice(
     if model == "package":
         folder = converted_draft(name, on_progress)
         # On other systems the executor runs the package, so there is no device to examine.
-        # A trained drafter's folder was asked for: MLX would run it by another engine.
-        examined = engine == "coreml" and sys.platform == "darwin" and not holds_drafter(folder)
+        examined = engine == "coreml" and sys.platform == "darwin"
         verdict = recorded(place_of(folder)) if examined else None
         choice = weigh(engine, folder, name, verdict)
         return choice._replace(note=_told(note, choice.note))
@@ -125,20 +123,12 @@ def weigh(engine: DraftEngineName, folder: Path, name: str, verdict: EngineVerdi
     return DraftChoice("mlx", source, note)
 
 
-def _is_convertible(choice: DraftChoice) -> bool:
-    """Whether it is a trained drafter of a kind that has a form for Core ML."""
-    if choice.target is None or choice.folder is None:
-        return False
-    drafter = read_drafter(choice.folder)
-    return drafter is not None and drafter.converts
-
-
 def _automatic(choice: DraftChoice, target: Path) -> DraftChoice:
     """The engine that was found faster for this draft beside this target; MLX until that is known."""
     runtime = neural_engine()
     if runtime is None or choice.folder is None:
         return choice
-    auto = AutoDraft.on_this_machine(choice.folder, target, runtime, choice.engine)
+    auto = AutoDraft.on_this_machine(choice.folder, target, runtime)
     verdict = auto.verdict()
     if verdict is None:
         return choice._replace(auto=auto)

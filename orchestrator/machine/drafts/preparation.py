@@ -16,14 +16,12 @@ import msgspec
 from orchestrator.machine.cache_entries import UnwritableCache
 from orchestrator.machine.drafts.auto_draft import AutoDraft, place_of
 from orchestrator.machine.drafts.converted_draft import converted_draft, loaded_bytes
-from orchestrator.machine.hardware import computes_on_processor, gpu_working_set, installed_version, memory_bytes
-from orchestrator.machine.memory.budget import size, usable
+from orchestrator.machine.hardware import installed_version, usable_bytes
+from orchestrator.machine.memory.budget import size
 from orchestrator.machine.neural_engine.examination import examine
 from orchestrator.machine.neural_engine.judgement import judge
 from protocol.child_process import claim_output
-from protocol.contracts.coreml.conversion import Progress
-from protocol.contracts.coreml.neural_engine import record, recorded
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.coreml import Progress, record, recorded
 from protocol.errors import InputError, PipelineError
 from protocol.worker.process import die_with_parent
 
@@ -79,13 +77,8 @@ def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined
         return Declined(
             "coremltools is not installed, which has no release for every Python: see launch-pipeline doctor"
         )
-    target = Path(auto.target) if auto.is_trained else None
-    if target is not None and not auto.package.is_dir():
-        weights = ModelFolder(target).loaded_bytes(computes_on_processor())
-        if short := _shortage(needed, weights, "Reading the target's states for its conversion"):
-            return short
     try:
-        folder = converted_draft(auto.checkpoint, lambda progress: report(Preparing(_words(progress))), target)
+        folder = converted_draft(auto.checkpoint, lambda progress: report(Preparing(_words(progress))))
     except UnwritableCache as error:
         return Declined(str(error))
     except InputError as error:
@@ -94,18 +87,13 @@ def prepare(auto: AutoDraft, needed: int, report: Report) -> Prepared | Declined
     except PipelineError as error:
         return Declined(str(error))
     # Both engines hold the draft until the trial is over.
-    return _shortage(needed, loaded_bytes(folder), "Core ML") or _examined(auto, folder, report)
-
-
-def _shortage(needed: int, more: int, what: str) -> Declined | None:
-    """`what` would take the bytes `more`."""
-    available = usable(memory_bytes(), gpu_working_set())
-    if needed + more <= available:
-        return None
-    return Declined(
-        f"{what} would take {size(more)} beside the {size(needed)} that the pipeline needs, which is more than the "
-        f"{size(available)} that it may use"
-    )
+    more, available = loaded_bytes(folder), usable_bytes()
+    if needed + more > available:
+        return Declined(
+            f"Core ML would take {size(more)} beside the {size(needed)} that the pipeline needs, which is more than "
+            f"the {size(available)} that it may use"
+        )
+    return _examined(auto, folder, report)
 
 
 def _examined(auto: AutoDraft, folder: Path, report: Report) -> Prepared | Declined:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.machine.cache_entries import made_once
-from orchestrator.machine.downloads.default_target import default_target, is_default_target
-from orchestrator.machine.models.checkpoints import demo_model, worker_folder
+from orchestrator.machine.checkpoints import demo_model, worker_folder
+from orchestrator.machine.default_target import default_target, is_default_target
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.model_folder import ModelFolder

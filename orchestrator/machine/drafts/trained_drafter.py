@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.machine.cache_entries import made_once
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts.converted_draft import is_converted
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.progress import OnProgress
 from protocol.contracts.drafters.description import Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter

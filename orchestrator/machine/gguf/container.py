@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from orchestrator.machine.gguf.split_files import part_names
+from orchestrator.machine.gguf import part_names
 from protocol.errors import InputError
 
 _MAGIC = b"GGUF"

@@ -14,15 +14,15 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from orchestrator.machine.cache_entries import made_once
+from orchestrator.machine.gguf import part_names
 from orchestrator.machine.gguf.architectures import (
     arrays_of,
     model_config,
 )
 from orchestrator.machine.gguf.container import GgufFile, read_gguf
-from orchestrator.machine.gguf.split_files import part_names
 from orchestrator.machine.gguf.weights import GROUP, Packed, Part, common_format, packed, parts
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml import Progress
 from protocol.errors import InputError
 from protocol.paths import cache_folder
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from protocol.child_process import ChildProcess
-from protocol.contracts.coreml.examination import (
+from protocol.contracts.coreml import (
     Broken,
     ExaminationOrder,
     ExaminationReport,

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from orchestrator.machine.check import Check
 from orchestrator.machine.neural_engine.examination import StageOutcome
-from protocol.contracts.coreml.examination import Agreed, Placed, Predicted, Timed
-from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem
+from protocol.contracts.coreml import Agreed, EngineVerdict, ExaminedSystem, Placed, Predicted, Timed
 
 _DEVIATION = 0.11
 """Limit for a device's logits, in standard deviations. 0.1 is allowed, and over few tokens may be measured as a little

@@ -19,13 +19,13 @@ from packaging.requirements import Requirement
 from orchestrator.machine import hardware as machine_facts
 from orchestrator.machine.blas.library import HOW_TO_GET_ONE, Blas, ForwardTimes, fast_blas, forward_times
 from orchestrator.machine.check import Check
-from orchestrator.machine.downloads.default_target import VARIABLE, default_pair_state
+from orchestrator.machine.checkpoints import demo_model
+from orchestrator.machine.default_target import VARIABLE, default_pair_state
 from orchestrator.machine.hardware import MlxDevice
-from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.network import own_host
 from orchestrator.machine.placement import usual_cores
 from orchestrator.runtime.session import stale_sessions
-from protocol.contracts.coreml.neural_engine import EngineVerdict, all_recorded
+from protocol.contracts.coreml import EngineVerdict, all_recorded
 from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import PipelineError

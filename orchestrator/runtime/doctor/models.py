@@ -9,19 +9,19 @@ import msgspec
 from msgspec.structs import replace
 
 from orchestrator.machine.check import Check
-from orchestrator.machine.drafts.converted_draft import converted_draft, holds_drafter, is_converted
+from orchestrator.machine.checkpoints import complete, resolve
+from orchestrator.machine.drafts.converted_draft import converted_draft, is_converted
 from orchestrator.machine.drafts.draft_choice import draft_choice, place_of
 from orchestrator.machine.drafts.shipped_drafts import default_draft
 from orchestrator.machine.drafts.trained_drafter import is_exit
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.memory.kv_plan import about
-from orchestrator.machine.models.checkpoints import complete, resolve
-from orchestrator.machine.models.levels import MEANINGS
 from orchestrator.machine.neural_engine.examination import EXAMINER, LIMITS, PREDICTS, Limits, OnStage, examine
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.machine.progress import OnProgress, silent
+from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime.memory_plan import kept_alone
-from protocol.contracts.coreml.neural_engine import record
+from protocol.contracts.coreml import record
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
 from protocol.contracts.engines import AUTO
@@ -128,12 +128,7 @@ def _refused(engine: str, folder: Path, target: Path) -> Check | None:
 
 def _described(folder: Path, target: TargetShape | None, *, own_head: bool = False) -> Check:
     if is_converted(folder):
-        reads = "a trained drafter, which reads its target's states" if holds_drafter(folder) else "a language model"
-        return Check(
-            "draft",
-            "ok",
-            f"{model_name(folder)} is a Core ML package of {reads}: it was compared with MLX when it was made.",
-        )
+        return Check("draft", "ok", f"{model_name(folder)} is a Core ML package of a language model.")
     drafter = read_drafter(folder, with_own_head=own_head)
     if drafter is not None:
         return Check("draft", "ok", told(folder, drafter, target))

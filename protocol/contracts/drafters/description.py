@@ -19,18 +19,16 @@ class KindFacts(NamedTuple):
     name: str
     engine: str
     """The draft engine that runs it."""
-    converts: bool = False
-    """It has a form for Core ML."""
 
 
 KINDS: Mapping[DrafterKind, KindFacts] = MappingProxyType(
     {
-        "eagle3": KindFacts("an EAGLE-3 drafter", "eagle3", converts=True),
+        "eagle3": KindFacts("an EAGLE-3 drafter", "eagle3"),
         "peagle": KindFacts("a P-EAGLE drafter", "block"),
         "mtp": KindFacts("an MTP head", "mtp"),
-        "dspark": KindFacts("a DSpark drafter", "block", converts=True),
-        "dflash": KindFacts("a DFlash drafter", "block", converts=True),
-        "dflash2": KindFacts("a DFlash2 drafter", "block", converts=True),
+        "dspark": KindFacts("a DSpark drafter", "block"),
+        "dflash": KindFacts("a DFlash drafter", "block"),
+        "dflash2": KindFacts("a DFlash2 drafter", "block"),
         "exit": KindFacts("an early exit", "layerskip"),
     }
 )
@@ -211,10 +209,6 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def engine(self) -> str:
         return KINDS[self.kind].engine
-
-    @property
-    def converts(self) -> bool:
-        return KINDS[self.kind].converts
 
     @property
     def feature_bytes(self) -> int:

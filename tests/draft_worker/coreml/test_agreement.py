@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from draft_worker.coreml.conversion.build import convert as convert_folder
 from draft_worker.coreml.conversion.weights import compress, restore
 from draft_worker.coreml.converted import Converted
-from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.coreml import Choices
 from tests.support.models.coreml_runs import MODELS, WIDTHS, Run, convert, half, tiny
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.paths import DEMO_DRAFT, ROOT

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime, compiled
-from draft_worker.coreml.runtime.backends.runtimes import default_runtime, open_runtime
+from draft_worker.coreml.runtime.apple import CoreMlRuntime, compiled
 from draft_worker.coreml.runtime.calls import Runtime
+from draft_worker.coreml.runtime.runtimes import default_runtime, open_runtime
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from protocol.messages.sampling import Sampling

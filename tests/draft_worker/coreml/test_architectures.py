@@ -12,15 +12,16 @@ import pytest
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from draft_worker.coreml.conversion.architectures import ARCHITECTURES
-from draft_worker.coreml.conversion.build import Checkpoint, write
+from draft_worker.coreml.conversion.build import write
+from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.runtime.tree_slots import TreeSlots
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine
 from draft_worker.engines.mlx import MlxEngine
-from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.coreml import Choices
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling

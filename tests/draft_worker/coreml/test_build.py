@@ -17,15 +17,16 @@ import pytest
 from click.testing import CliRunner
 from mlx_lm.models import gemma
 
-from draft_worker.coreml.conversion.build import Checkpoint, describe, write
 from draft_worker.coreml.conversion.build import convert as convert_folder
+from draft_worker.coreml.conversion.build import describe, write
+from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.conversion.weights import Palettes, Scaled, compress, head_chunks, restore
 from draft_worker.coreml.converted import Converted, require_functions
 from draft_worker.coreml.package import HOST, METADATA_KEY, MODEL, Package
-from draft_worker.coreml.runtime.backends.runtimes import Executor
+from draft_worker.coreml.runtime.runtimes import Executor
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.converted_draft import conversion
-from protocol.contracts.coreml.conversion import Choices, Finished, Progress
+from protocol.contracts.coreml import Choices, Finished, Progress
 from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.engine import Batch
 from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.engines.mlx import MlxEngine

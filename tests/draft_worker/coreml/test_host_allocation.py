@@ -5,10 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.converted import HostTables
-from draft_worker.coreml.package import DecoderShape, Layer, Package
-from draft_worker.coreml.rotation import Rotation
+from draft_worker.coreml.converted import HostTables, Rotation
+from draft_worker.coreml.package import Array, DecoderShape, Layer, Package
 from draft_worker.coreml.runtime.calls import PackageForward
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
 from protocol.inference.slots import PREFIX

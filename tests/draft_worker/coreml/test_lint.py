@@ -11,7 +11,7 @@ from draft_worker.coreml.conversion import lint as rules
 from draft_worker.coreml.conversion.lint import lint
 from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, TensorType
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.coreml.conversion import LintFinding
+from protocol.contracts.coreml import LintFinding
 from tests.support.models.coreml_programs import numbers, saved
 from tests.support.models.coreml_runs import convert, tiny
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.package import Array
 from draft_worker.coreml.runtime.calls import PackageForward
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from protocol.inference.slots import PREFIX
 from tests.support.models.coreml_runs import convert, tiny
 

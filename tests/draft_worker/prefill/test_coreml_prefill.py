@@ -9,8 +9,8 @@ import pytest
 from draft_worker.coreml.conversion.build import convert
 from draft_worker.prefill.coreml import CoreMlPrefillEngine, as_element
 from orchestrator import Pipeline, SamplingParams
-from orchestrator.machine.models.checkpoints import demo_model
-from protocol.contracts.coreml.conversion import Choices
+from orchestrator.machine.checkpoints import demo_model
+from protocol.contracts.coreml import Choices
 from protocol.inference.language_model import LanguageModel
 from protocol.kv.arena_header import ElementType
 

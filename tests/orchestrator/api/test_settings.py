@@ -17,8 +17,7 @@ from orchestrator.machine.drafts.auto_draft import AutoDraft
 from orchestrator.machine.drafts.converted_draft import conversion_of
 from orchestrator.machine.profiles.device_profiles import profile_names
 from orchestrator.runtime.link_emulation import EmulatedLink
-from protocol.contracts.coreml.conversion import FOLDER_MODEL
-from protocol.contracts.coreml.neural_engine import EngineRates
+from protocol.contracts.coreml import FOLDER_MODEL, EngineRates
 from protocol.errors import InputError, PipelineError
 from protocol.messages.sampling import ModelSampling
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

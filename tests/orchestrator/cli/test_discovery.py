@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.cli.serving.discovery import announced, discover
-from orchestrator.machine.known_servers import KnownServer
+from orchestrator.machine.servers import KnownServer
 from protocol.errors import InputError
 from protocol.security.addresses import Endpoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.machine.running_servers import RunningServer, announced, http_address, running_servers
+from orchestrator.machine.servers import RunningServer, announced, http_address, running_servers
 from protocol.errors import InputError
 from protocol.process_identity import start_time
 

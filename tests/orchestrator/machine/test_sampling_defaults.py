@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.machine.downloads import default_target
+from orchestrator.machine import default_target
 from orchestrator.machine.gguf.folder import gguf_folder
 from orchestrator.machine.sampling_defaults import UNSTATED, known_sampling, model_sampling
 from protocol.errors import InputError

@@ -13,7 +13,7 @@ from orchestrator.runtime.engine_selection import (
     StartDraft,
     Tell,
 )
-from protocol.contracts.coreml.neural_engine import EngineChoice, EngineRates
+from protocol.contracts.coreml import EngineChoice, EngineRates
 
 MLX, CORE_ML, REMOTE = 2, 3, 9
 """Incarnations."""

@@ -19,7 +19,7 @@ from orchestrator.runtime.memory_plan import loaded_drafter, needed
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.supervisor import Supervisor, gpu_shares, weights_on_gpu
-from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL
+from protocol.contracts.coreml import FOLDER_FACTS
 from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.errors import InputError
@@ -91,14 +91,6 @@ def test_a_core_ml_draft_counts_with_a_cache_for_each_request_and_a_joint_one(na
     assert parts["the KV of the draft in Core ML"] == 4 * 4 * math.prod(package.host_shape)
     assert parts["Core ML's copies of the draft"] > 0
     assert "feature rings" not in parts
-
-
-def test_a_converted_drafter_has_rings_too(tmp_path: Path):
-    (tmp_path / FOLDER_MODEL).mkdir()
-    (tmp_path / "host.safetensors").touch()
-    (tmp_path / FOLDER_FACTS).write_text('{"source": "drafter", "conditioning": {}}')
-
-    assert _parts(draft=str(tmp_path), draft_engine="coreml")["feature rings"] == 3 * (64 << 20)
 
 
 @pytest.mark.parametrize(("format", "engine", "rings"), [("trained_exit", "layerskip", 0), ("safeailab", "eagle3", 3)])

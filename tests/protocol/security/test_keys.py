@@ -11,7 +11,7 @@ import zmq
 from hypothesis import given
 from zmq.utils import z85
 
-from orchestrator.machine.target_hosts import checked_hosts
+from orchestrator.machine.target import checked_hosts
 from protocol.errors import InputError
 from protocol.security.keys import JoinLine, is_key, new_secret, one_time_keys, own_keys, ranks_key
 from tests.support.paths import DEMO_TARGET

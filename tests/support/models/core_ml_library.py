@@ -7,7 +7,7 @@ from unittest.mock import Mock, create_autospec
 import pytest
 
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 
 

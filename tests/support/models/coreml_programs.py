@@ -15,7 +15,7 @@ import numpy as np
 from draft_worker.coreml.conversion.build import convert
 from draft_worker.coreml.program_file import ProgramFile
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.coreml.conversion import Choices, WeightKind
+from protocol.contracts.coreml import Choices, WeightKind
 from tests.support.paths import DEMO_DRAFT
 
 DEMO_CONTEXT = 512

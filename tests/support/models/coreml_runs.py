@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from draft_worker.coreml.arrays import Array
-from draft_worker.coreml.conversion.build import Checkpoint, write
+from draft_worker.coreml.conversion.build import write
+from draft_worker.coreml.conversion.checkpoint import Checkpoint
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime, Precision
+from draft_worker.coreml.package import Array
 from draft_worker.coreml.runtime.calls import PackageForward
 from draft_worker.coreml.runtime.memory import CachePool, HostMemory
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime, Precision
 from draft_worker.coreml.toolchain import toolchain
 from draft_worker.head_tokens import HeadTokens
-from protocol.contracts.coreml.conversion import Choices
+from protocol.contracts.coreml import Choices
 from protocol.errors import InputError
 from tests.support.models.tiny_models import network
 

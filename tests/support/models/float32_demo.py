@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from orchestrator.machine.models import checkpoints
+from orchestrator.machine import checkpoints
 from tests.support.paths import DEMO_TARGET
 
 

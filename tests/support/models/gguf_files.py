@@ -1,6 +1,7 @@
 """GGUF files of models small enough to make in a test, written by the gguf package."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,20 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 272,
 }
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+_HUB_NAMES = {
+    "language_model.": "",
+    "block_sparse_moe.switch_mlp": "mlp.experts",
+    "experts.switch_glu": "mlp.experts",
+    "switch_mlp": "experts",
+    "self_attn.sinks": "self_attn.sinks.weight",
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+    "self_attn.embed_q": "self_attn.k_b_proj",
+    "self_attn.unembed_out": "self_attn.v_b_proj",
+    "e_score_correction_bias": "e_score_correction.bias",
+    "expert_bias": "expert_bias.bias",
 }
+"""What the hub's checkpoints call tensors for which mlx-lm has names of its own."""
+_MOST_LAYERS = 8
 _MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "1 2"]
 _SPECIAL = ["<|start|>", "<|end|>", "<tool>", "<|pad|>"]
 START, END = 262, 263
@@ -62,17 +59,19 @@ def weights(model: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.array(array.astype(mx.float32)) for name, array in flat}
 
 
-def gguf_name(name: str, names: Mapping[str, str] | None = None) -> str:
-    """A tensor's name in a GGUF file. `names`: where an architecture's differ from Llama's."""
-    known = _NAMES | dict(names or {})
-    stem, _, kind = name.rpartition(".")
-    if stem in known:
-        return f"{known[stem]}.{kind}"
-    _, _, layer, inner = name.split(".", 3)
-    if inner in known:
-        return f"blk.{layer}.{known[inner]}"
-    inner = stem.split(".", 3)[3]
-    return f"blk.{layer}.{known[inner]}.{kind}"
+def gguf_name(name: str, architecture: str) -> str:
+    """llama.cpp's own name for a tensor of mlx-lm's model."""
+    for ours, hubs in _HUB_NAMES.items():
+        name = name.replace(ours, hubs)
+    found = _table(architecture).get_name(name, try_suffixes=(".weight", ".bias", ".scales", ".biases"))
+    assert found is not None, f"{architecture} has no {name}"
+    return found
+
+
+@cache
+def _table(architecture: str) -> gguf.TensorNameMap:
+    known = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[architecture], _MOST_LAYERS)
 
 
 def interleaved(array: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
@@ -116,7 +115,7 @@ def write_gguf(
         add_entry(writer, key, value)
     held: dict[str, np.ndarray[Any, Any]] = {}
     for name, array in weights(model).items():
-        short = gguf_name(name)
+        short = gguf_name(name, architecture)
         heads = {"attn_q": arguments.num_attention_heads, "attn_k": arguments.num_key_value_heads}.get(
             short.split(".")[-2] if architecture == "llama" else ""
         )

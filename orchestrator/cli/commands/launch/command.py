@@ -22,7 +22,7 @@ from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_
 from orchestrator.cli.commands.launch.server import HttpServer, http_server
 from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipelines import print_notes
-from orchestrator.machine.running_servers import running_servers
+from orchestrator.machine.servers import running_servers
 from orchestrator.runtime.session import temporary_folder
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command

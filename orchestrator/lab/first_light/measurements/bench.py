@@ -15,7 +15,7 @@ from orchestrator.lab.first_light.stages import Asked, OnNotice
 from orchestrator.machine.drafts.auto_draft import place_of
 from orchestrator.machine.drafts.converted_draft import conversion_of, is_converted
 from orchestrator.machine.pairs.recommended_pairs import pairs
-from protocol.contracts.coreml.neural_engine import EngineVerdict, recorded
+from protocol.contracts.coreml import EngineVerdict, recorded
 from protocol.errors import PipelineError
 
 

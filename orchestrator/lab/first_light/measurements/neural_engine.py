@@ -17,8 +17,7 @@ from orchestrator.machine.drafts.converted_draft import converted_draft
 from orchestrator.machine.drafts.draft_choice import place_of
 from orchestrator.machine.neural_engine.examination import EXAMINER, PREDICTS, StageOutcome, examine
 from orchestrator.machine.neural_engine.judgement import judge
-from protocol.contracts.coreml.examination import Loaded, Loading, RuntimeName, Timed
-from protocol.contracts.coreml.neural_engine import record
+from protocol.contracts.coreml import Loaded, Loading, RuntimeName, Timed, record
 
 _MIB = 1 << 20
 _BUSY_WIDTH, _ENDLESS = 8, 10**9

@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 
 from orchestrator.http.embeddings.process import embedding_folder
-from orchestrator.machine.models import checkpoints
+from orchestrator.machine import checkpoints
 from orchestrator.machine.progress import silent
 from protocol.errors import InputError
 

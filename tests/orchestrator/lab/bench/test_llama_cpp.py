@@ -17,7 +17,7 @@ from orchestrator.lab.bench.figures import rows
 from orchestrator.lab.bench.llama_cpp import LlamaCppContender, open_llama_cpp
 from orchestrator.lab.bench.measurement import Measurement, Setting, deviating, is_checked
 from orchestrator.lab.bench.plan import parse_rivals
-from orchestrator.machine.models.checkpoints import gguf_file
+from orchestrator.machine.checkpoints import gguf_file
 from protocol.errors import InputError, PipelineError
 from tests.support.bench_measurements import measurement
 from tests.support.paths import DEMO_TARGET, ROOT

@@ -14,7 +14,7 @@ from orchestrator.lab.bench.measurement import BenchRequest
 from orchestrator.lab.bench.plan import BenchPlan
 from orchestrator.lab.bench.trials import IN_TURNS, AwaitContenders, BenchLine, bench_lines, groups
 from orchestrator.machine.drafts.converted_draft import conversion_of
-from protocol.contracts.coreml.conversion import FOLDER_FACTS, FOLDER_MODEL, Facts
+from protocol.contracts.coreml import FOLDER_FACTS, FOLDER_MODEL, Facts
 from protocol.contracts.model_folder import ModelFolder
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 

@@ -12,8 +12,7 @@ from orchestrator.lab.first_light.measurements import bench, overlap, prefill, p
 from orchestrator.lab.first_light.measurements.texts import plan
 from orchestrator.lab.first_light.stages import Asked, LightSettings, stage_names
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
-from protocol.contracts.coreml.conversion import FOLDER_MODEL
-from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem
+from protocol.contracts.coreml import FOLDER_MODEL, EngineVerdict, ExaminedSystem
 from protocol.errors import InputError, PipelineError
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET
 

@@ -16,11 +16,10 @@ from orchestrator.lab.first_light.measurements.placement import Decoded
 from orchestrator.lab.first_light.report import LightReport, StageReport, page
 from orchestrator.lab.first_light.stages import Asked, LightSettings
 from orchestrator.machine.check import Check
-from orchestrator.machine.downloads.default_target import VARIABLE
+from orchestrator.machine.default_target import VARIABLE
 from orchestrator.machine.neural_engine.examination import StageOutcome
 from orchestrator.machine.neural_engine.judgement import judge
-from protocol.contracts.coreml.examination import Agreed, Loaded, Loading, Predicted, Timed
-from protocol.contracts.coreml.neural_engine import ExaminedSystem
+from protocol.contracts.coreml import Agreed, ExaminedSystem, Loaded, Loading, Predicted, Timed
 
 PREDICT_TABLES = ("loading", "loaded", "agreed", "predicted", "timed")
 FAKE = (sys.executable, "-m", "tests.support.fake_examiner")

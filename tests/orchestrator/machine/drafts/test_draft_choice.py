@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.drafts import converted_draft as converted_draft_module
 from orchestrator.machine.drafts import draft_choice as draft_choice_module
 from orchestrator.machine.drafts import preparation
@@ -16,12 +17,10 @@ from orchestrator.machine.drafts.converted_draft import conversion_of, converted
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, draft_for, first_engine, measured_pair
 from orchestrator.machine.drafts.preparation import Declined, Prepared, prepare
 from orchestrator.machine.memory.budget import GIB
-from orchestrator.machine.models.checkpoints import resolve
 from orchestrator.machine.pairs.recommended_pairs import pairs
 from orchestrator.machine.progress import silent
 from orchestrator.runtime.memory_plan import loaded_drafter
-from protocol.contracts.coreml.conversion import FOLDER_MODEL
-from protocol.contracts.coreml.neural_engine import EngineRates, EngineVerdict, record
+from protocol.contracts.coreml import FOLDER_MODEL, EngineRates, EngineVerdict, record
 from protocol.contracts.drafters.description import KINDS
 from protocol.contracts.engines import AUTO
 from protocol.contracts.model_folder import ModelFolder
@@ -191,10 +190,10 @@ def test_core_ml_is_tried_where_it_fits_beside_all_that_the_pipeline_needs(
     needed: int, tried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     facts = {"installed_version": "9", "converted_draft": tmp_path, "loaded_bytes": GIB, "_examined": Prepared()}
-    facts |= {"memory_bytes": 16 * GIB, "gpu_working_set": 6 * GIB}
+    facts |= {"usable_bytes": 6 * GIB}
     for name, fact in facts.items():
         monkeypatch.setattr(preparation, name, lambda *_, fact=fact: fact)
-    auto: Any = SimpleNamespace(checkpoint="draft", is_trained=False)
+    auto: Any = SimpleNamespace(checkpoint="draft")
 
     found = prepare(auto, needed, lambda _: None)
 
@@ -203,19 +202,6 @@ def test_core_ml_is_tried_where_it_fits_beside_all_that_the_pipeline_needs(
     else:
         assert isinstance(found, Declined)
         assert "1.0 GiB beside the 5.0 GiB that the pipeline needs, which is more than the 6.0 GiB" in found.reason
-
-
-def test_a_drafter_is_not_converted_where_its_target_does_not_fit_a_second_time(monkeypatch: pytest.MonkeyPatch):
-    facts = {"installed_version": "9", "memory_bytes": 16 * GIB, "gpu_working_set": 6 * GIB}
-    monkeypatch.setattr(preparation.ModelFolder, "loaded_bytes", lambda *_: 2 * GIB)
-    for name, fact in facts.items():
-        monkeypatch.setattr(preparation, name, lambda *_, fact=fact: fact)
-    auto: Any = SimpleNamespace(checkpoint="draft", is_trained=True, target="target", package=Path("nowhere"))
-
-    found = prepare(auto, 5 * GIB, lambda _: None)
-
-    assert isinstance(found, Declined)
-    assert found.reason.startswith("Reading the target's states for its conversion would take 2.0 GiB")
 
 
 # Trained drafters ---------------------------------------------------------------------------------
@@ -250,27 +236,11 @@ def test_a_folder_of_each_format_gets_its_engine_and_its_target(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("neural_engine")
-@pytest.mark.parametrize(
-    ("form", "engine"),
-    [("safeailab", "eagle3"), ("dspark", "block"), ("dflash2", "block"), ("speculators_peagle", None)],
-)
-def test_a_drafter_with_a_form_for_core_ml_is_tried_there_as_a_language_model_is(
-    tmp_path: Path, target: Path, form: str, engine: str | None
-):
+@pytest.mark.parametrize("form", ["safeailab", "dspark", "dflash2"])
+def test_a_trained_drafter_is_not_tried_on_the_neural_engine(tmp_path: Path, target: Path, form: str):
     folder = write(tmp_path / "drafter", FORMATS[form]())
-    choice = draft_for(str(target), AUTO, str(folder), silent)
-    auto = choice.auto
-    if engine is None or auto is None:
-        assert (engine, auto) == (None, None)
-        return
 
-    assert (choice.engine, auto.engine, auto.package) == (engine, engine, conversion_of(folder, target))
-    assert draft_for(str(target), engine, str(folder), silent).auto is None
-    auto.record_trial("coreml", "it was faster", EngineRates(coreml=40.0, mlx=30.0))
-    assert draft_for(str(target), AUTO, str(folder), silent) == choice
-    (auto.package / FOLDER_MODEL).mkdir(parents=True)
-    won = draft_for(str(target), AUTO, str(folder), silent)
-    assert (won.engine, won.folder, won.auto) == ("coreml", auto.package, auto)
+    assert draft_for(str(target), AUTO, str(folder), silent).auto is None
 
 
 def test_a_drafter_needs_no_tokenizer_and_a_target_does(tmp_path: Path, target: Path):
@@ -332,7 +302,7 @@ def test_a_drafter_s_engine_is_left_to_its_kind_and_it_is_not_converted(tmp_path
     folder = write(tmp_path / "drafter", FORMATS["safeailab"]())
 
     assert [first_engine(AUTO, name) for name in (str(folder), "exit:3", str(DEMO_DRAFT))] == [AUTO, AUTO, "mlx"]
-    with pytest.raises(InputError, match="trained drafter, which is not converted on its first use"):
+    with pytest.raises(InputError, match="an EAGLE-3 drafter, which has no form for Core ML: use it as it is"):
         converted_draft(str(folder))
 
 

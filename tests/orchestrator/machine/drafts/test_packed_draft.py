@@ -12,7 +12,7 @@ from mlx_lm.utils import dequantize_model, load_model
 from safetensors import safe_open
 
 from draft_worker.engines.mlx import MlxEngine
-from orchestrator.machine.downloads.default_target import DefaultTarget
+from orchestrator.machine.default_target import DefaultTarget
 from orchestrator.machine.drafts import shipped_drafts as module
 from orchestrator.machine.drafts.shipped_drafts import (
     CONFIG,

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from orchestrator.machine.cache_entries import exclusive
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.machine.gguf import folder as folder_module
 from orchestrator.machine.gguf.folder import gguf_folder, gguf_place
-from orchestrator.machine.models.checkpoints import resolve
-from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml import Progress
 from protocol.errors import InputError
 from tests.support.models.gguf_files import write_gguf
 

@@ -12,21 +12,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
 from draft_worker.coreml.examine import answers, calls, carry_out, compare, placements
-from draft_worker.coreml.runtime.backends.runtimes import ExecutorRuntime
+from draft_worker.coreml.package import Array
+from draft_worker.coreml.runtime.runtimes import ExecutorRuntime
 from draft_worker.coreml.toolchain import toolchain
 from orchestrator.machine.check import Check
+from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.drafts import draft_choice as choosing
 from orchestrator.machine.drafts.draft_choice import DraftChoice, draft_choice, place_of, weigh
-from orchestrator.machine.models.checkpoints import demo_model
 from orchestrator.machine.neural_engine.examination import Limits, StageOutcome
 from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.runtime.doctor.models import examined
-from protocol.contracts.coreml.examination import (
+from protocol.contracts.coreml import (
     Agreed,
+    EngineVerdict,
     ExaminationOrder,
+    ExaminedSystem,
     Loading,
     Placed,
     Predicted,
@@ -34,8 +36,9 @@ from protocol.contracts.coreml.examination import (
     Timed,
     Units,
     Written,
+    record,
+    recorded,
 )
-from protocol.contracts.coreml.neural_engine import EngineVerdict, ExaminedSystem, record, recorded
 from tests.support.models.coreml_programs import converted_demo
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.machine.models.levels import MEANINGS
+from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime.doctor import models
 from orchestrator.runtime.doctor.models import described, target_finding
 from protocol.contracts.model_report import ModelRefusal, ModelReport

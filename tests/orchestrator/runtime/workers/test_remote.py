@@ -19,7 +19,7 @@ from orchestrator.cli.serving import attachment
 from orchestrator.cli.serving.attachment import Attachment, Lending, raise_refusal
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.lab.simulate.workers import modelled_hello
-from orchestrator.machine.known_servers import KnownServer
+from orchestrator.machine.servers import KnownServer
 from orchestrator.runtime.guard import Guard, Pins
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived

@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
+from draft_worker.coreml.package import Array
 from draft_worker.coreml.program_file import FunctionFile, Operation, ProgramFile, StoredTensor, TensorType
-from draft_worker.coreml.runtime.backends.operations import EXPANSIONS, OPERATIONS, OperationFunction
 from draft_worker.coreml.runtime.calls import Runtime
-from protocol.contracts.coreml.examination import RuntimeName
+from draft_worker.coreml.runtime.operations import EXPANSIONS, OPERATIONS, OperationFunction
+from protocol.contracts.coreml import RuntimeName
 from protocol.errors import InputError
 
 Precision: TypeAlias = Literal["fp16", "fp32"]
@@ -214,7 +214,7 @@ def open_runtime(converted: Converted, name: RuntimeName | None = None) -> Runti
     """The runtime of that name; by default Core ML on a Mac, the executor elsewhere."""
     match name or default_runtime():
         case "coreml":
-            from draft_worker.coreml.runtime.backends.apple import CoreMlRuntime
+            from draft_worker.coreml.runtime.apple import CoreMlRuntime
 
             return CoreMlRuntime(converted)
         case "executor":

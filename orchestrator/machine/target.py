@@ -1,12 +1,26 @@
-"""The hosts file of a divided target and its key, checked against the model before any process starts. Opens no
-weights."""
+"""What is told of a target before it decodes: its level in words, and the hosts among which it is divided, which are
+checked before any process starts. Opens no weights."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from protocol.contracts.engines import PrefillEngineName
 from protocol.contracts.target_hosts import TargetHosts, read_hosts, require_divisible
 from protocol.errors import InputError
+from protocol.messages.base import Level
 from protocol.security.keys import ranks_key
+
+MEANINGS: Mapping[Level, str] = {
+    "tree": "one forward verifies any tree of guesses",
+    "chain": "one forward verifies one path of guesses, without alternatives beside it",
+    "plain": "one forward evaluates one token, so nothing is guessed and no draft is used; all else works",
+}
+
+
+def level_note(level: Level) -> str:
+    """A sentence about a target below the highest level; empty for that level."""
+    return "" if level == "tree" else f"The target is a {level} model: {MEANINGS[level]}."
+
 
 _PLAIN = (
     "The key in the hosts file tells who a rank is on this program's own connections alone: what MLX sends between the "

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from orchestrator.cli.commands.pairs import LocalModel, local_models
-from orchestrator.machine.models.checkpoints import resolve
+from orchestrator.machine.checkpoints import resolve
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import InputError

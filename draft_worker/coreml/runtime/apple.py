@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draft_worker.coreml.arrays import Array
 from draft_worker.coreml.converted import Converted
-from draft_worker.coreml.package import MODEL
+from draft_worker.coreml.package import MODEL, Array
 from draft_worker.coreml.toolchain import toolchain
-from protocol.contracts.coreml.examination import Units
-from protocol.contracts.coreml.neural_engine import package_fingerprint
+from protocol.contracts.coreml import Units, package_fingerprint
 from protocol.paths import cache_folder
 
 

@@ -5,14 +5,14 @@ operations, and the tests compare with it.
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from draft_worker.coreml.arrays import Array, Half
+from draft_worker.coreml.package import Half
 
 OperationFunction: TypeAlias = Callable[..., Any]
 """Takes mx.arrays in the order of `OperationRule.tensors`, None where one is absent. Returns an array or a list."""
@@ -150,20 +150,14 @@ OPERATIONS: dict[str, OperationRule] = {
 
 
 def shift_and_scale(settings: OperationAttributes) -> Half:
-    """constexpr_blockwise_shift_scale: scale * (data - offset), in the scale's type."""
-    data, scale, offset = settings["data"], settings["scale"], settings.get("offset")
-    shifted = data.astype(scale.dtype)
-    if offset is not None:
-        shifted = shifted - _spread(offset.astype(scale.dtype), data.shape)
-    return shifted * _spread(scale, data.shape)
+    """constexpr_blockwise_shift_scale with a scale a channel: scale * data, in the scale's type."""
+    return settings["data"].astype(settings["scale"].dtype) * settings["scale"]
 
 
 def look_up(settings: OperationAttributes) -> Half:
-    """constexpr_lut_to_dense: each index replaced by its entry in the table of its block."""
-    indices, tables = settings["indices"], settings["lut"]
-    if tables.shape[-1] != 1:
-        raise ValueError("only palettes of single numbers are supported")
-    spread = _spread(tables[..., 0], (*indices.shape, tables.shape[-2]))
+    """constexpr_lut_to_dense with a table a channel: each index replaced by its entry."""
+    indices, tables = settings["indices"], settings["lut"][..., 0]
+    spread = np.broadcast_to(tables, (*indices.shape, tables.shape[-1]))
     return np.take_along_axis(spread, indices[..., None], axis=-1)[..., 0]
 
 
@@ -172,11 +166,3 @@ EXPANSIONS: dict[str, Callable[[OperationAttributes], Half]] = {
     "constexpr_lut_to_dense": look_up,
 }
 """Operations that Core ML runs once, at load."""
-
-
-def _spread(blocks: Array, shape: Sequence[int]) -> Array:
-    """`blocks` repeated along each axis until it has `shape`."""
-    for axis, (size, wanted) in enumerate(zip(blocks.shape, shape, strict=True)):
-        if size not in (1, wanted):
-            blocks = np.repeat(blocks, wanted // size, axis)
-    return np.broadcast_to(blocks, shape)

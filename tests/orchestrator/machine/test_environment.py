@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machine.downloads import package_index
-from orchestrator.machine.downloads import package_index as module
-from orchestrator.machine.downloads.package_index import PYTHON, Unavailable, environment, environment_folder
+from orchestrator.machine import package_index
+from orchestrator.machine import package_index as module
+from orchestrator.machine.package_index import PYTHON, Unavailable, environment, environment_folder
 from tests.support.package_index import NAME, Offer, ask_only, offer, serving
 
 _PINS = {NAME: "1.0"}

@@ -10,8 +10,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from orchestrator.machine.models import checkpoints
-from orchestrator.machine.models.checkpoints import demo_model, resolve
+from orchestrator.machine import checkpoints
+from orchestrator.machine.checkpoints import demo_model, resolve
 from protocol.errors import InputError
 from protocol.messages.base import Role
 from tests.support.paths import ROOT
@@ -58,7 +58,7 @@ def test_no_name_means_the_demo_pair_which_has_real_weights(role: Role):
 
 def test_finding_the_demo_pair_imports_no_worker():
     script = (
-        "import sys; from orchestrator.machine.models.checkpoints import demo_model; demo_model('draft'); "
+        "import sys; from orchestrator.machine.checkpoints import demo_model; demo_model('draft'); "
         "print([name for name in sys.modules if name.startswith(('draft_worker', 'mlx'))])"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -168,7 +168,7 @@ def test_a_model_that_is_no_mlx_model_is_refused_after_the_download(monkeypatch:
 
 def test_offline_the_real_library_leads_to_the_same_sentence(tmp_path: Path):
     script = (
-        "from orchestrator.machine.models.checkpoints import resolve\nfrom protocol.errors import InputError\n"
+        "from orchestrator.machine.checkpoints import resolve\nfrom protocol.errors import InputError\n"
         "try: resolve('owner/name', 'target')\nexcept InputError as error: print(error)"
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.machine.cache_entries import made_once
-from orchestrator.machine.downloads.package_index import Unavailable, Wheel, fetch_wheel
-from orchestrator.machine.models.checkpoints import demo_model, hub_file
+from orchestrator.machine.checkpoints import demo_model, hub_file
+from orchestrator.machine.package_index import Unavailable, Wheel, fetch_wheel
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml import Progress
 from protocol.errors import InputError
 from protocol.messages.sampling import ModelSampling
 from protocol.paths import cache_folder

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from orchestrator.machine.gguf.split_files import part_names
+from orchestrator.machine.gguf import part_names
 from orchestrator.machine.network import reachable
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.drafters.detection import is_drafter, read_drafter

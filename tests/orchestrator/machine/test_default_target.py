@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.machine.downloads import default_target as module
-from orchestrator.machine.downloads import package_index
-from orchestrator.machine.downloads.default_target import (
+from orchestrator.machine import default_target as module
+from orchestrator.machine import package_index
+from orchestrator.machine.checkpoints import demo_model
+from orchestrator.machine.default_target import (
     VARIABLE,
     default_gguf,
     default_pair_state,
@@ -25,10 +26,9 @@ from orchestrator.machine.downloads.default_target import (
     demo_note,
     is_default_target,
 )
-from orchestrator.machine.downloads.package_index import Wheel
-from orchestrator.machine.models.checkpoints import demo_model
+from orchestrator.machine.package_index import Wheel
 from orchestrator.runtime.doctor.doctor import default_pair
-from protocol.contracts.coreml.conversion import Progress
+from protocol.contracts.coreml import Progress
 from protocol.errors import InputError
 from tests.support.package_index import NAME, Offer, ask_only, offer, serving
 from tests.support.paths import ROOT

@@ -1,1 +1,0 @@
-"""What runs a package: Core ML, or the executor in MLX."""

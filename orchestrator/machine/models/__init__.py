@@ -1,1 +1,0 @@
-"""Models on this machine: where they are, and what their levels mean."""
