@@ -8,8 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from protocol.contracts.kv_bits import kv_fingerprint
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.model_folder import ModelFolder, kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import TARGET, wire

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from protocol.features.blocks import projection_key
-from protocol.inference.element_types import ELEMENT_TYPES
+from protocol.inference.layer_cache import ELEMENT_TYPES
 from protocol.kv.arena_header import ElementType
 from protocol.messages.features import FeatureForm, ProjectionShipment, ProjectionWanted
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.machine.network import LOOPBACK
 from protocol.errors import InputError
 from protocol.process_identity import start_time
 from protocol.security.private_files import private_folder, read_private, write_private
-from protocol.transport.ports import LOOPBACK
 
 
 class RunningServer(msgspec.Struct, frozen=True):

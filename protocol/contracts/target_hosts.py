@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits, ModelFolder
 from protocol.errors import InputError
 from protocol.json_values import is_list, is_object
 

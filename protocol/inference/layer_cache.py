@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import mlx.core as mx
 
+from protocol.kv.arena_header import ElementType
+
 MaskKind: TypeAlias = mx.array | Literal["causal"] | None
 
 
@@ -280,3 +282,10 @@ def layer_cache_for(stock: type) -> Callable[[Implementation], Implementation]:
         return implementation
 
     return register
+
+
+ELEMENT_TYPES = {
+    mx.float16: ElementType.FLOAT16,
+    mx.bfloat16: ElementType.BFLOAT16,
+    mx.float32: ElementType.FLOAT32,
+}

@@ -13,12 +13,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from protocol.inference.device import compute
-from protocol.inference.element_types import ELEMENT_TYPES
-from protocol.inference.layer_cache import FoldingCache, ForwardShape, LayerCache, RowCache
+from protocol.inference.layer_cache import ELEMENT_TYPES, FoldingCache, ForwardShape, LayerCache, RowCache
 from protocol.inference.layer_caches import alike, flat, replaced
 from protocol.inference.processor_attention import processor_operations
 from protocol.inference.quantized_kv import Encodings, encode
-from protocol.inference.recurrences.recurrence import reading
+from protocol.inference.recurrence import reading
 from protocol.inference.slots import SlotTable
 from protocol.inference.tap import LayerTap, Recorded
 from protocol.kv.arena import LayerRows

@@ -29,7 +29,8 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 import msgspec
 
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits, kv_fingerprint
+from protocol.child_process import module_command
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits, kv_fingerprint
 from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divisible
 from protocol.errors import InputError, PipelineError, WireError
 from protocol.inference.joint_forward import ForwardPart
@@ -40,9 +41,9 @@ from protocol.inference.tap import LayerTap
 from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.messages.base import Level
 from protocol.messages.features import Outputs
-from protocol.own_modules import module_command
 from protocol.security.keys import ranks_key
-from protocol.worker.failed_calls import is_shortage
+from protocol.worker.failed_calls import Sparing, SurvivingWorker, is_shortage
+from protocol.worker.interface import WorkerReply
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 
 _LENGTH_BYTES = 4
@@ -413,3 +414,33 @@ def _exchange_heartbeats(connection: socket.socket, silence: float, lost: Callab
             lost(f"gave no sign of life for {silence:g} s")
             return
     lost("has ended")
+
+
+_GIB = 1 << 30
+
+
+class LeadingWorker(SurvivingWorker):
+    """Rank 0's worker. Where memory runs out or the GPU gives up, it raises PipelineError, which ends the process: the
+    ranks run the same forwards, so one that left a forward would be out of step with the others."""
+
+    def __init__(self, worker: Sparing, ranks: int) -> None:
+        super().__init__(worker)
+        self._ranks = ranks
+
+    def recovery(self, short: bool) -> Iterator[WorkerReply]:
+        if not short:
+            raise PipelineError("The GPU of rank 0 gave up a command: all ranks start again.")
+        text = shortage(0, self._ranks)
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+        raise PipelineError(text)
+
+
+def shortage(rank: int, ranks: int) -> str:
+    """That a rank's memory does not suffice, as a sentence."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (
+        f"Rank {rank} of {ranks} ran out of memory: it held {mx.get_active_memory() / _GIB:.1f} GiB on a machine with "
+        f"{machine / _GIB:.1f} GiB. Start the target with a smaller --context or --kv-bits 8, or divide it among more "
+        "ranks."
+    )

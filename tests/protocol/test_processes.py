@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from protocol import process_identity
+from protocol.child_process import module_command
 from protocol.descriptors import raise_descriptor_limit
-from protocol.own_modules import module_command
 from protocol.process_identity import BsdInfo, start_time
 from tests.support.processes import until
 
@@ -151,6 +151,6 @@ def test_a_package_of_the_same_name_in_the_current_folder_is_not_taken(tmp_path:
     (tmp_path / "protocol").mkdir()
     (tmp_path / "protocol" / "__init__.py").write_text("raise SystemExit(3)")
 
-    command = module_command("protocol.own_modules")
+    command = module_command("protocol.child_process")
     assert subprocess.run(command, cwd=tmp_path).returncode == 0
     assert subprocess.run([part for part in command if part != "-P"], cwd=tmp_path).returncode == 3

@@ -11,9 +11,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from protocol.inference.layer_cache import ForwardShape, layer_cache_for
 from protocol.inference.layer_caches.state import RememberedStates
-from protocol.inference.recurrences.ancestry import ancestry
-from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reads
-from protocol.inference.recurrences.tree_recurrences import Unrolled, state_behind
+from protocol.inference.recurrence import Recurrence, ShortConvolution, Unrolled, ancestry, reads, state_behind
 
 initialise_arrays: Callable[[ArraysCache, int], None] = vars(ArraysCache)["__init__"]
 """Its `__init__`, which mlx-lm does not annotate."""

@@ -33,7 +33,7 @@ from protocol.contracts.coreml.examination import (
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from tests.support.models.core_ml_library import Library
 from tests.support.models.drafter_packages import (
     EAGLE3_KINDS,

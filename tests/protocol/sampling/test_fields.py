@@ -8,7 +8,7 @@ import pytest
 from msgspec import Meta
 
 from protocol.messages.sampling import ModelSampling, RequestedSampling, Sampling, SamplingFields
-from protocol.sampling.processors.logits_processors import NOT_PROCESSED, PROCESSORS
+from protocol.sampling.logits_processors import NOT_PROCESSED, PROCESSORS
 
 
 def unhandled(struct: type[msgspec.Struct], handled: Iterable[str]) -> set[str]:

@@ -14,7 +14,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_SCHEMA
 from protocol.messages.grammar import Calls, Grammar, Json, Thought
 from protocol.sampling.grammar import GrammarError, Grammars, flaw
-from protocol.sampling.token_rules import TokenRules
+from protocol.sampling.thought import TokenRules
 from tests.support.paths import DEMO_TARGET
 
 DEMO = DEMO_TARGET

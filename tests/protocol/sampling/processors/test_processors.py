@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 
 from protocol.messages.sampling import Sampling
-from protocol.sampling.processors.filters import FILTERS
+from protocol.sampling.logits_processors import FILTERS
 from tests.support.processing import processed, processors
 
 _VOCABULARY = 100

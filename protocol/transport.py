@@ -1,16 +1,133 @@
-"""A worker's or client's end of a connection: one DEALER to one hub. Does not know what a message means."""
+"""Transport between processes: messages to bytes and back, ZeroMQ sockets with every limit set at addresses that their
+keys allow, and a worker's or client's link to a hub. Does not know what a message means.
 
-from typing import Any, Literal
+A frame of msgpack is decoded directly into the message types of its direction, so that no other object is ever built
+from received bytes.
+"""
 
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
 import zmq
 
-from protocol.errors import WireError
-from protocol.messages.base import Message
+from protocol.errors import InputError, WireError
+from protocol.messages.base import VERSION, Message
 from protocol.messages.features import FeatureBlock, FeatureShipment, ProjectionBlock, ProjectionShipment
 from protocol.messages.remote import Shipment
+from protocol.security.addresses import Endpoint, endpoint, require_local
 from protocol.security.keys import KeyPair
-from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
-from protocol.transport.sockets import configured_dealer, connect
+
+_pack: Callable[[object], bytes] = import_module("msgpack").packb
+MAX_FRAME = 16 << 20
+"""Bytes. A Start with a million tokens is the largest message; control traffic stays under 64 KiB."""
+MAX_WORKER_FRAME = 1 << 20
+"""Bytes of the largest frame from a worker: a full Grow with all its distributions has 0.95 MiB."""
+
+M = TypeVar("M")
+
+
+class Stamp(NamedTuple):
+    """The life of the orchestrator (epoch) and of the worker (incarnation) that a message belongs to."""
+
+    epoch: int
+    incarnation: int
+
+
+def encode(message: Message, stamp: Stamp) -> bytes:
+    """One frame of msgpack: [version, epoch, incarnation, body]."""
+    return _pack((VERSION, stamp.epoch, stamp.incarnation, msgspec.to_builtins(message)))
+
+
+def decode(frame: bytes, expected: type[M] | Any, limit: int = MAX_FRAME) -> tuple[Stamp, M]:
+    """The stamp and the message of a frame, validated against the union `expected`.
+
+    Raises WireError for anything else: too large, not msgpack, another version, a wrong field.
+    """
+    if len(frame) > limit:
+        raise WireError(f"A peer sent a frame of {len(frame):,} bytes; the limit is {limit:,}.")
+    try:
+        version, epoch, incarnation, body = _ENVELOPE.decode(frame)
+        if version != VERSION:
+            raise WireError(
+                f"A peer speaks protocol version {version}, this side {VERSION}: install the same release on both."
+            )
+        return Stamp(epoch, incarnation), _decoder(expected).decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"A peer sent a frame that this protocol does not allow: {error}.") from error
+
+
+_ENVELOPE = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw])
+"""The body is decoded only if the version is ours."""
+
+
+@cache
+def _decoder(expected: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(expected)
+
+
+AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])
+
+_HIGH_WATER = 10_000
+"""Frames queued for a peer before libzmq blocks the sender."""
+
+
+def configured_dealer(
+    context: zmq.Context[AnySocket],
+    address: str,
+    server: bytes = b"",
+    keys: KeyPair | None = None,
+    limit: int = MAX_FRAME,
+) -> AnySocket:
+    """A DEALER with our limits, not yet connected. Raises InputError for an address that needs keys and has none."""
+    keyed = bool(server) and keys is not None
+    dealer = configured_socket(context.socket(zmq.DEALER), checked_endpoint(address, keyed), limit)
+    if server and keys is not None:
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, server)
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+    return dealer
+
+
+def connected_dealer(context: zmq.Context[AnySocket], address: str) -> AnySocket:
+    """A DEALER with our limits, connected to an address on this machine. Raises InputError for any other address."""
+    return connect(configured_dealer(context, address), address)
+
+
+def connect(dealer: AnySocket, address: str) -> AnySocket:
+    try:
+        dealer.connect(address)
+    except zmq.ZMQError as error:
+        dealer.close()
+        raise InputError(f"Cannot connect to {address} ({error.strerror}): check the address.") from error
+    return dealer
+
+
+def checked_endpoint(address: str, keyed: bool, listening: bool = False) -> Endpoint | None:
+    """The TCP endpoint, or None for ipc. Raises InputError for another machine's address without keys."""
+    if not keyed:
+        require_local(address, listening)
+    return endpoint(address, listening)
+
+
+def configured_socket(socket: AnySocket, where: Endpoint | None, limit: int) -> AnySocket:
+    """Set the limits that libzmq leaves open. `where`: a TCP endpoint or None; `limit`: bytes of the largest frame."""
+    socket.setsockopt(zmq.MAXMSGSIZE, limit)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
+    socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
+    if where is not None:
+        # On one machine the system closes the connection of a process that ended. One that was stopped goes on.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 10_000)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5_000)
+    socket.setsockopt(zmq.IPV6, where is not None and ":" in where.host)
+    return socket
+
 
 ConnectionState = Literal["connecting", "up", "down", "denied", "wrong server"]
 """connecting: no answer yet. up: connected. down: it was up, and libzmq retries. denied: the hub does not admit these
