@@ -1,11 +1,6 @@
-"""Start times of processes, which identify them: ids are reused. Knows Linux's /proc, macOS's libproc, and ps."""
+"""Start times of processes, which identify them: ids are reused. Knows Linux's /proc and macOS's libproc."""
 
-import calendar
 import ctypes
-import errno
-import os
-import subprocess
-import time
 from pathlib import Path
 
 _PROC_PIDTBSDINFO = 3
@@ -43,8 +38,7 @@ def start_time(pid: int) -> str | None:
     """
     if Path("/proc/self/stat").exists():
         return _from_proc(pid)
-    library = ctypes.CDLL(None, use_errno=True)
-    return _from_libproc(pid, library) if hasattr(library, "proc_pidinfo") else _from_ps(pid)
+    return _from_libproc(pid, ctypes.CDLL(None))
 
 
 def _from_proc(pid: int) -> str | None:
@@ -59,25 +53,10 @@ def _from_proc(pid: int) -> str | None:
 
 
 def _from_libproc(pid: int, library: ctypes.CDLL) -> str | None:
-    """In seconds since 1970, as `_from_ps`. `proc_pidinfo` finds no zombies, and returns 0 for an error
+    """In seconds since 1970. `proc_pidinfo` finds no zombies and no other user's processes, and returns 0 for an error
     (XNU, libproc.c and proc_info.c)."""
     info = BsdInfo()
     size = ctypes.sizeof(info)
     library.proc_pidinfo.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int)
-    if library.proc_pidinfo(pid, _PROC_PIDTBSDINFO, 0, ctypes.byref(info), size) == size:
-        return str(info.start_seconds)
-    return None if ctypes.get_errno() == errno.ESRCH else _from_ps(pid)
-
-
-def _from_ps(pid: int) -> str | None:
-    """In seconds since 1970. ps shows local time, which is another one after a journey."""
-    out = subprocess.run(
-        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "LC_ALL": "C", "TZ": "UTC"},
-    )
-    state, _, started = out.stdout.strip().partition(" ")
-    if out.returncode or not started or state.startswith("Z"):
-        return None
-    return str(calendar.timegm(time.strptime(started.strip(), "%a %b %d %H:%M:%S %Y")))
+    found = library.proc_pidinfo(pid, _PROC_PIDTBSDINFO, 0, ctypes.byref(info), size) == size
+    return str(info.start_seconds) if found else None

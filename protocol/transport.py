@@ -79,11 +79,10 @@ def configured_dealer(
     address: str,
     server: bytes = b"",
     keys: KeyPair | None = None,
-    limit: int = MAX_FRAME,
 ) -> AnySocket:
     """A DEALER with our limits, not yet connected. Raises InputError for an address that needs keys and has none."""
     keyed = bool(server) and keys is not None
-    dealer = configured_socket(context.socket(zmq.DEALER), checked_endpoint(address, keyed), limit)
+    dealer = configured_socket(context.socket(zmq.DEALER), checked_endpoint(address, keyed), MAX_FRAME)
     if server and keys is not None:
         dealer.setsockopt(zmq.CURVE_SERVERKEY, server)
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
@@ -156,13 +155,11 @@ class Link:
         *,
         server: bytes = b"",
         keys: KeyPair | None = None,
-        limit: int = MAX_FRAME,
     ) -> None:
         """`server` (the hub's public key) and `keys` (our own) go together; on this machine both may be left out."""
-        self.socket = configured_dealer(context, address, server, keys, limit)
+        self.socket = configured_dealer(context, address, server, keys)
         self._handshake = _Handshake(self.socket) if server else None
         connect(self.socket, address)
-        self._limit = limit
         self._stamp = stamp
         self._expected = expected
         self.stale = 0
@@ -189,7 +186,7 @@ class Link:
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
-                stamp, message = _parsed(frames, self._expected, self._limit)
+                stamp, message = _parsed(frames, self._expected)
             except zmq.Again:
                 return messages
             except WireError:
@@ -216,9 +213,9 @@ class Link:
         self.socket.close(linger=1000)
 
 
-def _parsed(frames: list[bytes], expected: Any, limit: int) -> tuple[Stamp, Any]:
+def _parsed(frames: list[bytes], expected: Any) -> tuple[Stamp, Any]:
     """A message is one frame; only a block has a second one. Raises WireError."""
-    stamp, message = decode(frames[0], expected, limit)
+    stamp, message = decode(frames[0], expected)
     shipped = next((pair for kind, pair in _SHIPPED.items() if isinstance(message, kind)), None)
     if len(frames) != (1 if shipped is None else 2):
         raise WireError("The orchestrator sent a message with a wrong number of frames.")

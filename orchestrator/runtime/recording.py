@@ -195,7 +195,7 @@ class Recording:
 
     def probe(self, incarnation: int) -> Ping | None:
         probes = self._probes.get(incarnation)
-        return Ping(time.perf_counter()) if probes is not None and probes.count < _PROBES else None
+        return Ping(time.perf_counter()) if probes is not None and len(probes) < _PROBES else None
 
     def save(self) -> None:
         self._ring.save(self._folder / "orchestrator.spans")

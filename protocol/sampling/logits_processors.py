@@ -27,8 +27,6 @@ Paths: TypeAlias = Sequence[Sequence[int]]
 class LogitsProcessor(ABC):
     """One change of the logits, for one sequence as of its root."""
 
-    fields: ClassVar[tuple[str, ...]]
-    """Names of the `Sampling` fields that this processor handles. No two processors share a field."""
     reads_paths: ClassVar[bool] = True
     """Whether what it does to a row depends on more than the row."""
 
@@ -63,7 +61,6 @@ class LogitsProcessor(ABC):
 class TopK(LogitsProcessor):
     """Keeps the k most probable tokens and all ties with the k-th. So the order of ids does not matter."""
 
-    fields = ("top_k",)
     reads_paths = False
 
     @classmethod
@@ -88,7 +85,6 @@ class TopPMinP(LogitsProcessor):
     One processor for both: to normalise the log-probabilities again between them would change the last bits.
     """
 
-    fields = ("top_p", "min_p")
     reads_paths = False
 
     @classmethod
@@ -164,8 +160,6 @@ def _searched(row: mx.array, mass: float) -> float:
 class FrequencyPenalty(LogitsProcessor):
     """Frequency and presence penalty on the generated tokens, without the prompt."""
 
-    fields = ("frequency_penalty", "presence_penalty")
-
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
         return bool(sampling.frequency_penalty or sampling.presence_penalty)
@@ -206,7 +200,6 @@ class FrequencyPenalty(LogitsProcessor):
 class LogitBias(LogitsProcessor):
     """Adds a number to the logit of each listed token. Ignores tokens beyond the vocabulary."""
 
-    fields = ("logit_bias",)
     reads_paths = False
 
     @classmethod
@@ -233,8 +226,6 @@ class RepetitionPenalty(LogitsProcessor):
     A token is repeated if it is among the last `repetition_context` tokens of the path, the prompt included.
     """
 
-    fields = ("repetition_penalty", "repetition_context")
-
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
         return sampling.repetition_penalty != 1.0 and sampling.repetition_context > 0
@@ -258,8 +249,6 @@ class RepetitionPenalty(LogitsProcessor):
 
 class GrammarMask(LogitsProcessor):
     """A row keeps all tokens if the grammar does not allow its path: no accepted path leads to the row."""
-
-    fields = ("grammar",)
 
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
@@ -289,14 +278,6 @@ class GrammarMask(LogitsProcessor):
 
 PROCESSORS: tuple[type[LogitsProcessor], ...] = (FrequencyPenalty, GrammarMask, LogitBias, RepetitionPenalty, *FILTERS)
 """In the order of application. `Sampling` states this order to users."""
-NOT_PROCESSED = {
-    "temperature": "divides the processed logits, in `sampler.scores`",
-    "seed": "chooses the noise, in `sampler.scores`",
-    "logprobs": "reports the model's own logits, before any processor",
-    "prompt_logprobs": "reports logits of the prompt, from which nothing is chosen",
-    "verification": "chooses the acceptance rule",
-}
-"""Fields of `Sampling` that no processor handles, and why."""
 
 
 class LogitsProcessors:

@@ -16,35 +16,18 @@ class ClockProbes:
     """Keeps the best of many probes: the one with the shortest round trip, after NTP's clock filter
     (RFC 5905, section 10). A probe of a busy peer takes long and has a large error."""
 
-    def __init__(self) -> None:
-        self.best: Offset | None = None
-        self.count = 0
-
-    def add(self, sent: int, theirs: int, received: int) -> None:
-        """Sent at `sent` and answered at `received` on our clock; `theirs` is the time on the other clock."""
-        self.count += 1
-        error = (received - sent + 1) // 2
-        if error >= 0 and (self.best is None or error < self.best.error):
-            self.best = Offset(theirs - (sent + received) // 2, error)
-
-
-class RecentProbes:
-    """The best of the last 16 probes: links change and clocks drift."""
-
-    _CAPACITY = 16
-
-    def __init__(self) -> None:
-        self._offsets: deque[Offset] = deque(maxlen=self._CAPACITY)
-
-    def add(self, sent: int, theirs: int, received: int) -> None:
-        """As in ClockProbes."""
-        one = ClockProbes()
-        one.add(sent, theirs, received)
-        if one.best is not None:
-            self._offsets.append(one.best)
+    def __init__(self, kept: int | None = None) -> None:
+        """`kept`: the last probes, of which the best one counts, since links change and clocks drift; None for all."""
+        self._offsets: deque[Offset] = deque(maxlen=kept)
 
     def __len__(self) -> int:
         return len(self._offsets)
+
+    def add(self, sent: int, theirs: int, received: int) -> None:
+        """Sent at `sent` and answered at `received` on our clock; `theirs` is the time on the other clock."""
+        error = (received - sent + 1) // 2
+        if error >= 0:
+            self._offsets.append(Offset(theirs - (sent + received) // 2, error))
 
     @property
     def best(self) -> Offset | None:

@@ -1,12 +1,10 @@
 """What a process asks of the system: one start time until it ends, open files, and its own modules."""
 
 import ctypes
-import errno
 import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,16 +41,6 @@ def test_a_zombie_process_has_ended():
     process.communicate()
 
 
-def test_ps_tells_the_time_of_the_start_in_no_time_zone():
-    process = child()
-    told = process_identity._from_ps(process.pid)
-
-    assert told is not None
-    assert abs(int(told) - time.time()) < 60
-    assert process_identity._from_ps(2**22 + 1) is None
-    process.communicate("")
-
-
 def test_the_structure_is_libprocs():
     """Offsets of struct proc_bsdinfo: XNU, bsd/sys/proc_info.h, with MAXCOMLEN 16 (bsd/sys/param.h)."""
     assert ctypes.sizeof(BsdInfo) == 136
@@ -60,32 +48,16 @@ def test_the_structure_is_libprocs():
     assert (BsdInfo.nice.offset, BsdInfo.start_seconds.offset, BsdInfo.start_microseconds.offset) == (116, 120, 128)
 
 
-def libproc(seconds: int = 0, error: int = 0) -> Any:
-    """A library whose `proc_pidinfo` gives that start, or fails with that error."""
-
+@pytest.mark.parametrize("found", [True, False])
+def test_libproc_tells_the_seconds_of_the_start_of_a_process_that_it_finds(found: bool):
     def proc_pidinfo(pid: int, flavor: int, argument: int, buffer: Any, size: int) -> int:
         assert (flavor, argument, size) == (3, 0, 136)
-        ctypes.set_errno(error)
-        if error:
-            return 0
-        ctypes.cast(buffer, ctypes.POINTER(BsdInfo)).contents.start_seconds = seconds
-        return size
+        ctypes.cast(buffer, ctypes.POINTER(BsdInfo)).contents.start_seconds = 1_700_000_000
+        return size if found else 0
 
-    return SimpleNamespace(proc_pidinfo=proc_pidinfo)
+    library: Any = SimpleNamespace(proc_pidinfo=proc_pidinfo)
 
-
-def test_libproc_tells_the_seconds_of_the_start():
-    assert process_identity._from_libproc(os.getpid(), libproc(1_700_000_000)) == "1700000000"
-
-
-def test_a_process_that_libproc_does_not_find_has_ended():
-    assert process_identity._from_libproc(os.getpid(), libproc(error=errno.ESRCH)) is None
-
-
-def test_what_libproc_may_not_tell_ps_tells():
-    told = process_identity._from_libproc(os.getpid(), libproc(error=errno.EPERM))
-
-    assert told == process_identity._from_ps(os.getpid()) is not None
+    assert process_identity._from_libproc(os.getpid(), library) == ("1700000000" if found else None)
 
 
 WANTED = 10_240

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from protocol.inference.layer_cache import (
     ROWS_TOGETHER,
@@ -15,7 +15,6 @@ from protocol.inference.layer_cache import (
     RowCache,
     RowForm,
     densest,
-    layer_cache_for,
 )
 
 Stored: TypeAlias = tuple[mx.array, ...]
@@ -109,7 +108,6 @@ _GROWTH = 256
 """Slots by which the arrays grow, as in mlx-lm's own cache."""
 
 
-@layer_cache_for(KVCache)
 class FullAttentionCache(RowCache):
     """Arrays (1, heads, slots, size). A slot's rows hold the keys, or values, of its token.
 
@@ -243,7 +241,6 @@ class _Behind(NamedTuple):
     values: Stored
 
 
-@layer_cache_for(RotatingKVCache)
 class WindowCache(FullAttentionCache):
     """A sliding window. Attention reads the window alone. Rows behind it stay until the sequence lets them go, so that
     a rejected tree leaves nothing to repair, and a sequence can be cut back and shared at most tokens."""
@@ -360,7 +357,6 @@ class WindowCache(FullAttentionCache):
         return self.forward.first_seen.get(self.window, 0)
 
 
-@layer_cache_for(ChunkedKVCache)
 class ChunkCache(FullAttentionCache):
     """Attention to the tokens of one chunk of positions. The model makes the mask; the rows of earlier chunks stay."""
 
