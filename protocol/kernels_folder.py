@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from protocol.paths import cache_folder
-from protocol.security.private_files import replacing
+from protocol.security.private_files import is_private, replacing
 
 _V3 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -111,8 +111,7 @@ def _is_private(folder: Path) -> bool:
     with suppress(OSError):
         whole = folder.resolve(strict=True)
         found = whole.lstat()
-        owned = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-        return owned and all(map(_holds_its_entries, whole.parents))
+        return stat.S_ISDIR(found.st_mode) and is_private(found) and all(map(_holds_its_entries, whole.parents))
     return False
 
 

@@ -5,9 +5,9 @@ Knows no sequences.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from protocol.kv.arena import Arena, LayerRows
 from protocol.kv.arena_header import HEADER_BYTES, ArenaLayout

@@ -23,7 +23,7 @@ import msgspec
 from protocol.errors import PipelineError
 from protocol.paths import SEGMENTS_VARIABLE, SHARED_MEMORY, segments_folder
 from protocol.process_identity import start_time
-from protocol.security.private_files import replacing
+from protocol.security.private_files import is_private, replacing
 
 PREFIX = "lp-"
 
@@ -90,7 +90,7 @@ def _require_private(folder: Path) -> None:
 def _is_private(folder: Path) -> bool:
     with suppress(OSError):
         found = folder.lstat()
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+        return stat.S_ISDIR(found.st_mode) and is_private(found)
     return False
 
 
