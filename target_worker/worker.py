@@ -35,8 +35,7 @@ from protocol.messages.worker import (
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import PacedPart, Pacer
-from target_worker.disk_cache.cache import DiskCache
-from target_worker.disk_cache.work import DiskWork
+from target_worker.disk_cache.cache import DiskCache, DiskWork
 from target_worker.engine import Pick, Proposal, TargetEngine, TargetSequence
 from target_worker.feature_rings import Announcement, FeatureRings
 from target_worker.kv import TargetKv

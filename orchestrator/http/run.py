@@ -31,10 +31,10 @@ from orchestrator.machine.models.levels import level_note
 from orchestrator.machine.network import require_unused
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
-from protocol.descriptors import descriptor_limit, raise_descriptor_limit
 from protocol.errors import InputError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
+from protocol.processes import descriptor_limit, raise_descriptor_limit
 
 P = ParamSpec("P")
 T = TypeVar("T")

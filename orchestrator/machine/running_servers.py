@@ -12,7 +12,7 @@ import msgspec
 
 from orchestrator.machine.network import LOOPBACK
 from protocol.errors import InputError
-from protocol.process_identity import start_time
+from protocol.processes import start_time
 from protocol.security.private_files import private_folder, read_private, write_private
 
 

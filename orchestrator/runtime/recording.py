@@ -17,8 +17,7 @@ from protocol.errors import InputError
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
 from protocol.security.private_files import open_private
-from protocol.worker.clock import ClockProbes
-from protocol.worker.spans import SpanKind, SpanRing
+from protocol.worker.spans import ClockProbes, SpanKind, SpanRing
 
 _MAX_MESSAGES = 1 << 17
 _PROBES = 200

@@ -22,7 +22,7 @@ import msgspec
 
 from protocol.errors import PipelineError
 from protocol.paths import SEGMENTS_VARIABLE, SHARED_MEMORY, segments_folder
-from protocol.process_identity import start_time
+from protocol.processes import start_time
 from protocol.security.private_files import is_private, replacing
 
 PREFIX = "lp-"

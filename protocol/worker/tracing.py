@@ -172,27 +172,18 @@ def settle() -> None:
 
 
 def run_script(worker: Worker, script: Script) -> None:
-    """Run every step of `script` in order, and drop the replies."""
+    """Run every step of `script` in order, and drop the replies. The shared memory of the traced run is gone: a target
+    evaluates a prompt whose KV it adopted there."""
     for step in script:
-        if step is not None:
-            _drain(worker.handle(_without_adoption(step)))
+        adopts = isinstance(step, Start) and step.adopt is not None
+        if isinstance(step, Start) and adopts:
+            _drain(worker.handle(msgspec.structs.replace(step, adopt=None)))
+        elif step is not None:
+            _drain(worker.handle(step))
         elif worker.has_work:
             _drain(worker.work())
-        if isinstance(step, Start) and step.adopt is not None and step.plan is None:
-            _prefill(worker)
-
-
-def _prefill(worker: Worker) -> None:
-    """Evaluate a prompt whose KV the traced target adopted."""
-    while worker.has_work:
-        _drain(worker.work())
-
-
-def _without_adoption(message: ToWorker) -> ToWorker:
-    """The message without its arena: the shared memory of the traced run is gone."""
-    if isinstance(message, Start) and message.adopt is not None:
-        return msgspec.structs.replace(message, adopt=None)
-    return message
+        while isinstance(step, Start) and adopts and step.plan is None and worker.has_work:
+            _drain(worker.work())
 
 
 def _drain(replies: Iterable[WorkerReply]) -> None:

@@ -8,9 +8,9 @@ import time
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models
+from protocol.processes import QualityOfService, set_quality_of_service
 from protocol.worker.failed_calls import is_shortage
 from protocol.worker.process import die_with_parent
-from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
 from protocol.worker.tracing import settle
 
 REFUSED = 2

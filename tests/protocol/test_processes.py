@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from protocol import process_identity
+from protocol import processes
 from protocol.child_process import module_command
-from protocol.descriptors import raise_descriptor_limit
-from protocol.process_identity import BsdInfo, start_time
+from protocol.processes import BsdInfo, raise_descriptor_limit, start_time
 from tests.support.processes import until
 
 
@@ -57,7 +56,7 @@ def test_libproc_tells_the_seconds_of_the_start_of_a_process_that_it_finds(found
 
     library: Any = SimpleNamespace(proc_pidinfo=proc_pidinfo)
 
-    assert process_identity._from_libproc(os.getpid(), library) == ("1700000000" if found else None)
+    assert processes._from_libproc(os.getpid(), library) == ("1700000000" if found else None)
 
 
 WANTED = 10_240
@@ -105,7 +104,7 @@ def test_a_system_that_refuses_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch)
 def test_children_inherit_the_limit():
     program = """
 import resource, subprocess, sys
-from protocol.descriptors import raise_descriptor_limit
+from protocol.processes import raise_descriptor_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 raise_descriptor_limit()

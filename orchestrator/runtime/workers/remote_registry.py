@@ -11,7 +11,7 @@ from msgspec import structs
 from protocol.messages.base import Role
 from protocol.messages.remote import Attach, WorkerEntry, WorkerStatus
 from protocol.messages.worker import Hello, Ping, Pong, Start, ToWorker
-from protocol.worker.clock import ClockProbes
+from protocol.worker.spans import ClockProbes
 
 _MAX_WORKERS = 15
 """Remote workers at once: the state machine accepts sixteen drafts, and one may be local."""
