@@ -6,7 +6,7 @@ machine, which can't open a ring of this one, it gets the rows as blocks, behind
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +16,7 @@ from protocol.features.blocks import projection_key
 from protocol.features.outlet import FeatureOutlet
 from protocol.features.ring import FeatureRing
 from protocol.inference.layer_cache import ELEMENT_TYPES
+from protocol.inference.tap import LayerTap
 from protocol.kv.arena_header import ElementType
 from protocol.kv.segments import SegmentError, sweep
 from protocol.messages.base import SequenceId
@@ -30,6 +31,7 @@ from protocol.messages.features import (
     Taps,
 )
 from target_worker.engine import TargetSequence
+from target_worker.recorded import RecordedFeatures
 
 _MOST_BYTES = 512 << 20
 """Of a matrix. That of a drafter that reads five outputs of 5,120 numbers has 250 MiB."""
@@ -106,25 +108,12 @@ them if its forward is shorter than that."""
 Announcement: TypeAlias = Features | FeatureShipment
 
 
-class StateRecord(Protocol):
-    """What a model records of its forwards, as a `LayerTap` does."""
-
-    @property
-    def taps(self) -> Taps: ...
-
-    @property
-    def element(self) -> ElementType: ...
-
-    @property
-    def outputs(self) -> Outputs: ...
-
-
 class FeatureRings:
     """One ring a sequence, from its first recorded rows on, all with the outputs that the last Tap named."""
 
     def __init__(
         self,
-        tap: "StateRecord",
+        tap: LayerTap | RecordedFeatures,
         record: Callable[[Outputs], None],
         *,
         fingerprint: str,

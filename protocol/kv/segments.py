@@ -60,12 +60,6 @@ def register(name: str, owner: int) -> None:
         ) from error
 
 
-def forget(name: str) -> None:
-    """Remove a segment's entry, if there is one."""
-    with suppress(OSError):
-        (segments_folder() / name).unlink(missing_ok=True)
-
-
 def stale_segments() -> list[str]:
     """Names of registered segments whose owner has ended. Raises SegmentError if others can write the registry."""
     folder = segments_folder()
@@ -166,7 +160,8 @@ def unlink_segment(name: str) -> None:
     assert is_segment_name(name)
     with suppress(OSError):
         _library["shm_unlink"]("/" + name)
-    forget(name)
+    with suppress(OSError):
+        (segments_folder() / name).unlink(missing_ok=True)
 
 
 def sweep() -> list[str]:

@@ -1,7 +1,7 @@
 """Full attention, and sliding windows over it: keys and values of every slot, as they are or in fewer bits."""
 
 from copy import copy
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -23,44 +23,29 @@ _GROUP_SIZES = (64, 32)
 """Of MLX's quantization, the best first: a group has a scale and a bias."""
 
 
-class RowEncoding(Protocol):
-    """A row's bytes depend on nothing but that row, so it is stored alike in a forward of any width."""
+class PlainRows:
+    """Rows as the model computes them. A row's bytes depend on nothing but that row, so it is stored alike in a forward
+    of any width."""
 
     def encoded(self, rows: mx.array) -> Stored:
         """Store (1, heads, rows, size)."""
-        ...
-
-    def fetched(self, stored: Stored, slots: slice) -> Any:
-        """What mlx-lm's attention takes of these slots."""
-        ...
-
-    def packed(self, stored: Stored) -> mx.array:
-        """All bytes of a row in one, (1, heads, rows, elements) of the model's own element type."""
-        ...
-
-    def unpacked(self, packed: mx.array) -> Stored:
-        """The inverse of `packed`."""
-        ...
-
-
-class PlainRows:
-    """Rows as the model computes them."""
-
-    def encoded(self, rows: mx.array) -> Stored:
         return (rows,)
 
     def fetched(self, stored: Stored, slots: slice) -> mx.array:
+        """What mlx-lm's attention takes of these slots."""
         return stored[0][:, :, slots]
 
     def packed(self, stored: Stored) -> mx.array:
+        """All bytes of a row in one, (1, heads, rows, elements) of the model's own element type."""
         return stored[0]
 
     def unpacked(self, packed: mx.array) -> Stored:
+        """The inverse of `packed`."""
         return (packed,)
 
 
 class QuantizedRows(NamedTuple):
-    """MLX's affine quantization: packed uint32, and a scale and a bias for each group of elements."""
+    """The same in MLX's affine quantization: packed uint32, and a scale and a bias for each group of elements."""
 
     bits: int
     group_size: int
@@ -118,7 +103,7 @@ class FullAttentionCache(RowCache):
         super().__init__(stock)
         self._keys: Stored = ()
         self._values: Stored = ()
-        self._encoding: RowEncoding = PlainRows()
+        self._encoding: PlainRows | QuantizedRows = PlainRows()
         self._end = 0
         """Slot behind the last forward."""
         self._base = 0
