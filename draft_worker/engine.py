@@ -13,7 +13,7 @@ from protocol.messages.features import FeatureForm
 from protocol.messages.kv import KvForm, KvReference
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Hello, Start
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # These modules import MLX, which some engines don't need.
     from draft_worker.projection import ProjectionMatrix
     from protocol.sampling.grammar import Grammars
-    from protocol.sampling.processors.logits_processors import LogitsProcessors
+    from protocol.sampling.logits_processors import LogitsProcessors
 
 ANY_TOKEN = 1 << 20
 """The vocabulary of an engine that accepts any tokens."""
@@ -224,7 +224,7 @@ class Engine(StatedModel, ABC):
         if self.grammars is None:
             return None
         # This module imports MLX, which some engines don't need.
-        from protocol.sampling.processors.logits_processors import LogitsProcessors
+        from protocol.sampling.logits_processors import LogitsProcessors
 
         return LogitsProcessors.wanted(start, self.grammars, lenient=True)
 

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol, TypeAlias, assert_never
 
 from protocol.messages.base import MAX_NODES, NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
-from protocol.speculation.candidates import Candidates
-from protocol.speculation.token_tree import Calibration, Node, TokenTree
+from protocol.speculation.token_tree import Calibration, Candidates, Node, TokenTree
 
 _MAX_CHAIN_NODES = 4096
 """Nodes of one sequence. Growth pauses there, whatever the plan asks for."""

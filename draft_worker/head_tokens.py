@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from protocol.contracts.head_tokens import HEAD_TOKENS, stored_head_tokens
+from protocol.contracts.model_folder import HEAD_TOKENS, stored_head_tokens
 from protocol.errors import InputError
 
 HeadTokens: TypeAlias = npt.NDArray[np.int32]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.features.blocks import projection_key
-from protocol.inference.element_types import ELEMENT_TYPES
+from protocol.inference.layer_cache import ELEMENT_TYPES
 from protocol.kv.arena_header import ElementType
 from protocol.messages.features import (
     FeatureForm,

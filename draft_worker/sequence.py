@@ -19,14 +19,13 @@ from protocol.messages.features import Features, FeatureShipment
 from protocol.messages.kv import KvOffer, KvReference
 from protocol.messages.plans import BestFirst, Distribution, GrowthPlan
 from protocol.messages.worker import Extend, Grow, Prefilled, Reroot, Start, Unfit
-from protocol.speculation.candidates import Candidates
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
 from protocol.speculation.rolling_context import RollingContext
-from protocol.speculation.token_tree import Calibration, Node, TokenTree, node_id
+from protocol.speculation.token_tree import Calibration, Candidates, Node, TokenTree, node_id
 from protocol.worker.pacing import PacedPart
 
 if TYPE_CHECKING:
-    from protocol.sampling.processors.logits_processors import LogitsProcessors
+    from protocol.sampling.logits_processors import LogitsProcessors
 
 _CATCH_UP = 16
 """At most this many committed tokens without KV join the root's forward. More of them are prefilled."""

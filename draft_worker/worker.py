@@ -16,9 +16,8 @@ from protocol.messages.base import SequenceId
 from protocol.messages.features import Features, FeatureShipment, ProjectionWanted
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Extend, Fault, FromWorker, Grow, Hello, KvCut, Reroot, Start, Stop, ToWorker
-from protocol.speculation.candidates import Candidates
 from protocol.speculation.rolling_context import RollingContext
-from protocol.speculation.token_tree import Calibration
+from protocol.speculation.token_tree import Calibration, Candidates
 from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import PacedPart, Pacer
 

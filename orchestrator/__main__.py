@@ -10,9 +10,8 @@ import zmq
 from orchestrator.runtime.loop import Orchestrator
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import PipelineError
-from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
+from protocol.processes import QualityOfService, raise_descriptor_limit, set_quality_of_service
 
 
 def main() -> int:

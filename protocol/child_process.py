@@ -19,7 +19,16 @@ from typing import IO, Any, Self, TypeVar
 import msgspec
 
 from protocol.errors import InputError, PipelineError
-from protocol.own_modules import module_command
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """The command that runs `module` with this Python.
+
+    `-P`: Python would otherwise look for modules in the current folder first, and take those of another version's
+    checkout.
+    """
+    return (sys.executable, "-P", "-m", module)
+
 
 _PIECE = 1 << 16
 _MOST_WORDS = 500

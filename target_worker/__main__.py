@@ -17,7 +17,7 @@ def _build(setup: WorkerSetup) -> Worker:
     # Slow imports: `serve` notices the end of the parent process meanwhile.
     import_models()
     from target_worker.assembly import build
-    from target_worker.tensor_parallel.rank_shortage import LeadingWorker
+    from target_worker.tensor_parallel.ranks import LeadingWorker
 
     worker = build(setup)
     # Ranks run the same forwards, so one of them can't leave a forward.

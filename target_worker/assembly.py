@@ -8,13 +8,13 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from protocol.contracts.kv_bits import kv_fingerprint
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.model_folder import ModelFolder, kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import TARGET, wire
 from protocol.inference.forward_costs import ForwardCosts, costs_at_load
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.tap import LayerTap
 from protocol.kv.exchange import KvExchange
 from protocol.messages.base import plain
 from protocol.messages.features import Outputs
@@ -25,7 +25,7 @@ from protocol.worker.recorded_texts import RecordedTexts
 from target_worker.disk_cache.cache import DiskCache
 from target_worker.disk_cache.snapshot import CacheShape
 from target_worker.engine import TargetEngine
-from target_worker.feature_rings import FeatureRings, StateRecord
+from target_worker.feature_rings import FeatureRings
 from target_worker.recorded import RecordedEngine, RecordedFeatures, RecordedModel
 from target_worker.tensor_parallel.ranks import load_leading_model
 from target_worker.worker import TargetWorker
@@ -134,7 +134,9 @@ def _disk(setup: WorkerSetup, model: LanguageModel) -> DiskCache | None:
     return disk
 
 
-def _rings(setup: WorkerSetup, tap: StateRecord | None, record: Callable[[Outputs], None]) -> FeatureRings | None:
+def _rings(
+    setup: WorkerSetup, tap: LayerTap | RecordedFeatures | None, record: Callable[[Outputs], None]
+) -> FeatureRings | None:
     if tap is None:
         return None
     fingerprint = ModelFolder(Path(setup.model)).fingerprint

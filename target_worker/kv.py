@@ -12,7 +12,7 @@ from protocol.kv.exchange import KvExchange
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import plain
 from protocol.messages.kv import KvReference
-from protocol.worker.quality_of_service import low_priority
+from protocol.processes import low_priority
 
 MIN_TOKENS = 32
 """Fewest tokens that are saved: fewer are prefilled in the time that a save takes."""

@@ -25,7 +25,7 @@ from protocol.kv.prefix_sharing import Found
 from protocol.messages.base import Level
 from protocol.messages.features import Outputs, Taps
 from protocol.messages.worker import Start
-from protocol.sampling.processors.logits_processors import LogitsProcessors
+from protocol.sampling.logits_processors import LogitsProcessors
 from protocol.security.private_files import replacing
 from protocol.worker.recorded_texts import RecordedText, RecordedTexts
 from target_worker.engine import TargetEngine, TargetSequence

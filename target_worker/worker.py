@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from protocol.kv.prefix_index import MIN_SHARED_TOKENS
 from protocol.kv.prefix_sharing import Found, PrefixSharing, shared_tokens
 from protocol.kv.segments import SegmentError
-from protocol.messages.base import SequenceId, plain
+from protocol.messages.base import MAX_NODES, SequenceId, plain
 from protocol.messages.features import FeaturesTaken, ProjectionShipment, Tap
 from protocol.messages.kv import KvOffer, KvRelease
 from protocol.messages.worker import (
@@ -24,6 +24,8 @@ from protocol.messages.worker import (
     KvCut,
     Lowered,
     Prefilled,
+    Prefilling,
+    PromptLikelihoods,
     Start,
     Stop,
     ToWorker,
@@ -33,12 +35,10 @@ from protocol.messages.worker import (
 from protocol.sampling.grammar import GrammarError
 from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import PacedPart, Pacer
-from target_worker.disk_cache.cache import DiskCache
-from target_worker.disk_cache.work import DiskWork
+from target_worker.disk_cache.cache import DiskCache, DiskWork
 from target_worker.engine import Pick, Proposal, TargetEngine, TargetSequence
 from target_worker.feature_rings import Announcement, FeatureRings
 from target_worker.kv import TargetKv
-from target_worker.prompts import Prompts
 from target_worker.verification import Acceptance, ProposedTree, flaw
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,6 @@ class TargetWorker:
         """A forward over roots alone that has begun before their Verify."""
         self._due: tuple[SequenceId, ...] = ()
         """Sequences whose next forward is to begin so."""
-        self._prompts = Prompts(self._sequences, self._prefix_sharing, self._pacer, clock)
         self._disk = DiskWork(disk, engine.model.sequence, clock)
         self._at_work: tuple[SequenceId, ...] = ()
         """Sequences whose KV the present call changes."""
@@ -208,18 +207,35 @@ class TargetWorker:
 
     def _prefill(self, waiting: Sequence[SequenceId]) -> Iterator[WorkerReply]:
         """Evaluate one chunk of one of the prompts."""
-        sequence, found = self._prompts.next(waiting)
-        self._at_work = (sequence.start.sequence,)
-        context = sequence.prefilled if found is None else found.tokens
+        id, found = self._turn(waiting)
+        sequence = self._sequences[id] = self._sequences.pop(id)
+        self._at_work = (id,)
         if found is not None and found.exclusive:
             self._disk.settle(found.kv.cache)
-        yield from self._prompts.evaluate(sequence, found)
+        began = self._clock()
+        if found is not None:
+            sequence.take_over(found)
+        before, context = sequence.evaluated, sequence.prefilled
+        sequence.prefill()
+        self._pacer.prefill(began, PacedPart(sequence.evaluated - before, context))
+        sequence.seconds += self._clock() - began
+        yield from _likelihoods(sequence, before)
+        if sequence.prefilling:
+            yield Prefilling(id, sequence.round, sequence.prefilled)
         if found is not None and found.exclusive:
             self._saving.drop(sequence)
         self._prefix_sharing.fit()
         if not sequence.prefilling:
             yield self._prefilled(sequence)
         yield from self._features(sequence, context)
+
+    def _turn(self, waiting: Sequence[SequenceId]) -> tuple[SequenceId, Found[TargetKv] | None]:
+        """The sequence whose prompt is next, and the KV that it waited for, if it waited. One that tells of its whole
+        prompt takes no other's KV."""
+        telling = [id for id in waiting if self._sequences[id].sampling.prompt_logprobs]
+        if waiting[0] in telling:
+            return waiting[0], None
+        return self._prefix_sharing.next_prefill([id for id in waiting if id not in telling])
 
     def run_short(self) -> Iterator[Fault]:
         """Free the sequences at work. They begin again if the prefix cache had memory to spare; otherwise the one with
@@ -515,6 +531,14 @@ class TargetWorker:
         if self._rings is not None:
             self._rings.end(id)
         return sequence
+
+
+def _likelihoods(sequence: TargetSequence, first: int) -> Iterator[PromptLikelihoods]:
+    """Tell what the last chunk found, from the prompt's token `first` + 1 on."""
+    told, sequence.told = sequence.told, []
+    for begin in range(0, len(told), MAX_NODES):
+        some = tuple(told[begin : begin + MAX_NODES])
+        yield PromptLikelihoods(sequence.start.sequence, sequence.round, first + begin, some)
 
 
 def too_little(tokens: int, others: int) -> str:

@@ -44,7 +44,7 @@ _QUICK = (
     "protocol/sampling/",
     "protocol/security/",
     "protocol/speculation/",
-    "protocol/transport/",
+    "protocol/test_transport.py",
     "test_environments.py",
 )
 """Tests of pure parts and documents."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 from draft_worker.engine import Batch, Engine, EngineSequence
 from draft_worker.worker import DraftWorker
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup, serve
 
 

@@ -17,7 +17,7 @@ from draft_worker.head_tokens import HeadTokens
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, NoiseRows
 from protocol.sampling.threefry import gumbel, noise_bits
-from protocol.speculation.candidates import Candidates, Support
+from protocol.speculation.token_tree import Candidates, Support
 
 _CACHED_ROWS = 32
 """Of noise: the positions that one tree spans."""

@@ -17,7 +17,7 @@ from draft_worker.candidates.ranking import MIN_CANDIDATES, block_places, propos
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream, draft_stream, gumbel, noise_bits
-from protocol.speculation.candidates import Candidates, Support
+from protocol.speculation.token_tree import Candidates, Support
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]

@@ -18,7 +18,7 @@ from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.threefry import NoiseStream
 from protocol.sampling.top_tokens import log_total
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 
 
 class RankedRows:

@@ -14,7 +14,7 @@ from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import NoiseRows, scores
 from protocol.sampling.threefry import draft_stream
 from protocol.sampling.top_tokens import log_total, top
-from protocol.speculation.candidates import Candidates, Support
+from protocol.speculation.token_tree import Candidates, Support
 
 MIN_CANDIDATES = 4
 """At least this many candidates are computed: they cost nothing, and a later growth plan may use them."""

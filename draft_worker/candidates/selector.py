@@ -14,7 +14,7 @@ from draft_worker.candidates.ranking import MIN_CANDIDATES
 from draft_worker.candidates.shortlist import GROUP_SIZE, shortlist
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates, Support
+from protocol.speculation.token_tree import Candidates, Support
 
 
 class CandidateSelector:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draft_worker.candidates.noise_prefetch import PEAK, Floats, Ids, PositionNoise
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 
 GROUP_SIZE = 64
 """Tokens of a group. Only the maxima of groups are partitioned. Pad a row of logits with -inf to whole groups."""

@@ -21,7 +21,7 @@ from draft_worker.row_tree import RowTree, TokenRow
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
 
 if TYPE_CHECKING:

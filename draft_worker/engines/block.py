@@ -36,7 +36,7 @@ from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.inference.device import BESIDE_TARGET, wire
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from protocol.kv.arena_header import ArenaError
 from protocol.kv.segments import SegmentError
 from protocol.messages.kv import KvReference
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
 
 

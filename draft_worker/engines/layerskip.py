@@ -18,7 +18,7 @@ from draft_worker.head_tokens import HeadTokens, read_head_tokens
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.drafters.early_exit import LAYER, NORM
 from protocol.contracts.engines import EngineDeclaration
-from protocol.contracts.kv_bits import kv_fingerprint
+from protocol.contracts.model_folder import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.device import BESIDE_TARGET, wire

@@ -22,7 +22,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.tree_sequence import TreeSequence
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
 
 ENGINE = EngineDeclaration(help="a model in mlx-lm's format", model="checkpoint")

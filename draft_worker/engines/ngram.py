@@ -17,12 +17,12 @@ from protocol.errors import InputError
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
-from protocol.speculation.candidates import Candidates
 from protocol.speculation.prompt_lookup import LONGEST, PromptLookup
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
 
 if TYPE_CHECKING:
-    from protocol.sampling.processors.logits_processors import LogitsProcessors
+    from protocol.sampling.logits_processors import LogitsProcessors
 
 ENGINE = EngineDeclaration(help="prompt lookup, which needs no model", model="none")
 

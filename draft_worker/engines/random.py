@@ -9,7 +9,7 @@ from draft_worker.engines.mlx import MlxEngine, MlxSequence
 from draft_worker.head_tokens import HeadTokens
 from protocol.contracts.engines import EngineDeclaration
 from protocol.inference.language_model import LanguageModel
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
 
 ENGINE = EngineDeclaration(help="guesses blindly at the cost of mlx, for measurements", model="checkpoint", hidden=True)

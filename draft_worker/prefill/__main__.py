@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draft_worker.prefill.worker import ArenaSink, OpenSink, PrefillWorker, RemoteSink
-from protocol.contracts.kv_bits import UNQUANTIZED, kv_fingerprint
+from protocol.contracts.model_folder import UNQUANTIZED, kv_fingerprint
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models
 from protocol.kv.exchange import KvExchange

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel

@@ -14,8 +14,7 @@ from msgspec import structs
 from draft_worker.engine import StatedModel, introduction
 from protocol.kv.arena import LayerRows
 from protocol.kv.arena_header import ArenaLayout
-from protocol.kv.blocks import kv_form, shipments
-from protocol.kv.exchange import KvExchange
+from protocol.kv.exchange import KvExchange, kv_form, shipments
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId, plain
 from protocol.messages.kv import KvOffer

@@ -39,7 +39,7 @@ from protocol.contracts.training import (
 )
 from protocol.errors import InputError, PipelineError
 from protocol.messages.features import FINAL
-from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
+from protocol.processes import QualityOfService, set_quality_of_service
 
 REPORT = Path("training") / "report.json"
 _LEAST_MINUTES = 1e-3

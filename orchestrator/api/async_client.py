@@ -17,8 +17,7 @@ from protocol.errors import blaming
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Refused, Submit, ToClient
 from protocol.messages.telemetry import TelemetryFrame, ToClientOrSubscriber, Watch
-from protocol.transport.codec import decode, encode
-from protocol.transport.sockets import connected_dealer
+from protocol.transport import connected_dealer, decode, encode
 
 
 class AsyncClient:

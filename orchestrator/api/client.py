@@ -12,8 +12,7 @@ from orchestrator.api.submission import Prompt, Prompts, RequestBatch, is_batch,
 from orchestrator.text.chat_template import ChatMessage
 from protocol.errors import PipelineError
 from protocol.messages.client import Cancel, Inquire, PipelineState, Submit, ToClient
-from protocol.transport.codec import Stamp
-from protocol.transport.link import Link
+from protocol.transport import Link, Stamp
 
 STAMP = Stamp(0, 0)
 """Clients belong to no life of the orchestrator."""

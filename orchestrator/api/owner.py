@@ -10,7 +10,7 @@ from orchestrator.runtime.session import Session, running_sessions
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import PipelineState, Refused
 from protocol.messages.remote import FromOwner, Invitation, Invite, ListWorkers, Revoke, ToOwner, WorkerEntry, Workers
-from protocol.transport.link import Link
+from protocol.transport import Link
 
 _ANSWER_SECONDS = 5.0
 

@@ -20,11 +20,11 @@ from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.runtime.memory_plan import PipelineMemory, memory_of
 from orchestrator.runtime.notices import Notice, received, stay
 from orchestrator.runtime.session import Session
+from protocol.child_process import module_command
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.client import Inquire, PipelineState, ToClient
-from protocol.own_modules import module_command
 from protocol.security.addresses import require_local
-from protocol.transport.link import Link
+from protocol.transport import Link
 
 _CLOSING_SECONDS = 7.0
 _DEFAULTS = PipelineSettings()

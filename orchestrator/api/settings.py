@@ -33,7 +33,7 @@ from protocol.contracts.engines import (
     TargetEngineName,
     draft_engines,
 )
-from protocol.contracts.kv_bits import UNQUANTIZED
+from protocol.contracts.model_folder import UNQUANTIZED
 from protocol.contracts.target_hosts import TargetHosts
 from protocol.contracts.tokenizer_fingerprint import first_difference
 from protocol.errors import InputError

@@ -22,7 +22,7 @@ from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.pairs.recommended_pairs import published, runnable
 from orchestrator.machine.profiles.device_profiles import profile_names
 from protocol.contracts.engines import AUTO, NO_DRAFT, PrefillEngineName, draft_model, offered_engines
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits
 from protocol.ineffective import SET, Ineffective, declared
 from protocol.ineffective import without_effect as sentence
 from protocol.messages.base import MAX_CONTEXT

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.contracts.engines import NO_DRAFT
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits
 from protocol.ineffective import SET, Ineffective
 from protocol.messages.base import MAX_CONTEXT
 

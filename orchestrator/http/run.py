@@ -27,14 +27,14 @@ from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings, loopback
 from orchestrator.machine.line_limit import LineLimit
+from orchestrator.machine.network import require_unused
 from orchestrator.machine.target import level_note
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
-from protocol.descriptors import descriptor_limit, raise_descriptor_limit
 from protocol.errors import InputError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation
-from protocol.transport.ports import require_unused
+from protocol.processes import descriptor_limit, raise_descriptor_limit
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 It uses the API and the runtime. The layers below do not import it, and it prints nothing.
 """
 
-from protocol.descriptors import keep_descriptor_limit
+from protocol.processes import keep_descriptor_limit
 
 # Some of its programs import mlx-lm.
 keep_descriptor_limit()

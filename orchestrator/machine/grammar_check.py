@@ -11,9 +11,9 @@ from functools import lru_cache
 import msgspec
 
 from protocol.bounded_process import BoundedProcesses, BoundExceeded, Bounds, answer_questions
+from protocol.child_process import module_command
 from protocol.errors import InputError
 from protocol.messages.grammar import Grammar
-from protocol.own_modules import module_command
 
 _BOUNDS = Bounds(seconds=3, memory=1 << 30)
 """The largest honest schemas take 0.3 s."""

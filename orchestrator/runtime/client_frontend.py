@@ -21,7 +21,7 @@ from protocol.errors import InputError, PipelineError, blame_of, blaming
 from protocol.messages.base import MAX_CONTEXT, SequenceId
 from protocol.messages.client import Cancel, Inquire, PipelineState, Reading, Refused, Submit
 from protocol.messages.telemetry import FromClientOrSubscriber, Watch
-from protocol.transport.codec import Stamp
+from protocol.transport import Stamp
 
 _MAX_REQUESTS = 256
 

@@ -26,12 +26,11 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.pool import LocalWorkers
 from orchestrator.runtime.workers.supervisor import Seat
-from protocol.child_process import ChildProcess
+from protocol.child_process import ChildProcess, module_command
 from protocol.contracts.coreml import EngineChoice
 from protocol.errors import InputError
 from protocol.messages.base import Level
 from protocol.messages.worker import Hello
-from protocol.own_modules import module_command
 
 _GRACE = 7.0
 """Seconds for the process to end its own processes and to remove an unfinished conversion: it gives the latter 5 s."""

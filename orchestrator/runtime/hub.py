@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import zmq
 
+from orchestrator.machine.network import require_unused
 from orchestrator.runtime.guard import ZAP_DOMAIN, Guard
 from protocol.errors import InputError, WireError
 from protocol.messages.base import Message
 from protocol.messages.features import FeatureBlock, FeatureShipment, ProjectionBlock, ProjectionShipment
 from protocol.messages.remote import KvBlock
 from protocol.security.keys import KeyPair
-from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
-from protocol.transport.ports import require_unused
-from protocol.transport.sockets import checked_endpoint, configured_socket
+from protocol.transport import MAX_FRAME, Stamp, checked_endpoint, configured_socket, decode, encode
 
 _MAX_FRAMES = 256
 """Frames that one `receive` handles at most."""

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from orchestrator.runtime.hub import Arrival, Hub
 from protocol.messages.base import Message
-from protocol.transport.codec import Stamp
+from protocol.transport import Stamp
 
 TIMEOUT = 0.2
 """Seconds beyond a round trip until a sender without an acknowledgement retransmits; doubled each time."""

@@ -17,8 +17,7 @@ from protocol.errors import InputError
 from protocol.messages.base import Message, NodeId, Role, SequenceId
 from protocol.messages.worker import Forest, Grow, Hello, Ping, Pong, Prefilled, Reroot, Start, Stop, Verdict, Verify
 from protocol.security.private_files import open_private
-from protocol.worker.clock import ClockProbes
-from protocol.worker.spans import SpanKind, SpanRing
+from protocol.worker.spans import ClockProbes, SpanKind, SpanRing
 
 _MAX_MESSAGES = 1 << 17
 _PROBES = 200
@@ -195,7 +194,7 @@ class Recording:
 
     def probe(self, incarnation: int) -> Ping | None:
         probes = self._probes.get(incarnation)
-        return Ping(time.perf_counter()) if probes is not None and probes.count < _PROBES else None
+        return Ping(time.perf_counter()) if probes is not None and len(probes) < _PROBES else None
 
     def save(self) -> None:
         self._ring.save(self._folder / "orchestrator.spans")

@@ -12,7 +12,7 @@ from protocol.errors import InputError
 from protocol.messages.base import SequenceId, Verification
 from protocol.messages.client import Done, Output, Statistics, Submit
 from protocol.messages.sampling import Likelihood, ModelSampling
-from protocol.transport.codec import Stamp
+from protocol.transport import Stamp
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from protocol.bounded_process import BoundedProcesses, BoundExceeded, Bounds
+from protocol.child_process import module_command
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import InputError, PipelineError
-from protocol.own_modules import module_command
 
 BOUNDS = Bounds(seconds=5, memory=512 << 20)
 """A history of 8 MiB in 20,000 turns takes 0.6 s and 130 MiB."""

@@ -10,13 +10,36 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from protocol.contracts.head_tokens import HEAD_TOKENS
 from protocol.errors import InputError
 from protocol.json_values import is_object
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+HEAD_TOKENS = "head_tokens.npy"
+"""Beside a draft that guesses only some tokens: those of its head, ascending int32 in numpy's format. A program that
+does not know the file reads the folder as an ordinary model."""
+
+
+def stored_head_tokens(folder: Path) -> "NDArray[Any] | None":
+    """What the file of a draft holds, unchecked and not read yet; None without it. Raises ValueError if it is no
+    array."""
+    file = folder / HEAD_TOKENS
+    if not file.exists():
+        return None
+    # Commands read models without this file.
+    from numpy.lib.format import open_memmap
+
+    try:
+        # Mapped: of an array larger than the file, memory would be taken before its end is noticed.
+        return open_memmap(file, "r")
+    except Exception as error:  # numpy parses the header with Python's own parser, which raises nearly anything
+        raise ValueError(f"{file} can't be read ({str(error) or type(error).__name__})") from error
+
 
 WEIGHTS = "model*.safetensors"
 """The files that mlx-lm and Transformers read."""
@@ -325,3 +348,14 @@ def _add_samples(add: Callable[[bytes], object], path: Path) -> None:
         for sample in range(_SAMPLES):
             file.seek(begin + max(0, end - begin - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
             add(file.read(_SAMPLE_BYTES))
+
+
+KvBits: TypeAlias = Literal[16, 8, 4]
+UNQUANTIZED: KvBits = 16
+"""As the model computes them, whatever its element type."""
+
+
+def kv_fingerprint(folder: Path, bits: KvBits) -> str:
+    """Of keys and values that fit together: the model's fingerprint, and the bits if they are quantized."""
+    model = ModelFolder(folder).fingerprint
+    return model if bits == UNQUANTIZED else f"{model} in {bits} bits"

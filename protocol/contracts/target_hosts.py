@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits, ModelFolder
 from protocol.errors import InputError
 from protocol.json_values import is_list, is_object
 
@@ -52,16 +51,6 @@ class TargetHosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """All ranks are processes of one machine."""
         return all(_is_local(address) for addresses in self.addresses for address in addresses)
 
-    def apart(self, index: int) -> "TargetHosts":
-        """The same hosts with other ports; no two values of `index` share a port."""
-        ports = [host_and_port(address)[1] for addresses in self.addresses for address in addresses]
-        shift = index * (max(ports) - min(ports) + 1)
-        if max(ports) + shift > _LAST_PORT:
-            raise InputError(f"There are not enough ports behind {max(ports)}: choose lower ones in the hosts file.")
-        return msgspec.structs.replace(
-            self, addresses=tuple(tuple(_higher(address, shift) for address in each) for each in self.addresses)
-        )
-
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The last argument of a process of rank 1 or more, in JSON."""
@@ -85,11 +74,6 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host, int(port)
-
-
-def _higher(address: str, ports: int) -> str:
-    host, port = host_and_port(address)
-    return f"{host}:{port + ports}"
 
 
 def read_hosts(path: Path) -> TargetHosts:

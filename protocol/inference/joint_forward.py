@@ -19,7 +19,7 @@ from protocol.inference.layer_cache import ForwardShape, LayerCache, MaskKind, R
 from protocol.inference.layer_caches.recurrent import RecurrentCache, initialise_arrays
 from protocol.inference.path_sequence import PathSequence
 from protocol.inference.processor_attention import processor_operations
-from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reading, reads
+from protocol.inference.recurrence import Recurrence, ShortConvolution, reading, reads
 from protocol.inference.tree_sequence import Tokens, TreeSequence, as_array
 
 _ATTENTION = "scaled_dot_product_attention"

@@ -15,20 +15,17 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
-from protocol.contracts.model_folder import stated_positions
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits, stated_positions
 from protocol.errors import InputError
-from protocol.inference.deviation import deviation
 from protocol.inference.device import compute
 from protocol.inference.joint_forward import ForwardPart, can_join, evaluate_together
 from protocol.inference.latent_attention import let_latents_be_absorbed
 from protocol.inference.layer_cache import FoldingCache, TreePositions
 from protocol.inference.narrow_weights import keep_narrow
-from protocol.inference.observed_modules import modules_of
-from protocol.inference.quantized_kv import Encodings, proved_encodings
-from protocol.inference.recurrences.recurrence import let_recurrences_record
+from protocol.inference.observed_modules import modules_of, stage
+from protocol.inference.quantized_kv import Encodings, deviation, proved_encodings
+from protocol.inference.recurrence import let_recurrences_record
 from protocol.inference.slots import PREFIX
-from protocol.inference.staged_dispatch import stage
 from protocol.inference.stored_model import load_network, ready_for_processor
 from protocol.inference.tap import LayerTap, proved_tap
 from protocol.inference.tree_sequence import TreeSequence

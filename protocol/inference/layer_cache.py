@@ -1,11 +1,13 @@
-"""The interface of a layer's cache, and the registry of its implementations. Knows no model and no implementation."""
+"""The interface of a layer's cache. Knows no model and no implementation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import mlx.core as mx
+
+from protocol.kv.arena_header import ElementType
 
 MaskKind: TypeAlias = mx.array | Literal["causal"] | None
 
@@ -266,17 +268,8 @@ def densest(places: Sequence[int]) -> int:
     return places[min(inner, key=lambda index: places[index + 1] - places[index - 1])]
 
 
-LAYER_CACHES: dict[type, Callable[[Any], LayerCache]] = {}
-"""Implementations by the mlx-lm class that each replaces."""
-
-Implementation = TypeVar("Implementation", bound=type[LayerCache])
-
-
-def layer_cache_for(stock: type) -> Callable[[Implementation], Implementation]:
-    """Register the decorated implementation in place of this mlx-lm class, not of its subclasses."""
-
-    def register(implementation: Implementation) -> Implementation:
-        LAYER_CACHES[stock] = implementation
-        return implementation
-
-    return register
+ELEMENT_TYPES = {
+    mx.float16: ElementType.FLOAT16,
+    mx.bfloat16: ElementType.BFLOAT16,
+    mx.float32: ElementType.FLOAT32,
+}

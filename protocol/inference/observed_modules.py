@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeGuard
 
+import mlx.core as mx
 from mlx import nn
 
 Observer: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Any], Any]
@@ -58,3 +59,27 @@ def observing(modules: Iterable[nn.Module], observer: Observer) -> Generator[Non
     finally:
         for restore in restores:
             restore()
+
+
+_STAGES = (18, 6, 2)
+
+
+def stage(network: Any) -> None:
+    """Dispatch what is built behind a few layers of this mlx-lm model, the first ones close together, in every forward
+    from now on.
+
+    Building the graph of 36 layers takes a millisecond or more, and the device would wait for all of it. The results
+    are the same to the last bit: MLX fuses nothing across layers. On a processor it gains nothing: MLX's threads there
+    are the ones that Python needs.
+    """
+    layers: list[nn.Module] = list(getattr(network, "layers", ()))
+    for index in sorted({0, *(len(layers) // part for part in _STAGES)} if layers else ()):
+        observe(layers[index], _dispatch)
+
+
+def _dispatch(_: nn.Module, __: tuple[Any, ...], result: Any) -> Any:
+    state = state_of(result)
+    if isinstance(state, mx.array):
+        # MLX's own annotations leave its arguments out.
+        vars(mx)["async_eval"](state)
+    return result

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from protocol.inference.deviation import deviation
 from protocol.inference.device import compute
 from protocol.inference.layer_cache import LayerCache, RowCache
 from protocol.inference.slots import PREFIX
@@ -65,3 +64,17 @@ def _logits(sequence: Any, level: Level) -> mx.array:
     sequence.prefill(_PROMPT)
     tokens, parents = _TREE if level == "tree" else (_TREE[0][:1], _TREE[1][:1])
     return sequence.evaluate(tokens, [sequence.next_row + each if each != PREFIX else PREFIX for each in parents])
+
+
+def deviation(logits: mx.array, expected: mx.array) -> float:
+    """The mean, in standard deviations, over the tokens that are not ruled out.
+
+    Of logits of any element type: sums over a vocabulary overflow float16, and lose small terms in bfloat16.
+    """
+    logits, expected = logits.astype(mx.float32), expected.astype(mx.float32)
+    possible = mx.isfinite(expected)
+    difference = mx.where(possible, mx.abs(logits - expected), 0.0)
+    kept = mx.where(possible, expected, 0.0)
+    found = (difference.mean() / mx.maximum(mx.std(kept), 1e-6)).item()
+    assert isinstance(found, float)
+    return found

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from protocol.inference.device import compute
-from protocol.inference.element_types import ELEMENT_TYPES
+from protocol.inference.layer_cache import ELEMENT_TYPES
 from protocol.inference.observed_modules import Restore, modules_of, observe, observing, state_of
 from protocol.kv.arena_header import ElementType
 from protocol.messages.features import FINAL, MAX_WIDTH, Taps

@@ -13,12 +13,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
 from protocol.inference.device import compute
-from protocol.inference.element_types import ELEMENT_TYPES
-from protocol.inference.layer_cache import FoldingCache, ForwardShape, LayerCache, RowCache
+from protocol.inference.layer_cache import ELEMENT_TYPES, FoldingCache, ForwardShape, LayerCache, RowCache
 from protocol.inference.layer_caches import alike, flat, replaced
 from protocol.inference.processor_attention import processor_operations
 from protocol.inference.quantized_kv import Encodings, encode
-from protocol.inference.recurrences.recurrence import reading
+from protocol.inference.recurrence import reading
 from protocol.inference.slots import SlotTable
 from protocol.inference.tap import LayerTap, Recorded
 from protocol.kv.arena import LayerRows
@@ -305,13 +304,7 @@ class TreeSequence:
         if self._table.continues(rows):
             return self._chain(rows[0].slot, len(rows))._replace(parents=before)
         assert self.level == "tree", "this model evaluates one path"
-        positions = [row.position for row in rows]
-        mask: Any = self._table.mask(rows)
-        slots: Any = self._table.positions()
-        first_seen = {window: self._table.slot_of(min(positions) - window + 1) for window in self._windows}
-        return ForwardShape(
-            rows[0].slot, len(rows), mx.array(positions), mx.array(mask), before, mx.array(slots), first_seen
-        )
+        return self._scattered(rows[0].slot, [row.position for row in rows], self._table.mask(rows), before)
 
     def _replacing(self, parents: Sequence[int], first: int, count: int) -> ForwardShape:
         assert self.level == "tree", "this model evaluates one path"
@@ -323,12 +316,17 @@ class TreeSequence:
             return self._chain(begin, length)
         start = self._table.origin + first
         positions = [*range(start, start + count), *(row.position for row in rows)]
-        mask: Any = self._table.committed_mask(first)
-        if rows:
-            mask = np.concatenate([mask, self._table.mask(rows)])
+        mask = self._table.committed_mask(first)
+        return self._scattered(begin, positions, np.concatenate([mask, self._table.mask(rows)]) if rows else mask)
+
+    def _scattered(
+        self, begin: int, positions: list[int], mask: Any, parents: tuple[int, ...] | None = None
+    ) -> ForwardShape:
+        """Tokens at positions that are not their slots. `mask`: see `SlotTable`."""
         slots: Any = self._table.positions()
         first_seen = {window: self._table.slot_of(min(positions) - window + 1) for window in self._windows}
-        return ForwardShape(begin, length, mx.array(positions), mx.array(mask), None, mx.array(slots), first_seen)
+        where = mx.array(positions), mx.array(mask), parents, mx.array(slots)
+        return ForwardShape(begin, len(positions), *where, first_seen)
 
     def _chain(self, begin: int, length: int) -> ForwardShape:
         """Tokens that see every slot before them, at the positions that are their slots."""

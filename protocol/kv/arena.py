@@ -6,11 +6,11 @@ for the lifetime of the memory.
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from protocol.kv.arena_header import (
@@ -93,15 +93,6 @@ class Arena:
         return flat.reshape(2 * layers, *rest)
 
     @property
-    def model(self) -> bytes:
-        """See `model_key`."""
-        return self._header.model
-
-    @property
-    def epoch(self) -> int:
-        return self._header.epoch
-
-    @property
     def committed(self) -> int:
         """Committed tokens, as of this process's attach or its own last commit."""
         return self._header.committed
@@ -167,8 +158,8 @@ class Arena:
             )
         if self._header.model != model_key(fingerprint):
             raise ArenaMismatch(f"KV arena {self.name} was written by another model: prefill again.")
-        if self.epoch != epoch:
-            raise ArenaMismatch(f"KV arena {self.name} is of epoch {self.epoch}, not {epoch}: prefill again.")
+        if self._header.epoch != epoch:
+            raise ArenaMismatch(f"KV arena {self.name} is of epoch {self._header.epoch}, not {epoch}: prefill again.")
 
     def _require_whole(self, tokens: int) -> None:
         if self.committed < tokens:

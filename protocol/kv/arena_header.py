@@ -6,8 +6,11 @@ Pure. Every number is checked against its bound before it is used.
 import hashlib
 import struct
 import zlib
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from protocol.errors import PipelineError
 from protocol.messages.base import MAX_CONTEXT
@@ -15,11 +18,8 @@ from protocol.messages.base import MAX_CONTEXT
 HEADER_BYTES = 4096
 """K begins on the next page."""
 _MAGIC = b"LPKVAREN"
-_VERSION = 2
-_HEADS_FIRST = 1
-"""K, then V, each (layers, kv heads, capacity, head size), contiguous: the order of mlx-lm's caches."""
-_FIELDS = struct.Struct("<8s6I3Q32sQ")
-_CHECKSUM = struct.Struct("<I")
+_SEAL = struct.Struct("<8sII")
+"""In front of the header's msgpack: magic, bytes of it, their CRC-32."""
 
 
 class ArenaError(PipelineError):
@@ -27,7 +27,7 @@ class ArenaError(PipelineError):
 
 
 class ArenaDamaged(ArenaError):
-    """The bytes are no whole arena: of another format, torn by a crash, or hostile."""
+    """The bytes are no whole arena of this release: torn by a crash, or hostile."""
 
 
 class ArenaMismatch(ArenaError):
@@ -51,9 +51,8 @@ class ElementType(IntEnum):
         return 4 if self is ElementType.FLOAT32 else 2
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaLayout:
-    """Shape of the keys, and equally of the values."""
+class ArenaLayout(msgspec.Struct, frozen=True):
+    """Shape of the keys, and equally of the values. K, then V, each contiguous: the order of mlx-lm's caches."""
 
     layers: int
     kv_heads: int
@@ -82,8 +81,7 @@ class ArenaLayout:
         return HEADER_BYTES + 2 * self.half_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaHeader:
+class ArenaHeader(msgspec.Struct, frozen=True):
     """The contents of the first page."""
 
     layout: ArenaLayout
@@ -91,7 +89,7 @@ class ArenaHeader:
     """The pipeline run in which the arena was written; in [0, 2^64)."""
     model: bytes
     """32 bytes; see `model_key`."""
-    committed: int
+    committed: Annotated[int, Meta(ge=0)]
     """The first so many tokens have whole keys and values."""
     checksum: int
     """XXH3 of the committed tokens' keys and values; see ArenaChecksum."""
@@ -103,42 +101,25 @@ def model_key(fingerprint: str) -> bytes:
 
 
 def encode_header(header: ArenaHeader) -> bytes:
-    """The header with its own CRC-32 behind it."""
-    layout = header.layout
-    fields = _FIELDS.pack(
-        _MAGIC,
-        _VERSION,
-        _HEADS_FIRST,
-        layout.dtype,
-        layout.layers,
-        layout.kv_heads,
-        layout.head_size,
-        layout.capacity,
-        header.epoch,
-        header.committed,
-        header.model,
-        header.checksum,
-    )
-    return fields + _CHECKSUM.pack(zlib.crc32(fields))
+    body = msgspec.msgpack.encode(header)
+    return _SEAL.pack(_MAGIC, len(body), zlib.crc32(body)) + body
 
 
 def decode_header(page: bytes, segment_bytes: int) -> ArenaHeader:
     """The header of a segment of `segment_bytes` (which may be rounded up to whole pages).
 
-    Raises ArenaDamaged if the bytes are no header or promise more than the segment holds, and
-    ArenaMismatch for another version or layout of this format.
+    Raises ArenaDamaged if the bytes are no header or promise more than the segment holds.
     """
-    fields, checksum = page[: _FIELDS.size], page[_FIELDS.size : _FIELDS.size + _CHECKSUM.size]
-    if len(checksum) < _CHECKSUM.size or not fields.startswith(_MAGIC):
+    if len(page) < _SEAL.size or not page.startswith(_MAGIC):
         raise ArenaDamaged("A shared-memory segment is no KV arena: prefill the prompt again.")
-    if _CHECKSUM.unpack(checksum) != (zlib.crc32(fields),):
+    _, length, checksum = _SEAL.unpack_from(page)
+    body = page[_SEAL.size : _SEAL.size + length]
+    if zlib.crc32(body) != checksum:
         raise ArenaDamaged("A KV arena's header is torn (its writer ended in the middle): prefill the prompt again.")
-    _, version, order, dtype, layers, heads, size, capacity, epoch, committed, model, body = _FIELDS.unpack(fields)
-    if (version, order) != (_VERSION, _HEADS_FIRST):
-        raise ArenaMismatch(f"A KV arena has version {version}, layout {order}: run the same release on both sides.")
-    if dtype not in iter(ElementType):
-        raise ArenaDamaged(f"A KV arena has the unknown element type {dtype}: prefill the prompt again.")
-    layout = ArenaLayout(layers, heads, capacity, size, ElementType(dtype))
-    if layout.segment_bytes > segment_bytes or committed > capacity:
+    try:
+        header = msgspec.msgpack.decode(body, type=ArenaHeader)
+    except msgspec.MsgspecError as error:
+        raise ArenaDamaged(f"A KV arena's header is of another release ({error}): prefill the prompt again.") from error
+    if header.layout.segment_bytes > segment_bytes or header.committed > header.layout.capacity:
         raise ArenaDamaged("A KV arena's header promises more than its segment holds: prefill the prompt again.")
-    return ArenaHeader(layout, epoch, model, committed, body)
+    return header

@@ -1,15 +1,44 @@
-"""The arenas of one model in one run of the pipeline: created with room to grow, adopted only after a check.
+"""KV between processes: arenas of one model, created with room to grow and adopted only after a check, and blocks
+between machines, where a message says where a block belongs, and a raw frame behind it holds the bytes.
 
-Knows no sequences, and of messages only KvForm and KvReference.
+Knows no sequences.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
 
-from protocol.kv.arena import Arena
+import numpy as np
+from msgspec.structs import replace
+
+from protocol.kv.arena import Arena, LayerRows
 from protocol.kv.arena_header import HEADER_BYTES, ArenaLayout
-from protocol.kv.blocks import kv_form
 from protocol.kv.segments import SegmentError
+from protocol.messages.base import WireSequence
 from protocol.messages.kv import KvForm, KvReference
+from protocol.messages.remote import MAX_PAYLOAD, KvBlock, Shipment
+
+
+def kv_form(layout: ArenaLayout) -> KvForm:
+    return KvForm(layout.layers, layout.kv_heads, layout.head_size, int(layout.dtype))
+
+
+def row_bytes(form: KvForm, element_bytes: int) -> int:
+    """Bytes of one token in one layer's keys, or equally its values."""
+    return form.kv_heads * form.head_size * element_bytes
+
+
+def shipments(
+    sequence: WireSequence, attempt: int, begin: int, keys: LayerRows, values: LayerRows
+) -> Iterator[Shipment]:
+    """The blocks of one or more rows; `keys` and `values` hold (kv heads, rows, head size) for each layer."""
+    layers = [*keys, *values]
+    heads, count, size = layers[0].shape
+    most = max(1, MAX_PAYLOAD // (heads * size * layers[0].dtype.itemsize))
+    for start in range(0, count, most):
+        stop = min(count, start + most)
+        for layer, rows in enumerate(layers):
+            payload = np.ascontiguousarray(rows[:, start:stop]).tobytes()
+            yield Shipment(KvBlock(sequence, attempt, begin + start, stop - start, layer), payload)
+
 
 _MIN_ROOM = 512
 """Fewest tokens of room to grow."""

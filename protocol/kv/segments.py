@@ -22,8 +22,8 @@ import msgspec
 
 from protocol.errors import PipelineError
 from protocol.paths import SEGMENTS_VARIABLE, SHARED_MEMORY, segments_folder
-from protocol.process_identity import start_time
-from protocol.security.private_files import replacing
+from protocol.processes import start_time
+from protocol.security.private_files import is_private, replacing
 
 PREFIX = "lp-"
 
@@ -60,12 +60,6 @@ def register(name: str, owner: int) -> None:
         ) from error
 
 
-def forget(name: str) -> None:
-    """Remove a segment's entry, if there is one."""
-    with suppress(OSError):
-        (segments_folder() / name).unlink(missing_ok=True)
-
-
 def stale_segments() -> list[str]:
     """Names of registered segments whose owner has ended. Raises SegmentError if others can write the registry."""
     folder = segments_folder()
@@ -90,7 +84,7 @@ def _require_private(folder: Path) -> None:
 def _is_private(folder: Path) -> bool:
     with suppress(OSError):
         found = folder.lstat()
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+        return stat.S_ISDIR(found.st_mode) and is_private(found)
     return False
 
 
@@ -166,7 +160,8 @@ def unlink_segment(name: str) -> None:
     assert is_segment_name(name)
     with suppress(OSError):
         _library["shm_unlink"]("/" + name)
-    forget(name)
+    with suppress(OSError):
+        (segments_folder() / name).unlink(missing_ok=True)
 
 
 def sweep() -> list[str]:

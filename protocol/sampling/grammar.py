@@ -18,8 +18,7 @@ from protocol.common_prefix import common_prefix
 from protocol.json_values import is_object
 from protocol.messages.grammar import Calls, Form, Grammar, Json, OneOf, Part, Several, Text, Thought
 from protocol.sampling.schema_bounds import Schema, SchemaError, closed, parsed
-from protocol.sampling.thought import ThoughtState
-from protocol.sampling.token_rules import AnyText, TokenMask, TokenRules
+from protocol.sampling.thought import AnyText, ThoughtState, TokenMask, TokenRules
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

@@ -12,6 +12,11 @@ from typing import BinaryIO
 from protocol.errors import InputError
 
 
+def is_private(found: os.stat_result) -> bool:
+    """Whether these are the facts of something that this user alone can read, write or enter."""
+    return found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
 def private_folder(folder: Path) -> Path:
     """`folder`, made with mode 0700 if it is missing. Raises InputError if other users can enter it."""
     try:
@@ -19,7 +24,7 @@ def private_folder(folder: Path) -> Path:
         found = folder.stat()
     except OSError as error:
         raise InputError(f"The folder {folder} can't be made ({error.strerror}): choose another.") from error
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not is_private(found):
         raise InputError(f"The folder {folder} must be yours alone: run `chmod 700 {folder}`, or choose another.")
     return folder
 

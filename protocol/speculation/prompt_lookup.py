@@ -7,7 +7,7 @@ from typing import TypeAlias
 Gram: TypeAlias = tuple[int, ...]
 
 LONGEST = 16
-"""Tokens of the longest run that is compared, by default."""
+"""Tokens of the longest run that is compared."""
 _INDEXED = 3
 """Runs of up to so many tokens are found by an index; a longer one is compared token by token."""
 _COMPARED = 8
@@ -20,16 +20,14 @@ does not decide what is believed of the answer."""
 
 
 class PromptLookup:
-    """An incremental index of which token followed each run of at most `longest` tokens.
+    """An incremental index of which token followed each run of at most `LONGEST` tokens.
 
     Saxena 2023, "Prompt lookup decoding", with more than one continuation and with confidences that are
     measured while the text is read.
     """
 
-    def __init__(self, longest: int = LONGEST) -> None:
-        assert longest >= 1
-        self.longest = longest
-        self._classes = [_class(length) for length in range(longest + 1)]
+    def __init__(self) -> None:
+        self._classes = [_class(length) for length in range(LONGEST + 1)]
         self._clear()
 
     def __len__(self) -> int:
@@ -44,7 +42,7 @@ class PromptLookup:
         """Append tokens to the text. The last ones are compared with the guesses for them, and each is indexed."""
         scored = len(tokens) - _SCORED
         for number, token in enumerate(tokens):
-            recent = self._tokens[-self.longest :]
+            recent = self._tokens[-LONGEST:]
             if number >= scored:
                 self._score(recent, token)
             self._index(tuple(recent[-_INDEXED:]))
@@ -94,7 +92,7 @@ class PromptLookup:
 
     def _match(self, suffix: Sequence[int]) -> tuple[int, dict[int, int]] | None:
         """The length of the longest run that occurred before, and how often each token followed it."""
-        recent = suffix[-self.longest :]
+        recent = suffix[-LONGEST:]
         for indexed in range(min(_INDEXED, len(recent)), 0, -1):
             places = self._places.get(tuple(recent[-indexed:]))
             if places:

@@ -15,22 +15,19 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits
 from protocol.contracts.target_hosts import TargetHosts
-from protocol.descriptors import raise_descriptor_limit
 from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role, plain
 from protocol.messages.features import FeatureBlock, ProjectionBlock
 from protocol.messages.worker import Cores, Fault, Ping, Pong, Shutdown, ToWorker
+from protocol.processes import QualityOfService, raise_descriptor_limit, set_quality_of_service
 from protocol.security.keys import own_keys
-from protocol.transport.codec import Stamp
-from protocol.transport.link import Link
+from protocol.transport import Link, Stamp
 from protocol.worker.interface import Worker
 from protocol.worker.pacing import DevicePace
-from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
-from protocol.worker.replay import replay, settle
-from protocol.worker.tracing import traced
+from protocol.worker.tracing import replay, settle, traced
 
 _IDLE_SECONDS = 1.0
 

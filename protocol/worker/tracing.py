@@ -1,10 +1,12 @@
-"""Traces a worker: the spans of its work, and the order of its messages and units of work.
+"""Traces a worker: the spans of its work, and the order of its messages and units of work. Replays it alone: the same
+messages and units of work in the same order.
 
 Knows which reply ends which kind of work; knows no model. It wraps the worker, so that an untraced worker pays nothing
 and a user's own draft can be traced, too.
 """
 
-from collections.abc import Generator, Iterator
+import gc
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -153,3 +155,37 @@ def _tokens_to_verify(message: ToWorker) -> int:
 def load_script(path: Path) -> Script:
     """The script in a file. Raises msgspec.ValidationError for other content."""
     return msgspec.json.decode(path.read_bytes(), type=Script)
+
+
+def replay(build: Callable[[], Worker], script: Path, folder: Path) -> None:
+    """Run a script and save the spans under its name in `folder`; the n-th span is that of the traced run's n-th."""
+    with traced(build(), str(folder), script.stem) as worker:
+        settle()
+        run_script(worker, load_script(script))
+
+
+def settle() -> None:
+    """Exempt all loaded objects from garbage collection, and turn automatic collection off."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def run_script(worker: Worker, script: Script) -> None:
+    """Run every step of `script` in order, and drop the replies. The shared memory of the traced run is gone: a target
+    evaluates a prompt whose KV it adopted there."""
+    for step in script:
+        adopts = isinstance(step, Start) and step.adopt is not None
+        if isinstance(step, Start) and adopts:
+            _drain(worker.handle(msgspec.structs.replace(step, adopt=None)))
+        elif step is not None:
+            _drain(worker.handle(step))
+        elif worker.has_work:
+            _drain(worker.work())
+        while isinstance(step, Start) and adopts and step.plan is None and worker.has_work:
+            _drain(worker.work())
+
+
+def _drain(replies: Iterable[WorkerReply]) -> None:
+    for _ in replies:
+        pass

@@ -8,10 +8,10 @@ import time
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 from protocol.inference.light_import import import_models
+from protocol.processes import QualityOfService, set_quality_of_service
 from protocol.worker.failed_calls import is_shortage
 from protocol.worker.process import die_with_parent
-from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
-from protocol.worker.replay import settle
+from protocol.worker.tracing import settle
 
 REFUSED = 2
 """Exit code for an error that a restart would not remove."""
@@ -29,8 +29,7 @@ def main() -> int:
     # MLX is slow to import. From here on this process notices the end of its parent meanwhile.
     import_models()
     from protocol.inference.device import TARGET, wire
-    from target_worker.tensor_parallel.rank_shortage import shortage
-    from target_worker.tensor_parallel.ranks import serve_rank
+    from target_worker.tensor_parallel.ranks import serve_rank, shortage
 
     def ready() -> None:
         wire(setup.gpu_share, TARGET)

@@ -21,15 +21,16 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 import mlx.core as mx
 import msgspec
 
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits, kv_fingerprint
+from protocol.child_process import module_command
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits, kv_fingerprint
 from protocol.contracts.target_hosts import RankSetup, TargetHosts, require_divisible
 from protocol.errors import InputError, PipelineError, WireError
 from protocol.inference.joint_forward import ForwardPart
@@ -40,65 +41,26 @@ from protocol.inference.tap import LayerTap
 from protocol.inference.tree_sequence import Tokens, TreeSequence
 from protocol.messages.base import Level
 from protocol.messages.features import Outputs
-from protocol.own_modules import module_command
 from protocol.security.keys import ranks_key
-from protocol.worker.failed_calls import is_shortage
+from protocol.worker.failed_calls import Sparing, SurvivingWorker, is_shortage
+from protocol.worker.interface import WorkerReply
 from target_worker.tensor_parallel.rendezvous import Peer, join, meet
 
 _LENGTH_BYTES = 4
 _MOST_BYTES = 16 << 20
 
 
-class PrefillCommand(msgspec.Struct, frozen=True, tag="prefill", array_like=True):
-    sequence: int
-    tokens: tuple[int, ...]
+class RankCommand(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What every rank does with the same arguments. "close": the sequence is not needed any more."""
+
+    method: Literal["prefill", "evaluate", "keep", "truncate", "close", "record", "evaluate_together"]
+    sequence: int = 0
+    """0: of the model."""
+    arguments: tuple[int | tuple[int, ...], ...] = ()
+    parts: tuple["RankCommand", ...] = ()
+    """All of one forward, each as its own "evaluate"."""
 
 
-class EvaluateCommand(msgspec.Struct, frozen=True, tag="evaluate", array_like=True):
-    sequence: int
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-
-
-class EvaluateTogetherCommand(msgspec.Struct, frozen=True, tag="evaluate_together", array_like=True):
-    """All parts in one forward."""
-
-    parts: tuple[EvaluateCommand, ...]
-
-
-class KeepCommand(msgspec.Struct, frozen=True, tag="keep", array_like=True):
-    """Commit the rows of `path`; all others are forgotten."""
-
-    sequence: int
-    path: tuple[int, ...]
-
-
-class TruncateCommand(msgspec.Struct, frozen=True, tag="truncate", array_like=True):
-    sequence: int
-    length: int
-
-
-class RecordCommand(msgspec.Struct, frozen=True, tag="record", array_like=True):
-    """Record these outputs from now on."""
-
-    outputs: tuple[int, ...]
-
-
-class CloseCommand(msgspec.Struct, frozen=True, tag="close", array_like=True):
-    """The sequence is not needed any more."""
-
-    sequence: int
-
-
-RankCommand: TypeAlias = (
-    PrefillCommand
-    | EvaluateCommand
-    | EvaluateTogetherCommand
-    | KeepCommand
-    | TruncateCommand
-    | RecordCommand
-    | CloseCommand
-)
 _DECODER = msgspec.msgpack.Decoder(RankCommand)
 SendCommand = Callable[[RankCommand], None]
 
@@ -124,15 +86,14 @@ class LeadingModel(LanguageModel):
     def record(self, outputs: Outputs) -> None:
         # The other ranks record too: so all of them evaluate the same, and run the same collectives.
         if self._send is not None:
-            self._send(RecordCommand(outputs))
+            self._send(RankCommand("record", arguments=(outputs,)))
         super().record(outputs)
 
     def evaluate_together(self, parts: Sequence[ForwardPart]) -> list[mx.array]:
         if self._send is None or len(parts) == 1 or not self.joins:
             return super().evaluate_together(parts)
-        self._send(
-            EvaluateTogetherCommand(tuple(_evaluate(part.sequence, part.tokens, part.parents) for part in parts))
-        )
+        each = tuple(_evaluate(part.sequence, part.tokens, part.parents) for part in parts)
+        self._send(RankCommand("evaluate_together", parts=each))
         logits = super().evaluate_together(parts)
         mx.eval(logits)
         return logits
@@ -159,11 +120,11 @@ class LeadingSequence(TreeSequence):
         self.number = number
         """Number of this sequence on all ranks."""
         # The engine that drops a sequence does not know that other ranks hold it too.
-        weakref.finalize(self, send, CloseCommand(number)).atexit = False
+        weakref.finalize(self, send, RankCommand("close", number)).atexit = False
 
     def prefill(self, tokens: Sequence[int], *, remember: bool = True) -> None:
         """Without logits: the other ranks do not compute them. Every rank remembers its state."""
-        self._send(PrefillCommand(self.number, tuple(tokens)))
+        self._send(RankCommand("prefill", self.number, (tuple(tokens),)))
         super().prefill(tokens)
 
     def evaluate(self, tokens: Tokens, parents: Sequence[int], first: int | None = None) -> mx.array:
@@ -176,11 +137,11 @@ class LeadingSequence(TreeSequence):
 
     def keep(self, path: Sequence[int], surviving: Iterable[int]) -> None:
         assert not tuple(surviving), "a target keeps no rows beside the path"
-        self._send(KeepCommand(self.number, tuple(path)))
+        self._send(RankCommand("keep", self.number, (tuple(path), ())))
         super().keep(path, ())
 
     def truncate(self, length: int) -> None:
-        self._send(TruncateCommand(self.number, length))
+        self._send(RankCommand("truncate", self.number, (length,)))
         super().truncate(length)
 
     def shed(self) -> bool:
@@ -191,32 +152,30 @@ def follow(model: LanguageModel, commands: Iterable[RankCommand]) -> None:
     """For another rank: run the commands of rank 0 in their order."""
     sequences: dict[int, TreeSequence] = {}
     for command in commands:
-        if isinstance(command, CloseCommand):
-            sequences.pop(command.sequence, None)
-            continue
-        if isinstance(command, RecordCommand):
-            model.record(command.outputs)
-            continue
-        if isinstance(command, EvaluateTogetherCommand):
-            parts = [ForwardPart(sequences[part.sequence], part.tokens, part.parents) for part in command.parts]
-            mx.eval(model.evaluate_together(parts))
-            continue
-        sequence = sequences.setdefault(command.sequence, model.sequence())
-        match command:
-            case PrefillCommand(tokens=tokens):
-                sequence.prefill(tokens)
-            case EvaluateCommand(tokens=tokens, parents=parents):
-                mx.eval(sequence.evaluate(tokens, parents))
-            case KeepCommand(path=path):
-                sequence.keep(path, ())
-            case TruncateCommand(length=length):
-                sequence.truncate(length)
+        arguments: Any = command.arguments
+        match command.method:
+            case "close":
+                sequences.pop(command.sequence, None)
+            case "record":
+                model.record(*arguments)
+            case "evaluate_together":
+                mx.eval(model.evaluate_together([_part(sequences, part) for part in command.parts]))
+            case method:
+                sequence = sequences.setdefault(command.sequence, model.sequence())
+                logits = getattr(sequence, method)(*arguments)
+                if method == "evaluate":
+                    mx.eval(logits)
 
 
-def _evaluate(sequence: TreeSequence | PathSequence, tokens: Tokens, parents: Sequence[int]) -> EvaluateCommand:
+def _part(sequences: Mapping[int, TreeSequence], command: RankCommand) -> ForwardPart:
+    arguments: Any = command.arguments
+    return ForwardPart(sequences[command.sequence], *arguments)
+
+
+def _evaluate(sequence: TreeSequence | PathSequence, tokens: Tokens, parents: Sequence[int]) -> RankCommand:
     assert isinstance(sequence, LeadingSequence)
     assert not isinstance(tokens, mx.array), "the other ranks need the tokens"
-    return EvaluateCommand(sequence.number, tuple(tokens), tuple(parents))
+    return RankCommand("evaluate", sequence.number, (tuple(tokens), tuple(parents)))
 
 
 def send_all(peers: Sequence[Peer], command: RankCommand) -> None:
@@ -413,3 +372,33 @@ def _exchange_heartbeats(connection: socket.socket, silence: float, lost: Callab
             lost(f"gave no sign of life for {silence:g} s")
             return
     lost("has ended")
+
+
+_GIB = 1 << 30
+
+
+class LeadingWorker(SurvivingWorker):
+    """Rank 0's worker. Where memory runs out or the GPU gives up, it raises PipelineError, which ends the process: the
+    ranks run the same forwards, so one that left a forward would be out of step with the others."""
+
+    def __init__(self, worker: Sparing, ranks: int) -> None:
+        super().__init__(worker)
+        self._ranks = ranks
+
+    def recovery(self, short: bool) -> Iterator[WorkerReply]:
+        if not short:
+            raise PipelineError("The GPU of rank 0 gave up a command: all ranks start again.")
+        text = shortage(0, self._ranks)
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+        raise PipelineError(text)
+
+
+def shortage(rank: int, ranks: int) -> str:
+    """That a rank's memory does not suffice, as a sentence."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (
+        f"Rank {rank} of {ranks} ran out of memory: it held {mx.get_active_memory() / _GIB:.1f} GiB on a machine with "
+        f"{machine / _GIB:.1f} GiB. Start the target with a smaller --context or --kv-bits 8, or divide it among more "
+        "ranks."
+    )

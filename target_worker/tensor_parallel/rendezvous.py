@@ -72,8 +72,6 @@ _GREETING_SECONDS = 2.0
 """A connection without a greeting for so long is not a rank's."""
 _POLL_SECONDS = 0.1
 _LONGEST_LINE = 4096
-_MOST_STRANGERS = 64
-"""Connections at once that have not proved anything yet."""
 _WAIT, _GO = b"wait\n", b"go\n"
 
 
@@ -155,7 +153,6 @@ class Reception:
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._listener = listener
         self._key = key
-        self._places = threading.Semaphore(_MOST_STRANGERS)
         self._known: SimpleQueue[tuple[Greeting, socket.socket]] = SimpleQueue()
         self._told: set[str] = set()
 
@@ -163,27 +160,21 @@ class Reception:
         """Connections that have proved to be a rank's since the last call."""
         with suppress(OSError):
             connection, _ = self._listener.accept()
-            if self._places.acquire(blocking=False):
-                threading.Thread(target=self._read, args=(connection,), daemon=True).start()
-            else:
-                connection.close()
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
         with suppress(Empty):
             while True:
                 yield self._known.get_nowait()
 
     def _read(self, connection: socket.socket) -> None:
-        try:
-            with suppress(OSError, msgspec.MsgspecError):
-                deadline = time.monotonic() + _GREETING_SECONDS
-                said = _line(connection, deadline)
-                greeting = msgspec.json.decode(said, type=Greeting)
-                if self._proves(connection, said, deadline):
-                    self._known.put((greeting, connection))
-                    return
-                self._tell(connection.getpeername()[0], greeting.rank)
-            connection.close()
-        finally:
-            self._places.release()
+        with suppress(OSError, msgspec.MsgspecError):
+            deadline = time.monotonic() + _GREETING_SECONDS
+            said = _line(connection, deadline)
+            greeting = msgspec.json.decode(said, type=Greeting)
+            if self._proves(connection, said, deadline):
+                self._known.put((greeting, connection))
+                return
+            self._tell(connection.getpeername()[0], greeting.rank)
+        connection.close()
 
     def _proves(self, connection: socket.socket, greeting: bytes, deadline: float) -> bool:
         """Whether the other side has the key, which is proved to it first."""

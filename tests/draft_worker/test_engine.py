@@ -12,7 +12,7 @@ from protocol.messages.kv import KvReference
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Grow, Prefilled, Start
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from tests.support.fake_draft import VOCABULARY, FakeEngine, FakeSequence
 
 SAMPLING = Sampling()

@@ -9,8 +9,7 @@ from hypothesis import strategies as some
 from draft_worker.growth import MIN_PATH_PROBABILITY, TreeGrowth
 from protocol.messages.base import NodeId
 from protocol.messages.plans import BestFirst, Chain, FanOut, GrowthPlan
-from protocol.speculation.candidates import Candidates
-from protocol.speculation.token_tree import Calibration, Node, TokenTree
+from protocol.speculation.token_tree import Calibration, Candidates, Node, TokenTree
 from tests.support.fake_draft import oracle
 
 plans = some.one_of(

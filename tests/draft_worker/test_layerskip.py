@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model
 
 from draft_worker.engine import Batch
 from draft_worker.engines.layerskip import FirstLayers, LayerSkipEngine, load
-from protocol.contracts.kv_bits import kv_fingerprint
+from protocol.contracts.model_folder import kv_fingerprint
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel

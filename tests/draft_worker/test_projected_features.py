@@ -27,7 +27,7 @@ from protocol.messages.features import FeatureForm, Features, FeatureShipment, P
 from protocol.messages.sampling import Sampling
 from protocol.speculation.rolling_context import RollingContext
 from protocol.worker.process import WorkerSetup
-from target_worker.projection import ProjectionIntake, projected
+from target_worker.feature_rings import ProjectionIntake, projected
 from tests.support.models import eagle3_folders
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.models.tokenizer_files import write_tokenizer

@@ -16,9 +16,9 @@ from threading import Timer
 import pytest
 
 from orchestrator import Client, Pipeline, PipelineError, SamplingParams
+from protocol.child_process import module_command
 from protocol.kv.segments import sweep
-from protocol.own_modules import module_command
-from protocol.process_identity import start_time
+from protocol.processes import start_time
 from tests.conftest import Reference
 from tests.support.paths import ROOT
 from tests.support.processes import mark, members, remains, until

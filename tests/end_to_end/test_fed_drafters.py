@@ -18,7 +18,7 @@ from orchestrator.lab.simulate.workers import VirtualWorker
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import Role
 from protocol.messages.worker import Hello
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 from target_worker.engine import TargetEngine
 from target_worker.worker import TargetWorker

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol import kernel_compiler
-from protocol.kernel_compiler import compile_for_this_processor
+from protocol import kernels_folder
+from protocol.kernels_folder import compile_for_this_processor
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="MLX compiles with g++")
 _V3 = "fpu avx2 bmi1 bmi2 f16c fma abm movbe"
@@ -32,8 +32,8 @@ def test_the_level_is_the_highest_that_the_processor_has(tmp_path, flags: str | 
         "Features\t: fp asimd\n" if flags is None else f"processor\t: 0\nflags\t\t: {flags}\nflags\t\t: fpu\n"
     )
 
-    assert kernel_compiler._level(facts) == level
-    assert kernel_compiler._level(tmp_path / "missing") is None
+    assert kernels_folder._level(facts) == level
+    assert kernels_folder._level(tmp_path / "missing") is None
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def compiler(tmp_path, monkeypatch) -> Path:
     file.write_text('#!/bin/sh\ncase "$*" in *-march=*) echo unknown >&2; exit 1;; esac\necho "$@"\n')
     file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(kernel_compiler, "_level", lambda: "x86-64-v3")
+    monkeypatch.setattr(kernels_folder, "_level", lambda: "x86-64-v3")
     return file
 
 

@@ -1,22 +1,19 @@
 """What a process asks of the system: one start time until it ends, open files, and its own modules."""
 
 import ctypes
-import errno
 import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from protocol import process_identity
-from protocol.descriptors import raise_descriptor_limit
-from protocol.own_modules import module_command
-from protocol.process_identity import BsdInfo, start_time
+from protocol import processes
+from protocol.child_process import module_command
+from protocol.processes import BsdInfo, raise_descriptor_limit, start_time
 from tests.support.processes import until
 
 
@@ -43,16 +40,6 @@ def test_a_zombie_process_has_ended():
     process.communicate()
 
 
-def test_ps_tells_the_time_of_the_start_in_no_time_zone():
-    process = child()
-    told = process_identity._from_ps(process.pid)
-
-    assert told is not None
-    assert abs(int(told) - time.time()) < 60
-    assert process_identity._from_ps(2**22 + 1) is None
-    process.communicate("")
-
-
 def test_the_structure_is_libprocs():
     """Offsets of struct proc_bsdinfo: XNU, bsd/sys/proc_info.h, with MAXCOMLEN 16 (bsd/sys/param.h)."""
     assert ctypes.sizeof(BsdInfo) == 136
@@ -60,32 +47,16 @@ def test_the_structure_is_libprocs():
     assert (BsdInfo.nice.offset, BsdInfo.start_seconds.offset, BsdInfo.start_microseconds.offset) == (116, 120, 128)
 
 
-def libproc(seconds: int = 0, error: int = 0) -> Any:
-    """A library whose `proc_pidinfo` gives that start, or fails with that error."""
-
+@pytest.mark.parametrize("found", [True, False])
+def test_libproc_tells_the_seconds_of_the_start_of_a_process_that_it_finds(found: bool):
     def proc_pidinfo(pid: int, flavor: int, argument: int, buffer: Any, size: int) -> int:
         assert (flavor, argument, size) == (3, 0, 136)
-        ctypes.set_errno(error)
-        if error:
-            return 0
-        ctypes.cast(buffer, ctypes.POINTER(BsdInfo)).contents.start_seconds = seconds
-        return size
+        ctypes.cast(buffer, ctypes.POINTER(BsdInfo)).contents.start_seconds = 1_700_000_000
+        return size if found else 0
 
-    return SimpleNamespace(proc_pidinfo=proc_pidinfo)
+    library: Any = SimpleNamespace(proc_pidinfo=proc_pidinfo)
 
-
-def test_libproc_tells_the_seconds_of_the_start():
-    assert process_identity._from_libproc(os.getpid(), libproc(1_700_000_000)) == "1700000000"
-
-
-def test_a_process_that_libproc_does_not_find_has_ended():
-    assert process_identity._from_libproc(os.getpid(), libproc(error=errno.ESRCH)) is None
-
-
-def test_what_libproc_may_not_tell_ps_tells():
-    told = process_identity._from_libproc(os.getpid(), libproc(error=errno.EPERM))
-
-    assert told == process_identity._from_ps(os.getpid()) is not None
+    assert processes._from_libproc(os.getpid(), library) == ("1700000000" if found else None)
 
 
 WANTED = 10_240
@@ -133,7 +104,7 @@ def test_a_system_that_refuses_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch)
 def test_children_inherit_the_limit():
     program = """
 import resource, subprocess, sys
-from protocol.descriptors import raise_descriptor_limit
+from protocol.processes import raise_descriptor_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 raise_descriptor_limit()
@@ -151,6 +122,6 @@ def test_a_package_of_the_same_name_in_the_current_folder_is_not_taken(tmp_path:
     (tmp_path / "protocol").mkdir()
     (tmp_path / "protocol" / "__init__.py").write_text("raise SystemExit(3)")
 
-    command = module_command("protocol.own_modules")
+    command = module_command("protocol.child_process")
     assert subprocess.run(command, cwd=tmp_path).returncode == 0
     assert subprocess.run([part for part in command if part != "-P"], cwd=tmp_path).returncode == 3

@@ -20,9 +20,7 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.worker import Fault, FromWorker, Grow, Hello, Reroot, Start, Stop, ToWorker, Verdict
 from protocol.speculation.prompt_lookup import PromptLookup
 from protocol.speculation.token_tree import node_id
-from protocol.transport.codec import Stamp
-from protocol.transport.link import Link
-from protocol.transport.sockets import connected_dealer
+from protocol.transport import Link, Stamp, connected_dealer
 from protocol.worker.interface import Worker, WorkerReply
 from protocol.worker.process import WorkerSetup, serve
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from draft_worker.engine import Batch
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from tests.support.fake_draft import FakeEngine, FakeSequence
 
 FORM = FeatureForm((1, 4), 2)

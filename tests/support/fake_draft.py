@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from draft_worker.engine import Batch, Engine, EngineSequence
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 
 VOCABULARY = 50
 

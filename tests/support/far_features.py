@@ -14,7 +14,7 @@ from protocol.inference.tap import Recorded
 from protocol.kv.arena_header import ElementType
 from protocol.messages.base import SequenceId
 from protocol.messages.features import FeatureForm, FeatureShipment, Outputs, Tap, Taps
-from protocol.transport.codec import Stamp, encode
+from protocol.transport import Stamp, encode
 from target_worker.feature_rings import FeatureRings
 
 SIZES = {

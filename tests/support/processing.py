@@ -9,7 +9,7 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import Grammars
-from protocol.sampling.processors.logits_processors import LogitsProcessors
+from protocol.sampling.logits_processors import LogitsProcessors
 
 
 def processors(sampling: Sampling, tokens: Sequence[int] = (0,), prompt: int | None = None) -> LogitsProcessors | None:

@@ -38,7 +38,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.speculation.rolling_context import RollingContext
 from protocol.speculation.token_tree import Calibration
-from protocol.transport.codec import Stamp, encode
+from protocol.transport import Stamp, encode
 from tests.support.paths import DEMO_TARGET
 
 SIZES = ((4096, 151_936), (5120, 248_320))

@@ -14,7 +14,7 @@ from orchestrator.lab.simulate.workers import modelled_workers
 from protocol.messages.base import NodeId, Role, SequenceId
 from protocol.messages.client import Statistics
 from protocol.messages.worker import FromWorker, ToWorker, Verdict
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 
 ONE, TWO, THREE = SequenceId(1), SequenceId(2), SequenceId(3)

@@ -11,8 +11,8 @@ import sys
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+from protocol.child_process import module_command
 from protocol.kv.segments import create_segment, open_segment, sweep
-from protocol.own_modules import module_command
 
 _SIZE = 1 << 16
 _SEGMENTS = 3

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from draft_worker.engine import Batch, EngineSequence
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.processing import processors
 

@@ -12,7 +12,7 @@ import zmq
 
 from orchestrator.runtime.hub import Hub
 from protocol.messages.worker import FromWorker, ToWorker
-from protocol.transport.codec import Stamp
+from protocol.transport import Stamp
 from protocol.worker.process import WorkerSetup
 
 STAMP = Stamp(epoch=3, incarnation=1)

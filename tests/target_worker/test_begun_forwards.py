@@ -13,7 +13,7 @@ from protocol.inference.language_model import LanguageModel
 from protocol.messages.base import SequenceId
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, Forest, Prefilled, Start, Stop, Verdict, Verify
-from protocol.sampling.processors import filters
+from protocol.sampling import logits_processors
 from target_worker import engine
 from target_worker.engine import TargetEngine
 from target_worker.verification import Walk
@@ -128,7 +128,7 @@ def test_a_chained_forward_begins_before_the_token_that_it_takes_is_read(name: s
 @pytest.mark.parametrize("name", ["nucleus", "nucleus, told"])
 def test_a_nucleus_beyond_its_shortlist_gives_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch):
     tokens, expected = _reference(name), _plain(_SAMPLINGS[name])[1]
-    monkeypatch.setattr(filters, "_SHORTLIST", 16)
+    monkeypatch.setattr(logits_processors, "_SHORTLIST", 16)
     request = Request(_worker(chains=True), _start(_SAMPLINGS[name]))
     verdicts: list[Verdict] = []
     begun: set[bool] = set()

@@ -1,7 +1,6 @@
-"""What a target decides in float16 and bfloat16, the types of a Mac: trees, several requests, adopted KV and rejection
-give the tokens of single rounds."""
+"""What a target decides in float16 and bfloat16, the types of a Mac: trees, several requests and rejection give the
+tokens of single rounds."""
 
-import os
 import random
 from collections.abc import Sequence
 from itertools import count
@@ -11,9 +10,7 @@ import mlx.core as mx
 import pytest
 
 from protocol.inference.language_model import LanguageModel
-from protocol.kv.exchange import KvExchange
 from protocol.messages.base import SequenceId
-from protocol.messages.kv import KvReference
 from protocol.messages.plans import Distribution
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Forest, Start, Verify
@@ -22,7 +19,7 @@ from target_worker.engine import TargetEngine
 from target_worker.verification import ProposedTree, likelihoods, rejection
 from target_worker.worker import TargetWorker
 from tests.support.models.architectures import tiny
-from tests.support.models.tiny_models import VOCABULARY, network
+from tests.support.models.tiny_models import VOCABULARY
 from tests.support.target_requests import HELLO, ROOT, Request, answers
 
 both_kinds = pytest.mark.parametrize("kind", [mx.float16, mx.bfloat16])
@@ -36,13 +33,13 @@ def halved(stock: Any, kind: mx.Dtype) -> LanguageModel:
     return LanguageModel(stock)
 
 
-def target(made: LanguageModel, sharing: KvExchange | None = None) -> TargetWorker:
+def target(made: LanguageModel) -> TargetWorker:
     ticks = count()
-    return TargetWorker(TargetEngine(made, 64, sharing), lambda: float(next(ticks)), HELLO)
+    return TargetWorker(TargetEngine(made, 64), lambda: float(next(ticks)), HELLO)
 
 
-def start(sampling: Sampling, tokens: Sequence[int] = PROMPT, sequence: int = 1, **others: Any) -> Start:
-    return Start(SequenceId(sequence), others.pop("round", 0), tuple(tokens), ROOT, sampling, **others)
+def start(sampling: Sampling, tokens: Sequence[int] = PROMPT, sequence: int = 1) -> Start:
+    return Start(SequenceId(sequence), 0, tuple(tokens), ROOT, sampling)
 
 
 def tree(text: Sequence[int], place: int) -> tuple[list[int], list[int]]:
@@ -74,23 +71,6 @@ def test_trees_of_several_requests_in_one_forward_give_the_tokens_of_single_roun
         assert all(len(each.fold(verify, replies).path) == 3 for each, verify in zip(requests, trees, strict=True))
 
     assert [each.tokens for each in requests] == texts
-
-
-@both_kinds
-@pytest.mark.usefixtures("registry")
-def test_a_restarted_target_adopts_the_saved_kv_and_gives_the_same_tokens(kind: mx.Dtype):
-    made = halved(network(max_position_embeddings=4096), kind)
-    assert made.layout is not None
-    sharing = KvExchange(made.layout, fingerprint="m", epoch=7, owner=os.getpid())
-    whole = Request(target(made), start(HOT)).decode(140)
-    first = Request(target(made, sharing), start(HOT))
-    tokens = first.decode(70)
-
-    reference = KvReference(first.offers[-1].name, first.offers[-1].tokens)
-    second = Request(target(made, sharing), start(HOT, tokens, adopt=reference, round=70))
-
-    assert second.prefilled.adopted == 153
-    assert second.decode(70) == whole
 
 
 @both_kinds

@@ -3,13 +3,13 @@
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import count
 from threading import Event
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from protocol.inference import tree_sequence
 from protocol.inference.language_model import LanguageModel

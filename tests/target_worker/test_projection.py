@@ -13,7 +13,7 @@ from draft_worker.projection import ProjectionMatrix
 from protocol.features.blocks import projection_key
 from protocol.kv.arena_header import ElementType
 from protocol.messages.features import FeatureForm, Projection, ProjectionBlock, ProjectionShipment, ProjectionWanted
-from target_worker.projection import ProjectionIntake, projected
+from target_worker.feature_rings import ProjectionIntake, projected
 
 FORM = FeatureForm((0, 2), 64)
 

@@ -19,7 +19,7 @@ from protocol.child_process import Failed, claim_output
 from protocol.contracts.coreml import ConversionOrder, ConversionReport, Finished
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.errors import InputError, PipelineError
-from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
+from protocol.processes import QualityOfService, set_quality_of_service
 
 Report: TypeAlias = Callable[[ConversionReport], None]
 

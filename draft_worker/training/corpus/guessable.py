@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from draft_worker.training.target import Target
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import HEAD_TOKENS
 
 _OTHERS = 2048
 

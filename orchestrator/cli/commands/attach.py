@@ -30,13 +30,13 @@ from orchestrator.machine.drafts.draft_choice import draft_choice
 from orchestrator.machine.hardware import worker_environment
 from orchestrator.machine.servers import KnownServer, known_server, known_servers
 from orchestrator.machine.target import checked_hosts
+from protocol.child_process import module_command
 from protocol.contracts.engines import DraftEngineName
-from protocol.contracts.kv_bits import KvBits
+from protocol.contracts.model_folder import KvBits
 from protocol.contracts.target_hosts import RankSetup
 from protocol.errors import InputError
 from protocol.ineffective import Ineffective
 from protocol.messages.base import Role
-from protocol.own_modules import module_command
 from protocol.paths import keys_folder
 from protocol.security.addresses import Endpoint
 from protocol.security.keys import JoinLine

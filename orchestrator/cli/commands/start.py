@@ -21,13 +21,13 @@ from orchestrator.cli.report import print_whole
 from orchestrator.cli.running_pipelines import keeps_running
 from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.remote_workers import invited, listening_options, require_listening
+from orchestrator.machine.network import require_unused
 from orchestrator.machine.servers import host_port
 from orchestrator.runtime.session import end_kept
 from protocol.errors import InputError
 from protocol.messages.remote import WorkerEntry
 from protocol.security.addresses import endpoint
 from protocol.shown_names import device_name, model_name
-from protocol.transport.ports import require_unused
 
 _address_option = click.option(
     "--address", default="tcp://127.0.0.1:5570", show_default=True, help="Where clients connect, on this machine."

@@ -22,13 +22,13 @@ from orchestrator.machine.servers import KnownServer, remember
 from orchestrator.runtime.restarts import RestartPolicy
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.workers.launch import launch, worker_command
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits
 from protocol.errors import InputError, PipelineError, blaming
 from protocol.messages.base import Role, plain
 from protocol.messages.client import Refused
 from protocol.messages.remote import Attach, Join, Joined, Leave, StatusUpdate, ToRemote, Welcome
 from protocol.security.keys import JoinLine, KeyPair, own_keys
-from protocol.transport.link import Link
+from protocol.transport import Link
 from protocol.worker.process import WorkerSetup
 
 _POLL_SECONDS = 0.2

@@ -12,10 +12,9 @@ from orchestrator.lab.bench.contender import Family, GenerationTask, TimedGenera
 from orchestrator.lab.bench.names import PLAIN, contender_name
 from orchestrator.machine.hardware import partition_cores, worker_environment
 from orchestrator.machine.profiles.device_profiles import DeviceProfile
-from protocol.child_process import ChildProcess
+from protocol.child_process import ChildProcess, module_command
 from protocol.errors import PipelineError
 from protocol.messages.worker import Paced
-from protocol.own_modules import module_command
 from protocol.worker.pacing import DevicePace
 
 

@@ -13,8 +13,7 @@ from orchestrator.machine.pairs.recommended_pairs import PROCESSOR_BITS
 from orchestrator.machine.progress import OnProgress, silent
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import DraftEngineName, draft_model
-from protocol.contracts.head_tokens import stored_head_tokens
-from protocol.contracts.model_folder import ModelFolder, layer_number
+from protocol.contracts.model_folder import ModelFolder, layer_number, stored_head_tokens
 from protocol.errors import InputError
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"

@@ -34,11 +34,11 @@ from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.check import Check
 from orchestrator.machine.hardware import computes_on_gpu
 from orchestrator.machine.profiles.device_profiles import DeviceProfile, load_profile
+from protocol.child_process import module_command
 from protocol.contracts.engines import NO_DRAFT
 from protocol.contracts.model_folder import ModelFolder
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
-from protocol.own_modules import module_command
 from protocol.paths import cache_folder
 from protocol.worker.recorded_texts import RecordedTarget, RecordedText, RecordedTexts
 

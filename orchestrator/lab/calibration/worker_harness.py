@@ -20,7 +20,7 @@ from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Fault, FromWorker, Hello, Shutdown, Start, Stop, ToWorker, Verdict, Verify
 from protocol.speculation.token_tree import node_id
-from protocol.transport.codec import Stamp
+from protocol.transport import Stamp
 
 PROMPT_TOKENS = 64
 """Prompt length of the sequences whose steps are measured."""

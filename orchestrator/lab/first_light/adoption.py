@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from orchestrator.lab.findings import Value
 from orchestrator.lab.first_light.measurements.host import AdoptionOrder
@@ -83,7 +84,7 @@ def _measured(layout: ArenaLayout, tokens: int, repeats: int, bandwidth: float) 
     source = _filled(layout, tokens)
     times = np.median([_once(layout, exchange, source, tokens) for _ in range(repeats)], axis=0)
     write, attach, adopt, copy = times.tolist()
-    size = 2 * replace(layout, capacity=tokens).half_bytes
+    size = 2 * structs.replace(layout, capacity=tokens).half_bytes
     return AdoptionFigures(tokens, size, write, attach, max(0.0, adopt - attach), copy, bandwidth)
 
 

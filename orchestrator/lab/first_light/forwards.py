@@ -11,9 +11,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from orchestrator.machine.hardware import worker_environment
-from protocol.child_process import reports
+from protocol.child_process import module_command, reports
 from protocol.errors import PipelineError
-from protocol.own_modules import module_command
 
 WHOLE_FLOAT32 = {"MLX_ENABLE_TF32": "0"}
 """For the environment of processes that compute in float32: an M5 and CUDA otherwise multiply it in 19 bits (MLX,

@@ -12,8 +12,7 @@ from orchestrator.lab.findings import Findings
 from orchestrator.lab.first_light.report import StageReport
 from orchestrator.lab.first_light.stage_process import Answer, SoFar, StageBroken, StageFindings, StageNotice
 from orchestrator.lab.first_light.stages import LightSettings, Stage, StageOrder
-from protocol.child_process import ChildProcess
-from protocol.own_modules import module_command
+from protocol.child_process import ChildProcess, module_command
 
 PROGRAM = module_command("orchestrator.lab.first_light.stage_process")
 _ENDING_SECONDS = 10.0

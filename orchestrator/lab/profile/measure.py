@@ -18,10 +18,10 @@ from orchestrator.lab.bench.figures import FEWEST_PROMPTS
 from orchestrator.lab.profile.analysis.figures import ProfileFigures, RequestProfile, repeated, request_profiles
 from orchestrator.lab.profile.run import TracedRun, WorkerLife, load, load_life
 from orchestrator.machine.hardware import chip, worker_environment
+from protocol.child_process import module_command
 from protocol.errors import PipelineError
 from protocol.kv.segments import unlink_owned
 from protocol.messages.base import Role
-from protocol.own_modules import module_command
 from protocol.shown_names import device_name
 from protocol.worker.process import WorkerSetup
 

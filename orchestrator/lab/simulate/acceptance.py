@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from orchestrator.lab.simulate.language import random_token, uniform
 from protocol.messages.base import NodeId
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 
 _TOKEN, _DIFFICULTY, _RANK, _OTHER, _PROMPT = range(5)
 """Streams of random numbers."""

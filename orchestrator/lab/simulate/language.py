@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from protocol.messages.base import NodeId
-from protocol.speculation.candidates import Candidates
-from protocol.speculation.token_tree import node_id
+from protocol.speculation.token_tree import Candidates, node_id
 
 VOCABULARY = 1 << 20
 """The largest vocabulary of a worker: random tokens hardly ever repeat, so that prompt lookup finds nothing."""

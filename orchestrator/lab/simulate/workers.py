@@ -20,9 +20,8 @@ from protocol.kv.prefix_sharing import Found
 from protocol.messages.base import Level, NodeId, Role, SequenceId
 from protocol.messages.sampling import Likelihood, Sampling
 from protocol.messages.worker import Fault, Hello, Ping, Pong, Start, ToWorker
-from protocol.sampling.processors.logits_processors import LogitsProcessors
-from protocol.speculation.candidates import Candidates
-from protocol.speculation.token_tree import node_id
+from protocol.sampling.logits_processors import LogitsProcessors
+from protocol.speculation.token_tree import Candidates, node_id
 from protocol.worker.interface import WorkerReply
 from protocol.worker.pacing import DevicePace, Pacer
 from target_worker.engine import Proposal, TargetEngine, TargetSequence

@@ -10,8 +10,7 @@ from orchestrator.machine.cache_entries import made_once
 from orchestrator.machine.checkpoints import demo_model, worker_folder
 from orchestrator.machine.default_target import default_target, is_default_target
 from orchestrator.machine.progress import OnProgress, silent
-from protocol.contracts.head_tokens import HEAD_TOKENS
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.model_folder import HEAD_TOKENS, ModelFolder
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from protocol.paths import cache_folder

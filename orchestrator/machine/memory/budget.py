@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.machine.memory.kv_form import LIVE_STATES, KvSizes, element_bytes
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits
 from protocol.messages.base import MAX_CONTEXT
 
 GIB = 1 << 30

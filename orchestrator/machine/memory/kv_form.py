@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from protocol.contracts.kv_bits import UNQUANTIZED, KvBits
+from protocol.contracts.model_folder import UNQUANTIZED, KvBits
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "model_dim", "hidden_dim")

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from protocol.child_process import ChildProcess
+from protocol.child_process import ChildProcess, module_command
 from protocol.contracts.coreml import (
     Broken,
     ExaminationOrder,
@@ -21,7 +21,6 @@ from protocol.contracts.coreml import (
     Stage,
     Units,
 )
-from protocol.own_modules import module_command
 
 EXAMINER = module_command("draft_worker.coreml.examine")
 PREDICTS = 300

@@ -21,6 +21,7 @@ from orchestrator.machine.neural_engine.judgement import judge
 from orchestrator.machine.progress import OnProgress, silent
 from orchestrator.machine.target import MEANINGS
 from orchestrator.runtime.memory_plan import kept_alone
+from protocol.child_process import module_command
 from protocol.contracts.coreml import record
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import has_own_head, read_drafter
@@ -29,7 +30,6 @@ from protocol.contracts.model_folder import ModelFolder, TargetShape
 from protocol.contracts.model_report import Loaded, ModelRefusal, ModelReport
 from protocol.errors import InputError
 from protocol.messages.base import Role
-from protocol.own_modules import module_command
 from protocol.shown_names import model_name
 
 _PATIENCE = 1800.0

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from protocol.kv.arena import Arena
 from protocol.kv.arena_header import ArenaLayout, ElementType
-from protocol.kv.blocks import row_bytes
+from protocol.kv.exchange import row_bytes
 from protocol.kv.segments import SegmentError
 from protocol.messages.base import SequenceId
 from protocol.messages.kv import KvForm, KvOffer

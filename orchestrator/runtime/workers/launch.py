@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from protocol.child_process import module_command
 from protocol.messages.base import Role
-from protocol.own_modules import module_command
 from protocol.worker.process import WorkerSetup
 
 

@@ -24,7 +24,7 @@ from protocol.messages.base import Message, Role
 from protocol.messages.features import ProjectionBlock, ProjectionShipment, ProjectionWanted
 from protocol.messages.remote import WorkerEntry, WorkerStatus
 from protocol.messages.worker import Cores, Fault, FromWorker, Hello, Ping, Pong, Prefilled, Shutdown, ToWorker
-from protocol.transport.codec import Stamp
+from protocol.transport import Stamp
 
 if TYPE_CHECKING:
     from orchestrator.runtime.recording import Recording

@@ -69,7 +69,7 @@ from protocol.messages.worker import (
 )
 from protocol.security.addresses import endpoint
 from protocol.security.keys import JoinLine, own_keys
-from protocol.transport.codec import MAX_WORKER_FRAME, Stamp
+from protocol.transport import MAX_WORKER_FRAME, Stamp
 
 _NO_STAMP = Stamp(0, 0)
 _LINES = 20

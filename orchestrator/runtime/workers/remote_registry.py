@@ -11,7 +11,7 @@ from msgspec import structs
 from protocol.messages.base import Role
 from protocol.messages.remote import Attach, WorkerEntry, WorkerStatus
 from protocol.messages.worker import Hello, Ping, Pong, Start, ToWorker
-from protocol.worker.clock import RecentProbes
+from protocol.worker.spans import ClockProbes
 
 _MAX_WORKERS = 15
 """Remote workers at once: the state machine accepts sixteen drafts, and one may be local."""
@@ -50,7 +50,7 @@ class RemoteWorker:
     """A message to it could not be delivered."""
     pending_ping: tuple[float, int] | None = None
     """The unanswered Ping: its content, and when it was sent in nanoseconds."""
-    probes: RecentProbes = field(default_factory=RecentProbes)
+    probes: ClockProbes = field(default_factory=lambda: ClockProbes(kept=16))
 
     @property
     def round_trip(self) -> float | None:

@@ -21,8 +21,7 @@ from orchestrator.runtime.restarts import RestartPolicy
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup, machines, model_folders, trained_drafter
 from orchestrator.runtime.workers.launch import launch, worker_command
-from protocol.contracts.kv_bits import UNQUANTIZED
-from protocol.contracts.model_folder import ModelFolder
+from protocol.contracts.model_folder import UNQUANTIZED, ModelFolder
 from protocol.messages.base import Role
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup

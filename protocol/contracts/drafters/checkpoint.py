@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.contracts.drafters.description import Quantization
-from protocol.contracts.head_tokens import stored_head_tokens
-from protocol.contracts.model_folder import ModelFolder, Tensor
+from protocol.contracts.model_folder import ModelFolder, Tensor, stored_head_tokens
 from protocol.errors import InputError
 from protocol.json_values import is_object
 

@@ -1,22 +1,28 @@
-"""Implementations of `LayerCache`, one module each. A new module of this package registers itself.
+"""Implementations of `LayerCache`, by the class of mlx-lm that each replaces.
 
 An implementation knows one layer of one sequence; no trees, no messages.
 """
 
-from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from mlx_lm.models.cache import ArraysCache, CacheList
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
-from protocol.inference.layer_cache import LAYER_CACHES, LayerCache
+from protocol.inference.layer_cache import LayerCache
+from protocol.inference.layer_caches.full_attention import ChunkCache, FullAttentionCache, WindowCache
+from protocol.inference.layer_caches.recurrent import RecurrentCache
 from protocol.inference.layer_caches.state import ReplacedArrays, StockCache
 from protocol.messages.base import Level
 
 Layer: TypeAlias = LayerCache | list[LayerCache]
 """One layer's cache, or the caches of a layer that has several."""
+IMPLEMENTATIONS: dict[type, Callable[[Any], LayerCache]] = {
+    KVCache: FullAttentionCache,
+    RotatingKVCache: WindowCache,
+    ChunkedKVCache: ChunkCache,
+    ArraysCache: RecurrentCache,
+}
+"""Not of subclasses, which mlx-lm may use in another way."""
 
 
 def replaced(stock: Any, level: Level) -> Layer:
@@ -40,17 +46,10 @@ def alike(layers: Sequence[Layer], flat: Sequence[Any]) -> list[Any]:
 
 def layer_cache(stock: Any, level: Level) -> LayerCache:
     """An empty cache in place of mlx-lm's `stock`, which may hold trees at level tree only."""
-    _import_implementations()
     kind: type[object] = stock.__class__
     if level != "tree" and kind is ArraysCache:
         return ReplacedArrays(stock)
     try:
-        return LAYER_CACHES.get(kind, StockCache)(stock)
+        return IMPLEMENTATIONS.get(kind, StockCache)(stock)
     except LookupError:
         return StockCache(stock)
-
-
-@cache
-def _import_implementations() -> None:
-    for module in iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")

@@ -1,12 +1,12 @@
 """Full attention, and sliding windows over it: keys and values of every slot, as they are or in fewer bits."""
 
 from copy import copy
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
-from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from protocol.inference.layer_cache import (
     ROWS_TOGETHER,
@@ -15,7 +15,6 @@ from protocol.inference.layer_cache import (
     RowCache,
     RowForm,
     densest,
-    layer_cache_for,
 )
 
 Stored: TypeAlias = tuple[mx.array, ...]
@@ -24,44 +23,29 @@ _GROUP_SIZES = (64, 32)
 """Of MLX's quantization, the best first: a group has a scale and a bias."""
 
 
-class RowEncoding(Protocol):
-    """A row's bytes depend on nothing but that row, so it is stored alike in a forward of any width."""
+class PlainRows:
+    """Rows as the model computes them. A row's bytes depend on nothing but that row, so it is stored alike in a forward
+    of any width."""
 
     def encoded(self, rows: mx.array) -> Stored:
         """Store (1, heads, rows, size)."""
-        ...
-
-    def fetched(self, stored: Stored, slots: slice) -> Any:
-        """What mlx-lm's attention takes of these slots."""
-        ...
-
-    def packed(self, stored: Stored) -> mx.array:
-        """All bytes of a row in one, (1, heads, rows, elements) of the model's own element type."""
-        ...
-
-    def unpacked(self, packed: mx.array) -> Stored:
-        """The inverse of `packed`."""
-        ...
-
-
-class PlainRows:
-    """Rows as the model computes them."""
-
-    def encoded(self, rows: mx.array) -> Stored:
         return (rows,)
 
     def fetched(self, stored: Stored, slots: slice) -> mx.array:
+        """What mlx-lm's attention takes of these slots."""
         return stored[0][:, :, slots]
 
     def packed(self, stored: Stored) -> mx.array:
+        """All bytes of a row in one, (1, heads, rows, elements) of the model's own element type."""
         return stored[0]
 
     def unpacked(self, packed: mx.array) -> Stored:
+        """The inverse of `packed`."""
         return (packed,)
 
 
 class QuantizedRows(NamedTuple):
-    """MLX's affine quantization: packed uint32, and a scale and a bias for each group of elements."""
+    """The same in MLX's affine quantization: packed uint32, and a scale and a bias for each group of elements."""
 
     bits: int
     group_size: int
@@ -109,7 +93,6 @@ _GROWTH = 256
 """Slots by which the arrays grow, as in mlx-lm's own cache."""
 
 
-@layer_cache_for(KVCache)
 class FullAttentionCache(RowCache):
     """Arrays (1, heads, slots, size). A slot's rows hold the keys, or values, of its token.
 
@@ -120,7 +103,7 @@ class FullAttentionCache(RowCache):
         super().__init__(stock)
         self._keys: Stored = ()
         self._values: Stored = ()
-        self._encoding: RowEncoding = PlainRows()
+        self._encoding: PlainRows | QuantizedRows = PlainRows()
         self._end = 0
         """Slot behind the last forward."""
         self._base = 0
@@ -243,7 +226,6 @@ class _Behind(NamedTuple):
     values: Stored
 
 
-@layer_cache_for(RotatingKVCache)
 class WindowCache(FullAttentionCache):
     """A sliding window. Attention reads the window alone. Rows behind it stay until the sequence lets them go, so that
     a rejected tree leaves nothing to repair, and a sequence can be cut back and shared at most tokens."""
@@ -360,7 +342,6 @@ class WindowCache(FullAttentionCache):
         return self.forward.first_seen.get(self.window, 0)
 
 
-@layer_cache_for(ChunkedKVCache)
 class ChunkCache(FullAttentionCache):
     """Attention to the tokens of one chunk of positions. The model makes the mask; the rows of earlier chunks stay."""
 

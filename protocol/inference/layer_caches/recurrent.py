@@ -9,11 +9,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
-from protocol.inference.layer_cache import ForwardShape, layer_cache_for
+from protocol.inference.layer_cache import ForwardShape
 from protocol.inference.layer_caches.state import RememberedStates
-from protocol.inference.recurrences.ancestry import ancestry
-from protocol.inference.recurrences.recurrence import Recurrence, ShortConvolution, reads
-from protocol.inference.recurrences.tree_recurrences import Unrolled, state_behind
+from protocol.inference.recurrence import Recurrence, ShortConvolution, Unrolled, ancestry, reads, state_behind
 
 initialise_arrays: Callable[[ArraysCache, int], None] = vars(ArraysCache)["__init__"]
 """Its `__init__`, which mlx-lm does not annotate."""
@@ -85,7 +83,6 @@ class _ReadArrays(ArraysCache):
         self._owner.put(index, entry)
 
 
-@layer_cache_for(ArraysCache)
 class RecurrentCache(RememberedStates):
     """Evaluates a tree from the state of the committed tokens. A path that is committed is folded into the state from
     the recorded inputs, by mlx-lm's own recurrence."""

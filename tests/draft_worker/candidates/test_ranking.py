@@ -10,7 +10,7 @@ from draft_worker.candidates.ranking import propose
 from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 
 COUPLED, REJECTION = Sampling(temperature=1.0, seed=11), Sampling(temperature=1.0, seed=11, verification="rejection")
 

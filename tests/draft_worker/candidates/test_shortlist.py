@@ -14,7 +14,7 @@ from draft_worker.engine import Batch
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise
 from protocol.sampling.threefry import NoiseStream, gumbel, noise_bits
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 
 SEED = 11
 NOISES = {size: (NoisePrefetch(size, size), Noise(size)) for size in (67, 4096, 151_936)}

@@ -25,7 +25,7 @@ from protocol.contracts.coreml import Choices
 from protocol.errors import InputError
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from tests.support.models import architectures
 from tests.support.models.architecture_sizes import VOCABULARY, WINDOW
 from tests.support.models.coreml_runs import CONTEXT, Run, half

@@ -27,7 +27,7 @@ from draft_worker.coreml.runtime.runtimes import Executor
 from orchestrator.cli.app import cli
 from orchestrator.machine.drafts.converted_draft import conversion
 from protocol.contracts.coreml import Choices, Finished, Progress
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_fingerprint
 from protocol.errors import InputError
 from tests.support.models.coreml_runs import convert, tiny

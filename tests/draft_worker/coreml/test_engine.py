@@ -16,7 +16,7 @@ from draft_worker.engines.coreml import CoreMlEngine, CoreMlSequence
 from draft_worker.engines.mlx import MlxEngine
 from protocol.inference.language_model import LanguageModel
 from protocol.messages.sampling import Sampling
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from tests.support.models.coreml_runs import CONTEXT, convert, tiny
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.twin_sequences import GREEDY, Twins

@@ -19,7 +19,7 @@ from protocol.inference.slots import PREFIX
 from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.worker import Grow, Start
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from tests.draft_worker.coreml.test_architectures import tiny as tiny_of
 from tests.draft_worker.coreml.test_engine import DRAWN, FILTERED, SAMPLED
 from tests.support.models.coreml_runs import CONTEXT, convert, tiny

@@ -23,7 +23,7 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.process import WorkerSetup
 from tests.support.block_reference import BlockReference
 from tests.support.models.tiny_models import VOCABULARY

@@ -16,7 +16,7 @@ from draft_worker.engine import Batch
 from draft_worker.engines.eagle3 import load
 from protocol.contracts.drafters.detection import read_drafter
 from protocol.contracts.engines import draft_engine
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.errors import InputError
 from protocol.messages.features import FeatureForm
 from protocol.messages.sampling import Sampling

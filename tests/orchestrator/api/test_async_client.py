@@ -14,7 +14,7 @@ from orchestrator import AsyncClient, Client
 from orchestrator.api import async_client, client
 from protocol.errors import PipelineError
 from protocol.messages.client import FromClient, Inquire, Refused, Submit
-from protocol.transport.codec import decode, encode
+from protocol.transport import decode, encode
 from tests.support.fake_pipeline import READY
 
 

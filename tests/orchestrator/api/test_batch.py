@@ -12,7 +12,7 @@ from orchestrator import AsyncClient, Client, Pipeline, Result, SamplingParams
 from orchestrator.api.submission import MOST_AT_ONCE, RequestBatch, is_batch, submits
 from protocol.errors import InputError, PipelineError
 from protocol.messages.client import Cancel, Done, Inquire, Output, Refused, Submit
-from protocol.transport.codec import Stamp, decode, encode
+from protocol.transport import Stamp, decode, encode
 from tests.conftest import Reference
 from tests.support.fake_pipeline import READY, statistics
 from tests.support.processes import until

@@ -26,8 +26,8 @@ from orchestrator.cli.commands.service.definition import ServiceDefinition, Serv
 from orchestrator.cli.commands.service.launchd import LABEL, LaunchAgent
 from orchestrator.cli.commands.service.systemd import SystemdUnit, unit
 from orchestrator.cli.serving.server_key import server_key
+from protocol.child_process import module_command
 from protocol.errors import InputError, PipelineError
-from protocol.own_modules import module_command
 from tests.support.service_programs import fake_launchctl, fake_systemctl, told
 
 

@@ -19,7 +19,7 @@ from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import SequenceId
 from protocol.messages.client import Submit
 from protocol.messages.sampling import Likelihood, Sampling
-from protocol.transport.codec import Stamp
+from protocol.transport import Stamp
 from tests.support.fake_pipeline import statistics
 from tests.support.paths import DEMO_TARGET
 

@@ -16,7 +16,7 @@ from protocol.messages.client import Submit, ThoughtText
 from protocol.messages.grammar import Grammar
 from protocol.messages.sampling import Sampling
 from protocol.sampling.grammar import GrammarError, Grammars
-from protocol.transport.codec import Stamp
+from protocol.transport import Stamp
 from tests.orchestrator.http.test_tool_calls import TOOLS
 from tests.support.asked_server import CHAT, DEMO, HELLO, TEMPLATE, post, saying
 from tests.support.dialects import CHATS, MESSAGES, RESPONSES

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.machine.servers import RunningServer, announced, http_address, running_servers
 from protocol.errors import InputError
-from protocol.process_identity import start_time
+from protocol.processes import start_time
 
 
 def _write(folder: Path, name: str, process: int, started: str) -> Path:

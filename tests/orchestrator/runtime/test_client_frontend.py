@@ -20,7 +20,7 @@ from orchestrator.text.tokenizer import MOST_CHARACTERS, TextCodec
 from protocol.messages.client import Refused, Submit
 from protocol.messages.sampling import RequestedSampling
 from protocol.messages.telemetry import TelemetryFrame, ToClientOrSubscriber, Watch
-from protocol.transport.link import Link
+from protocol.transport import Link
 from tests.support.fake_pipeline import READY
 from tests.support.paths import DEMO_TARGET
 

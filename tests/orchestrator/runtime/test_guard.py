@@ -15,9 +15,7 @@ from orchestrator.runtime.hub import Arrival, Hub
 from protocol.errors import InputError
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
 from protocol.security.keys import JoinLine, KeyPair, one_time_keys
-from protocol.transport.codec import Stamp
-from protocol.transport.link import Link
-from protocol.transport.sockets import connected_dealer
+from protocol.transport import Link, Stamp, connected_dealer
 from tests.support.processes import until
 
 STAMP = Stamp(epoch=7, incarnation=3)

@@ -20,7 +20,7 @@ from protocol.messages.telemetry import (
     ToClientOrSubscriber,
     Watch,
 )
-from protocol.transport.codec import Stamp, decode, encode
+from protocol.transport import Stamp, decode, encode
 from tests.support.scripted_simulation import ONE, TARGET, ScriptedSimulation, ready
 
 

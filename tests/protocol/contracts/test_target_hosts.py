@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator import InputError, Pipeline
-from protocol.contracts.target_hosts import TargetHosts, read_hosts, require_divisible
+from protocol.contracts.target_hosts import read_hosts, require_divisible
 from tests.support.paths import DEMO_TARGET
 
 _DEMO = DEMO_TARGET
@@ -86,17 +86,6 @@ def test_a_local_file_needs_no_key_and_names_itself_if_it_has_one(tmp_path: Path
     assert read_hosts(_file(tmp_path, listed)).key_file == ""
     file = _file(tmp_path, {"hosts": listed, "key": "k" * 32})
     assert read_hosts(file).key_file == str(file)
-
-
-def test_pipelines_of_one_file_use_ports_apart():
-    hosts = TargetHosts((("127.0.0.1:5000",), ("127.0.0.1:5003",)))
-
-    assert [hosts.apart(index).addresses for index in (0, 1)] == [
-        hosts.addresses,
-        (("127.0.0.1:5004",), ("127.0.0.1:5007",)),
-    ]
-    with pytest.raises(InputError, match="not enough ports behind 5003"):
-        hosts.apart(20_000)
 
 
 def test_an_indivisible_model_is_refused_with_possible_numbers_of_ranks():

@@ -8,9 +8,9 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from protocol.inference import quantized_kv
-from protocol.inference.deviation import deviation
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
+from protocol.inference.quantized_kv import deviation
 from protocol.inference.slots import PREFIX
 from protocol.messages.sampling import Sampling
 from protocol.sampling.sampler import Noise, scores

@@ -16,8 +16,8 @@ from mlx_lm.models.cache import KVCache
 
 from protocol.inference import tree_sequence
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.layer_cache import RowCache, layer_cache_for
-from protocol.inference.layer_caches import full_attention
+from protocol.inference.layer_cache import RowCache
+from protocol.inference.layer_caches import IMPLEMENTATIONS, full_attention
 from protocol.inference.layer_caches.full_attention import FullAttentionCache
 from protocol.inference.tree_sequence import TreeSequence
 from tests.support.models.architecture_sizes import WINDOW
@@ -209,7 +209,6 @@ class _Stock(KVCache):
     pass
 
 
-@layer_cache_for(_Stock)
 class _Counting(FullAttentionCache):
     writes = 0
 
@@ -230,7 +229,8 @@ def test_an_unregistered_cache_class_is_used_as_it_is():
     assert (made.level, made.level_reason) == ("chain", "its _Unregistered is used as it is")
 
 
-def test_a_registered_cache_serves_the_models_that_ask_for_its_class():
+def test_a_registered_cache_serves_the_models_that_ask_for_its_class(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(IMPLEMENTATIONS, _Stock, _Counting)
     made = LanguageModel(_network_with(_Stock))
     sequence = made.sequence()
     sequence.prefill((1, 2, 3))

@@ -7,8 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from protocol.inference.processor_attention import processor_operations
-from protocol.inference.processor_rotation import Rotation
+from protocol.inference.processor_attention import Rotation, processor_operations
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu), reason="only a Linux processor uses it"
@@ -50,7 +49,7 @@ def test_layers_of_a_forward_share_their_angles(monkeypatch: pytest.MonkeyPatch)
         calls.append(offset)
         return stock(*arguments, offset=offset, **others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "_STOCK", counted)
+    monkeypatch.setattr(module, "_ROPE", counted)
     rotation, places = Rotation(), mx.array([4, 5, 5])
     for _ in range(3):
         for heads in (9, 3):

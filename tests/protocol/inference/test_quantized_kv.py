@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from protocol.contracts.kv_bits import KvBits, kv_fingerprint
+from protocol.contracts.model_folder import KvBits, kv_fingerprint
 from protocol.errors import InputError
 from protocol.inference import quantized_kv, tree_sequence
 from protocol.inference.joint_forward import ForwardPart

@@ -9,9 +9,8 @@ import pytest
 
 from protocol.inference.joint_forward import ForwardPart
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.observed_modules import observe
+from protocol.inference.observed_modules import observe, stage
 from protocol.inference.slots import PREFIX
-from protocol.inference.staged_dispatch import stage
 from tests.support.models.architectures import tiny
 from tests.support.models.tiny_models import VOCABULARY, network
 

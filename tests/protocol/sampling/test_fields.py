@@ -1,38 +1,46 @@
 """Laws of the sampling fields: a processor handles each one, or a reason says why none does."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
-import msgspec
 import pytest
 from msgspec import Meta
 
+from protocol.messages.grammar import Grammar
 from protocol.messages.sampling import ModelSampling, RequestedSampling, Sampling, SamplingFields
-from protocol.sampling.processors.logits_processors import NOT_PROCESSED, PROCESSORS
+from protocol.sampling.logits_processors import PROCESSORS
 
-
-def unhandled(struct: type[msgspec.Struct], handled: Iterable[str]) -> set[str]:
-    """Fields of `struct` that are not handled, and handled names that are no fields."""
-    return set(struct.__struct_fields__) ^ set(handled)
-
-
-HANDLED = [field for processor in PROCESSORS for field in processor.fields]
+UNPROCESSED = {
+    "temperature": "divides the processed logits",
+    "seed": "chooses the noise",
+    "logprobs": "reports the model's own logits",
+    "prompt_logprobs": "reports logits of the prompt",
+    "verification": "chooses the acceptance rule",
+}
+HANDLED: dict[str, dict[str, Any]] = {
+    "frequency_penalty": {},
+    "presence_penalty": {},
+    "grammar": {"grammar": Grammar("{}")},
+    "logit_bias": {"logit_bias": ((1, 1.0),)},
+    "repetition_penalty": {},
+    "repetition_context": {"repetition_penalty": 0.5},
+    "top_k": {"top_k": 3},
+    "top_p": {},
+    "min_p": {},
+}
+"""What a request asks for with which one processor handles the field; else half of everything."""
 
 
 def test_a_processor_handles_each_field_or_a_reason_says_why_none_does():
-    assert unhandled(Sampling, [*HANDLED, *NOT_PROCESSED]) == set()
-    assert all(NOT_PROCESSED.values())
+    assert {*HANDLED, *UNPROCESSED} == set(Sampling.__struct_fields__)
+    assert not HANDLED.keys() & UNPROCESSED.keys()
 
 
-def test_a_field_that_nothing_handles_is_noticed():
-    class Longer(Sampling, frozen=True, kw_only=True):
-        invented: float = 0.0
+@pytest.mark.parametrize("field", HANDLED)
+def test_one_processor_handles_a_field(field: str):
+    sampling = Sampling(temperature=1.0, **(HANDLED[field] or {field: 0.5}))
 
-    assert unhandled(Longer, [*HANDLED, *NOT_PROCESSED]) == {"invented"}
-
-
-def test_no_field_is_handled_twice():
-    assert len({*HANDLED, *NOT_PROCESSED}) == len([*HANDLED, *NOT_PROCESSED])
+    assert sum(processor.wanted(sampling) for processor in PROCESSORS) == 1
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.worker.quality_of_service import QualityOfService, set_quality_of_service
+from protocol.processes import QualityOfService, set_quality_of_service
 
 
 class Library:

@@ -11,10 +11,8 @@ from protocol.messages.base import NodeId, SequenceId
 from protocol.messages.plans import BestFirst
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import FromWorker, Grow, Hello, Start, ToWorker, Verdict, Verify
-from protocol.worker.clock import ClockProbes
-from protocol.worker.replay import run_script
-from protocol.worker.spans import SpanKind, SpanRing, load_spans
-from protocol.worker.tracing import TracedWorker, load_script, traced
+from protocol.worker.spans import ClockProbes, SpanKind, SpanRing, load_spans
+from protocol.worker.tracing import TracedWorker, load_script, run_script, traced
 
 START = Start(SequenceId(1), 0, (1, 2), NodeId(9), Sampling(), BestFirst(1, 1))
 

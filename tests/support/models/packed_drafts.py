@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from orchestrator.machine.drafts.shipped_drafts import CONFIG, EMBEDDING, LAYERS
 from orchestrator.machine.gguf.folder import convert_gguf
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import HEAD_TOKENS
 from tests.support.models.gguf_files import SIZES, weights, write_gguf
 from tests.support.models.tiny_models import network
 

@@ -15,7 +15,7 @@ from draft_worker.drafters.block import BlockDrafter
 from draft_worker.drafters.block_checkpoint import write_block
 from draft_worker.drafters.token_ends import TokenEnds
 from protocol.contracts.drafters.description import BlockForm
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import HEAD_TOKENS
 from tests.support.models.tiny_models import VOCABULARY, network
 from tests.support.models.tokenizer_files import write_tokenizer
 

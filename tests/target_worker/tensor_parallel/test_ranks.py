@@ -22,19 +22,7 @@ from protocol.worker.process import WorkerSetup
 from target_worker import assembly
 from target_worker.engine import TargetEngine, TargetModel
 from target_worker.tensor_parallel import ranks, rendezvous
-from target_worker.tensor_parallel.ranks import (
-    CloseCommand,
-    EvaluateCommand,
-    EvaluateTogetherCommand,
-    KeepCommand,
-    PrefillCommand,
-    RankCommand,
-    RecordCommand,
-    TruncateCommand,
-    encoded,
-    received,
-    start_heartbeat,
-)
+from target_worker.tensor_parallel.ranks import RankCommand, encoded, received, start_heartbeat
 from target_worker.tensor_parallel.rendezvous import Challenge, Peer, answer, fresh_nonce, join, meet
 from tests.support.paths import DEMO_TARGET, ROOT
 
@@ -72,14 +60,15 @@ def _no_check() -> None:
 
 def test_commands_arrive_as_they_were_sent_and_end_with_the_sender(pair: tuple[socket.socket, socket.socket]):
     here, there = pair
-    commands: list[RankCommand] = [
-        PrefillCommand(1, tuple(range(5000))),
-        EvaluateCommand(1, (7, 8), (-1, 40)),
-        EvaluateTogetherCommand((EvaluateCommand(1, (7,), (-1,)), EvaluateCommand(2, (8, 9), (-1, 3)))),
-        KeepCommand(1, (40,)),
-        TruncateCommand(2, 0),
-        RecordCommand((-1, 3)),
-        CloseCommand(1),
+    part = RankCommand("evaluate", 1, ((7, 8), (-1, 40)))
+    commands = [
+        RankCommand("prefill", 1, (tuple(range(5000)),)),
+        part,
+        RankCommand("evaluate_together", parts=(part, RankCommand("evaluate", 2, ((8, 9), (-1, 3))))),
+        RankCommand("keep", 1, ((40,), ())),
+        RankCommand("truncate", 2, (0,)),
+        RankCommand("record", arguments=((-1, 3),)),
+        RankCommand("close", 1),
     ]
     for command in commands:
         here.sendall(encoded(command))
@@ -90,7 +79,15 @@ def test_commands_arrive_as_they_were_sent_and_end_with_the_sender(pair: tuple[s
         received(there)
 
 
-@pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x02\xc1\xc1", b"\x00\x00\x00\x01\x07"])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x02\xc1\xc1",
+        b"\x00\x00\x00\x01\x07",
+        b"\x00\x00\x00\x08\x92\xa5_tail\x01",
+    ],
+)
 def test_bytes_that_are_no_command_are_refused(frame: bytes, pair: tuple[socket.socket, socket.socket]):
     pair[0].sendall(frame)
 

@@ -24,8 +24,8 @@ from orchestrator.cli.help import BriefCommand
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.machine.servers import running_servers
 from orchestrator.runtime.session import temporary_folder
+from protocol.child_process import module_command
 from protocol.errors import InputError, PipelineError
-from protocol.own_modules import module_command
 from protocol.paths import SERVERS_VARIABLE, servers_folder
 from protocol.security.private_files import write_private
 

@@ -24,8 +24,8 @@ from orchestrator.cli.help import Group
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.sentences import say
 from orchestrator.cli.serving.server_key import server_key
+from protocol.child_process import module_command
 from protocol.errors import InputError, PipelineError
-from protocol.own_modules import module_command
 from protocol.paths import config_file, keys_folder
 from protocol.security.private_files import write_private
 

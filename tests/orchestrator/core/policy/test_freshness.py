@@ -14,7 +14,7 @@ from orchestrator.lab.simulate.workers import ModelledDraft, ModelledTarget
 from protocol.messages.base import NodeId, Role
 from protocol.messages.features import FeatureForm, Taps
 from protocol.messages.worker import Reroot, Start, ToWorker
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 from tests.support.scripted_simulation import LANGUAGE, TARGET, ScriptedSimulation
 

@@ -18,7 +18,7 @@ from orchestrator.lab.simulate.workers import ModelledDraft, modelled_pipeline
 from orchestrator.machine.profiles.device_profiles import load_profile
 from protocol.messages.base import NodeId
 from protocol.messages.worker import Start, Stop
-from protocol.speculation.candidates import Candidates
+from protocol.speculation.token_tree import Candidates
 from protocol.worker.pacing import DevicePace
 
 LATE = Devices.of(load_profile("m4-pro-llama3.2-3b"))

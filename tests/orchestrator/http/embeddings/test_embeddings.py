@@ -24,7 +24,7 @@ from orchestrator.http.errors import ApiError
 from orchestrator.http.ollama.routes import EmbedRoutes
 from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings, ServerSettings
 from orchestrator.machine.checkpoints import demo_model
-from protocol.descriptors import raise_descriptor_limit
+from protocol.processes import raise_descriptor_limit
 from tests.support.asked_server import get, post
 from tests.support.fake_embeddings import BROKEN, COMMAND, SILENT, vector
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.lab.bench.models import weights_read
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import HEAD_TOKENS
 
 _VOCABULARY, _HIDDEN, _GROUP = 64, 32, 32
 

@@ -24,7 +24,7 @@ from orchestrator.machine.drafts.shipped_drafts import (
     shipped_draft,
     whole_draft,
 )
-from protocol.contracts.head_tokens import HEAD_TOKENS
+from protocol.contracts.model_folder import HEAD_TOKENS
 from protocol.contracts.tokenizer_fingerprint import vocabulary_fingerprint
 from protocol.errors import InputError
 from tests.support.models.packed_drafts import HEAD, pack, packed, target, trained

@@ -9,7 +9,7 @@ from orchestrator.machine.memory.kv_form import (
     keeps_latents,
     kv_form,
 )
-from protocol.contracts.kv_bits import KvBits
+from protocol.contracts.model_folder import KvBits
 from protocol.inference.language_model import LanguageModel
 from protocol.inference.tree_sequence import TreeSequence
 from tests.support.models import architectures

@@ -31,9 +31,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import CacheOff, Fault, FromWorker, Grow, Hello, Pong, Prefilled, ToWorker, Verdict
 from protocol.security.keys import KeyPair
 from protocol.speculation.token_tree import node_id
-from protocol.transport.codec import MAX_WORKER_FRAME, Stamp, decode, encode
-from protocol.transport.link import Link
-from protocol.transport.sockets import connected_dealer
+from protocol.transport import MAX_WORKER_FRAME, Link, Stamp, connected_dealer, decode, encode
 from tests.support import hostile
 from tests.support.processes import until
 

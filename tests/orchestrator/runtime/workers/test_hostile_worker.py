@@ -33,7 +33,7 @@ from protocol.messages.worker import (
     Verify,
 )
 from protocol.speculation.token_tree import node_id
-from protocol.transport.codec import MAX_WORKER_FRAME, Stamp, decode, encode
+from protocol.transport import MAX_WORKER_FRAME, Stamp, decode, encode
 from tests.support.paths import ROOT as PROJECT
 from tests.support.scripted_simulation import LANGUAGE, TARGET
 

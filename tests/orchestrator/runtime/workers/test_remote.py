@@ -49,8 +49,7 @@ from protocol.messages.sampling import Sampling
 from protocol.messages.worker import CacheOff, Fault, Grow, Hello, Ping, Pong, Shutdown, Start, Stop, ToWorker, Verdict
 from protocol.security.addresses import endpoint
 from protocol.security.keys import KeyPair, own_keys
-from protocol.transport.codec import Stamp, encode
-from protocol.transport.link import Link
+from protocol.transport import Link, Stamp, encode
 from tests.support.conditioned_draft import ConditionedEngine, ConditionedFake, features
 from tests.support.fake_draft import VOCABULARY
 from tests.support.processes import until

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from protocol.contracts.drafters.description import FINAL, Drafter
 from protocol.contracts.drafters.detection import is_drafter, read_drafter
-from protocol.contracts.head_tokens import HEAD_TOKENS
-from protocol.contracts.model_folder import ModelFolder, TargetShape
+from protocol.contracts.model_folder import HEAD_TOKENS, ModelFolder, TargetShape
 from protocol.errors import InputError
 from tests.support.models.drafter_files import DRAFTED, FORMATS, LAYERS, RANK, VOCABULARY, WIDTH, Format, write
 from tests.support.paths import DEMO_DRAFT, DEMO_TARGET

@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 
 from protocol.messages.sampling import Sampling
-from protocol.sampling.processors.filters import FILTERS
+from protocol.sampling.logits_processors import FILTERS
 from tests.support.processing import processed, processors
 
 _VOCABULARY = 100
@@ -73,8 +73,7 @@ def test_filters_work_on_the_unscaled_distribution():
 
 
 def test_no_filter_is_applied_at_temperature_0():
-    names = [name for each in FILTERS for name in each.fields]
-    cold = msgspec.structs.replace(Sampling(), **{name: 2 if name == "top_k" else 0.5 for name in names})
+    cold = Sampling(top_k=2, top_p=0.5, min_p=0.5)
     hot = msgspec.structs.replace(cold, temperature=1.0)
 
     assert all(each.wanted(hot) for each in FILTERS)

@@ -7,9 +7,9 @@ import pytest
 import zmq
 
 from orchestrator.http.run import bound
+from orchestrator.machine.network import require_unused
 from orchestrator.runtime.hub import Hub
 from protocol.errors import InputError
-from protocol.transport.ports import require_unused
 
 
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0"])

@@ -13,11 +13,11 @@ from mlx_lm.models.gated_delta import gated_delta_update
 from mlx_lm.models.ssm import compute_dt
 
 from protocol.inference.language_model import LanguageModel
-from protocol.inference.recurrences.ancestry import Ancestry
-from protocol.inference.recurrences.recurrence import let_recurrences_record
-from protocol.inference.recurrences.tree_recurrences import (
+from protocol.inference.recurrence import (
+    Ancestry,
     gated_delta_path,
     gated_delta_tree,
+    let_recurrences_record,
     linear_attention_tree,
     state_behind,
     state_space_tree,

@@ -1,12 +1,16 @@
-"""The ordered list of logits processors, those that drop no token (penalties, logit bias), and those of one sequence.
+"""The processors that change logits before a token is sampled: filters, penalties, logit bias, grammars, in order.
 
-Knows no trees and no models.
+The result for a node depends only on the request and the node's path, so target and draft agree on it. A path is given
+as its tokens. Knows no trees and no models. A new processor is a class here, an entry of PROCESSORS or FILTERS, and its
+fields in `SamplingFields`.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -14,14 +18,147 @@ import numpy as np
 from protocol.messages.sampling import Sampling
 from protocol.messages.worker import Start
 from protocol.sampling.grammar import GrammarError, Grammars
-from protocol.sampling.processors.filters import FILTERS
-from protocol.sampling.processors.processor import LogitsProcessor, Paths
+from protocol.sampling.top_tokens import log_total, top_values
+
+Paths: TypeAlias = Sequence[Sequence[int]]
+"""For each row of logits, the tokens behind the root up to and with the row's node."""
+
+
+class LogitsProcessor(ABC):
+    """One change of the logits, for one sequence as of its root."""
+
+    reads_paths: ClassVar[bool] = True
+    """Whether what it does to a row depends on more than the row."""
+
+    @classmethod
+    @abstractmethod
+    def wanted(cls, sampling: Sampling) -> bool:
+        """Whether this processor can change the logits of such a request."""
+
+    @abstractmethod
+    def __init__(self, start: Start, grammars: Grammars) -> None:
+        """`start`: the sampling and the tokens up to and with the root. May raise GrammarError."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Move the root behind `tokens`; the last of them is the new root."""
+        return
+
+    @abstractmethod
+    def apply(self, logits: mx.array, paths: Paths) -> mx.array:
+        """(L, V) float32 to (L, V) float32. Row i depends only on `logits[i]` and `paths[i]`. Dropped tokens become
+        -inf. May raise GrammarError."""
+
+    def begin(self, logits: mx.array, paths: Paths) -> mx.array:
+        """As `apply`, without waiting for the device: a row for which that has to wait becomes NaN."""
+        return self.apply(logits, paths)
+
+    def forced(self, path: Sequence[int]) -> int | None:
+        """The only token that may follow `path`; None if several may, or if this processor does not know. May raise
+        GrammarError."""
+        return None
+
+
+class TopK(LogitsProcessor):
+    """Keeps the k most probable tokens and all ties with the k-th. So the order of ids does not matter."""
+
+    reads_paths = False
+
+    @classmethod
+    def wanted(cls, sampling: Sampling) -> bool:
+        return sampling.top_k > 0 and not sampling.greedy
+
+    def __init__(self, start: Start, grammars: Grammars) -> None:
+        self._count = start.sampling.top_k
+
+    def apply(self, logits: mx.array, paths: Paths) -> mx.array:
+        if self._count >= logits.shape[-1]:
+            return logits
+        smallest_kept = top_values(logits, self._count)[:, -1:]
+        return mx.where(logits < smallest_kept, -mx.inf, logits)
+
+
+class TopPMinP(LogitsProcessor):
+    """Top-p, then min-p, each with all ties with the least probable token that it keeps. The nucleus of top-p is the
+    smallest set of most probable tokens that reaches a mass (Holtzman, Buys, Du, Forbes and Choi, "The Curious Case of
+    Neural Text Degeneration", ICLR 2020, section 3.1).
+
+    One processor for both: to normalise the log-probabilities again between them would change the last bits.
+    """
+
+    reads_paths = False
+
+    @classmethod
+    def wanted(cls, sampling: Sampling) -> bool:
+        return (sampling.top_p < 1.0 or sampling.min_p > 0.0) and not sampling.greedy
+
+    def __init__(self, start: Start, grammars: Grammars) -> None:
+        self._top_p = start.sampling.top_p
+        self._min_p = start.sampling.min_p
+
+    def apply(self, logits: mx.array, paths: Paths) -> mx.array:
+        logs = logits - log_total(logits)
+        return self._kept(logits, logs, self._least(logs, least_of_nucleus))
+
+    def begin(self, logits: mx.array, paths: Paths) -> mx.array:
+        logs = logits - log_total(logits)
+        least = self._least(logs, least_of_shortlist)
+        return mx.where(mx.isnan(least), mx.nan, self._kept(logits, logs, least))
+
+    def _least(self, logs: mx.array, of_nucleus: Callable[[mx.array, float], mx.array]) -> mx.array:
+        return of_nucleus(logs, self._top_p) if self._top_p < 1.0 else mx.array(-mx.inf)
+
+    def _kept(self, logits: mx.array, logs: mx.array, least: mx.array) -> mx.array:
+        if self._min_p > 0.0:
+            least = mx.maximum(least, logs.max(axis=-1, keepdims=True) + math.log(self._min_p))
+        return mx.where(logs < least, -mx.inf, logits)
+
+
+FILTERS: tuple[type[LogitsProcessor], ...] = (TopK, TopPMinP)
+"""In the order of application. At temperature 0 they are skipped: none drops the most probable token."""
+
+
+_SHORTLIST = 256
+"""Most nuclei have fewer tokens."""
+_GROWTH = 16
+
+
+def least_of_shortlist(logs: mx.array, mass: float) -> mx.array:
+    """As `least_of_nucleus`, not yet computed, and NaN for a row whose nucleus may be larger than the shortlist."""
+    best = top_values(logs, min(_SHORTLIST, logs.shape[-1]))
+    outside = mx.cumsum(mx.exp(best), axis=-1) >= mass
+    least = mx.take_along_axis(best, mx.argmax(outside, axis=-1, keepdims=True), axis=-1)
+    beyond = -mx.inf if best.shape[-1] == logs.shape[-1] else mx.nan
+    return mx.where(outside.any(axis=-1, keepdims=True), least, beyond)
+
+
+def least_of_nucleus(logs: mx.array, mass: float) -> mx.array:
+    """(L, 1) float32: the least log-probability in each row's nucleus, the lowest one with less than `mass` above it.
+
+    `logs`: (L, V) float32 log-probabilities. Masses are summed from the most probable token down, those of a shortlist
+    in float32, so that the device need not be waited for, and in float64 where it does not suffice. A row's result does
+    not depend on the other rows. -inf for a row of NaN.
+    """
+    least = np.array(least_of_shortlist(logs, mass), np.float32)
+    for row in np.flatnonzero(np.isnan(least)):
+        least[row] = _searched(logs[int(row)], mass)
+    return mx.array(least)
+
+
+def _searched(row: mx.array, mass: float) -> float:
+    """The least log-probability in the nucleus of a (V,) row, by shortlists longer than the first one."""
+    rising = -np.asarray(row, np.float32)
+    count = _SHORTLIST
+    while count < len(rising):
+        count = min(_GROWTH * count, len(rising))
+        best = -np.sort(np.partition(rising, count - 1)[:count])
+        outside = np.flatnonzero(np.cumsum(np.exp(best.astype(np.float64)))[:-1] >= mass)
+        if len(outside):
+            return float(best[outside[0]])
+    return -np.inf
 
 
 class FrequencyPenalty(LogitsProcessor):
     """Frequency and presence penalty on the generated tokens, without the prompt."""
-
-    fields = ("frequency_penalty", "presence_penalty")
 
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
@@ -63,7 +200,6 @@ class FrequencyPenalty(LogitsProcessor):
 class LogitBias(LogitsProcessor):
     """Adds a number to the logit of each listed token. Ignores tokens beyond the vocabulary."""
 
-    fields = ("logit_bias",)
     reads_paths = False
 
     @classmethod
@@ -90,8 +226,6 @@ class RepetitionPenalty(LogitsProcessor):
     A token is repeated if it is among the last `repetition_context` tokens of the path, the prompt included.
     """
 
-    fields = ("repetition_penalty", "repetition_context")
-
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
         return sampling.repetition_penalty != 1.0 and sampling.repetition_context > 0
@@ -115,8 +249,6 @@ class RepetitionPenalty(LogitsProcessor):
 
 class GrammarMask(LogitsProcessor):
     """A row keeps all tokens if the grammar does not allow its path: no accepted path leads to the row."""
-
-    fields = ("grammar",)
 
     @classmethod
     def wanted(cls, sampling: Sampling) -> bool:
@@ -146,14 +278,6 @@ class GrammarMask(LogitsProcessor):
 
 PROCESSORS: tuple[type[LogitsProcessor], ...] = (FrequencyPenalty, GrammarMask, LogitBias, RepetitionPenalty, *FILTERS)
 """In the order of application. `Sampling` states this order to users."""
-NOT_PROCESSED = {
-    "temperature": "divides the processed logits, in `sampler.scores`",
-    "seed": "chooses the noise, in `sampler.scores`",
-    "logprobs": "reports the model's own logits, before any processor",
-    "prompt_logprobs": "reports logits of the prompt, from which nothing is chosen",
-    "verification": "chooses the acceptance rule",
-}
-"""Fields of `Sampling` that no processor handles, and why."""
 
 
 class LogitsProcessors:

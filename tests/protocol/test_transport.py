@@ -39,9 +39,7 @@ from protocol.messages.worker import (
     Verify,
 )
 from protocol.security.addresses import require_local
-from protocol.transport.codec import MAX_FRAME, Stamp, decode, encode
-from protocol.transport.link import Link
-from protocol.transport.sockets import connected_dealer
+from protocol.transport import MAX_FRAME, Link, Stamp, connected_dealer, decode, encode
 from tests.support.processes import until
 
 STAMP = Stamp(epoch=7, incarnation=3)

@@ -1,5 +1,10 @@
-"""Linear recurrences over all rows of a tree at once, from one state: the state is read once, whatever the tree.
+"""Recurrences and short convolutions of mlx-lm's layers: they record their inputs, and run over trees.
 
+The models of mlx-lm call a recurrence by a name in their module, and this module wraps the function behind that name,
+and every depthwise convolution. Whose tokens they are is said by the cache that the layer has read last. Knows no
+sequence.
+
+Linear recurrences run over all rows of a tree at once, from one state: the state is read once, whatever the tree.
 Unrolled along a row's path, a linear recurrence is attention to the path with decays in place of a softmax, plus the
 decayed first state. The delta rule adds a triangular system for what each row writes (Gated Delta Networks,
 arXiv 2412.06464, section 3.3; over trees: arXiv 2608.20961). Everything is computed in float32, but for what mlx-lm
@@ -8,13 +13,57 @@ rounds to the model's own type before the recurrence: in half precision the logi
 Shapes: R rows, H heads; a state is (1, H, ...) as in mlx-lm, or None before the first token.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from inspect import signature
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
+import numpy as np
+from mlx import nn
 from mlx_lm.models import gated_delta, ssm
 
-from protocol.inference.recurrences.ancestry import Ancestry, ancestry
+from protocol.inference.observed_modules import modules_of
+
+
+@lru_cache(maxsize=4)
+def ancestry(parents: tuple[int, ...]) -> "Ancestry":
+    """Of these rows. All layers of a forward ask for the same."""
+    return Ancestry(parents)
+
+
+class Ancestry:
+    """Rows in an order in which parents come before their children."""
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        """`parents[i]`: the row before row i, or -1."""
+        self.paths: list[tuple[int, ...]] = []
+        """For each row, the rows from the first one of its path to itself."""
+        for row, parent in enumerate(parents):
+            self.paths.append((*(self.paths[parent] if parent >= 0 else ()), row))
+        self.depth = max(len(path) for path in self.paths)
+        """Rows of the longest path."""
+        seen: Any = np.zeros((len(parents), len(parents)), dtype=bool)
+        for row, path in enumerate(self.paths):
+            seen[row, list(path)] = True
+        self.seen = mx.array(seen)
+        """(R, R): row i sees row j, itself included."""
+        self.before = mx.array(seen & ~np.eye(len(parents), dtype=bool))
+        """(R, R): the same without itself."""
+        self._windows: dict[int, mx.array] = {}
+        """By width."""
+
+    def windows(self, width: int) -> mx.array:
+        """(R, width): for each row, the last `width` of `width` - 1 earlier entries and its path, where the entries
+        come first and row i is at `width` - 1 + i."""
+        if width not in self._windows:
+            earlier = range(width - 1)
+            found = [[*earlier, *(width - 1 + row for row in path)][-width:] for path in self.paths]
+            self._windows[width] = mx.array(found)
+        return self._windows[width]
+
 
 _Compute: TypeAlias = Callable[..., mx.array]
 _decay: _Compute = vars(gated_delta)["compute_g"]
@@ -191,3 +240,152 @@ def _products(left: mx.array, right: mx.array, between: mx.array) -> mx.array:
 def _read(state: mx.array, rows: mx.array) -> mx.array:
     """(H, R, D) from a state (1, H, D, C) and (H, R, C)."""
     return rows @ state.squeeze(0).astype(mx.float32).swapaxes(1, 2)
+
+
+TreeForm = Callable[[Mapping[str, Any], Ancestry], Unrolled]
+"""From a call's arguments over all rows."""
+
+
+class RecurrenceKind(NamedTuple):
+    """What a function of mlx-lm computes."""
+
+    inputs: tuple[str, ...]
+    """Its arguments that hold one entry a token."""
+    axis: int
+    """The axis of tokens in these, and in its first result. The second result is the state."""
+    state: str
+    """The argument that holds the state before the first token."""
+    over_tree: TreeForm
+    over_path: Callable[[Mapping[str, Any]], tuple[mx.array, mx.array]] | None = None
+    """The function over one path of many tokens, faster than mlx-lm's without a GPU."""
+    two_forms: bool = False
+    """On a GPU, mlx-lm computes one token in float32, and several of them in part in the model's own type."""
+
+
+KINDS = {
+    "gated_delta_update": RecurrenceKind(("q", "k", "v", "a", "b"), 1, "state", gated_delta_tree, gated_delta_path),
+    "ssm_update": RecurrenceKind(("hidden_states", "B", "C", "dt"), 1, "state", state_space_tree, two_forms=True),
+    "recurrent_gla": RecurrenceKind(("q", "k", "v"), 2, "h", linear_attention_tree),
+}
+"""By the name in mlx-lm's modules."""
+
+
+_ONE_DECAY = 3
+"""Dimensions of gates with one number a head and token."""
+_MANY = 16
+"""Tokens of a prompt's chunk, from which blocks are faster than token by token."""
+
+
+class Recorder(Protocol):
+    """The cache of a recurrent layer."""
+
+    def recur(self, recurrence: "Recurrence", arguments: dict[str, Any]) -> tuple[mx.array, mx.array]:
+        """Outputs and the state behind them, in place of the recurrence's own."""
+        ...
+
+    def convolve(self, convolution: "ShortConvolution", x: mx.array) -> mx.array:
+        """(1, L, D) outputs from (1, K - 1 + L, D), which begins with the state."""
+        ...
+
+
+class _Reading:
+    """The recorder whose layer is at work. A forward is built in one thread, layer by layer."""
+
+    recorder: Recorder | None = None
+
+
+def reads(recorder: Recorder) -> None:
+    """The layer of this recorder is at work from now on."""
+    _Reading.recorder = recorder
+
+
+@contextmanager
+def reading() -> Generator[None]:
+    """Recorders are read inside."""
+    try:
+        yield
+    finally:
+        _Reading.recorder = None
+
+
+class Recurrence:
+    """A function of mlx-lm, by whose name its models call this."""
+
+    def __init__(self, inner: Callable[..., tuple[mx.array, mx.array]], kind: RecurrenceKind) -> None:
+        self.inner = inner
+        self.kind = kind
+        self.entry = -1
+        """The entry of mlx-lm's cache that holds its state, once a forward has shown it."""
+        self._signature = signature(inner)
+
+    def __call__(self, *arguments: Any, **others: Any) -> tuple[mx.array, mx.array]:
+        if _Reading.recorder is None:
+            return self.inner(*arguments, **others)
+        return _Reading.recorder.recur(self, self._signature.bind(*arguments, **others).arguments)
+
+    def is_unrolled(self, tokens: int) -> bool:
+        """A path of so many tokens takes the form for trees too: without a GPU mlx-lm goes token by token, or takes as
+        long, and a path that is accepted in part would be computed again. With one, where mlx-lm takes another form
+        for several tokens than for one, rounded otherwise."""
+        return tokens > 1 and (self.kind.two_forms or mx.default_device() == mx.Device(mx.cpu))
+
+    def over_prompt(self, arguments: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
+        """Over tokens that follow the state's: the function itself, or an equal one that is faster here."""
+        path, gate = self.kind.over_path, arguments.get("a")
+        tokens = arguments[self.kind.inputs[0]].shape[self.kind.axis]
+        single = gate is not None and gate.ndim == _ONE_DECAY and arguments.get("mask") is None
+        if path is None or not single or tokens < _MANY or not self.is_unrolled(tokens):
+            return self.run(arguments)
+        return path(arguments)
+
+    def run(self, arguments: Mapping[str, Any]) -> tuple[mx.array, mx.array]:
+        """The function itself."""
+        call = self._signature.bind_partial()
+        call.arguments.update(arguments)
+        return self.inner(*call.args, **call.kwargs)
+
+
+class ShortConvolution(nn.Module):
+    """A depthwise convolution over the last tokens of each path."""
+
+    def __init__(self, inner: nn.Conv1d) -> None:
+        super().__init__()
+        self.inner = inner
+        self.entry = -1
+        """The entry of mlx-lm's cache that holds its last inputs, once a forward has shown it."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if _Reading.recorder is None:
+            return self.inner(x)
+        return _Reading.recorder.convolve(self, x)
+
+    def __getattr__(self, name: str) -> Any:
+        # Some layers read the weight.
+        held = _held(self)
+        if name in held:
+            return held[name]
+        if "inner" not in held:
+            raise AttributeError(name)
+        return getattr(held["inner"], name)
+
+
+def _held(module: Any) -> dict[str, Any]:
+    """The parameters and submodules of a module by name: `nn.Module` is such a dictionary."""
+    return module
+
+
+def let_recurrences_record(model: nn.Module) -> None:
+    """Wrap the recurrences and the short convolutions of this model's layers."""
+    layers = modules_of(model)
+    modules = {sys.modules[type(layer).__module__] for layer in layers}
+    for module in modules:
+        for name, kind in KINDS.items():
+            inner: Any = vars(module).get(name)
+            if inner is not None and not isinstance(inner, Recurrence):
+                setattr(module, name, Recurrence(inner, kind))
+    for layer in layers:
+        if isinstance(layer, ShortConvolution):
+            continue
+        for name, part in list(_held(layer).items()):
+            if isinstance(part, nn.Conv1d) and part.groups > 1:
+                setattr(layer, name, ShortConvolution(part))
