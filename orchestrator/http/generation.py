@@ -141,6 +141,7 @@ class ChoiceStream:
             raise
 
 
+EVENTS = "text/event-stream"
 COMMENT = b": keep-alive\n\n"
 """A server-sent event that clients skip."""
 
@@ -180,16 +181,21 @@ class Renderer(Protocol):
         ...
 
 
-class WaitingStream(Protocol):
-    """A stream whose model is not in memory yet: its events before the answer's."""
+@dataclass
+class WaitingStream:
+    """A stream whose model is not in memory yet: its events before the answer's, of which each is `event` with the
+    reason."""
 
-    media_type: str = "text/event-stream"
+    encode: Callable[[dict[str, Any]], bytes]
+    event: dict[str, Any]
+    error: Callable[[ApiError], dict[str, Any]]
+    media_type: str = EVENTS
 
     def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
-        """Events that tell why it waits."""
-        ...
+        return [self.encode({**self.event, "loading": loading})]
 
-    def failed(self, error: ApiError) -> Iterable[bytes]: ...
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [self.encode(self.error(error))]
 
     @property
     def state(self) -> dict[str, Any]:
@@ -209,15 +215,16 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class EventStream(StreamingResponse):
     """A stream of server-sent events. Calls `close` when it ends, for whatever reason; `close` may be called twice."""
 
-    def __init__(self, frames: AsyncIterator[bytes], close: Callable[[], None]) -> None:
-        super().__init__(frames, headers=_HEADERS, media_type="text/event-stream")
-        self._close = close
+    def __init__(self, frames: AsyncIterator[bytes], close: Callable[[], None], media_type: str = EVENTS) -> None:
+        super().__init__(frames, headers=_HEADERS, media_type=media_type)
+        self.frames = frames
+        self.close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._close()
+            self.close()
 
 
 async def frames(

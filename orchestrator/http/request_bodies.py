@@ -14,8 +14,8 @@ from msgspec import structs
 from starlette.requests import Request
 
 from orchestrator.api.validation import out_of_range
-from orchestrator.http.access.disconnects import body, in_thread, unless_gone
 from orchestrator.http.errors import ApiError
+from orchestrator.http.work import body, in_thread, unless_gone
 from protocol.messages.base import MAX_CONTEXT
 
 MOST_LEVELS = 256

@@ -13,19 +13,17 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import uvicorn
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.access.connections import connection_class
-from orchestrator.http.app import application
+from orchestrator.http.app import application, server_of_one
 from orchestrator.http.backend import PipelineBackend, PipelineThread, ServedPipeline
+from orchestrator.http.connections import connection_class
+from orchestrator.http.metrics import Metrics
+from orchestrator.http.model_host import ModelHost, ModelPipeline, PipelineLoader
 from orchestrator.http.model_table import ModelEntry, ModelTable, Seconds
-from orchestrator.http.models.host import ModelHost
-from orchestrator.http.models.one import server_of_one
-from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
-from orchestrator.http.models.several import SeveralModels
-from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings, loopback
+from orchestrator.http.several_models import SeveralModels
+from orchestrator.http.work import AdmissionLimit
 from orchestrator.machine.line_limit import LineLimit
 from orchestrator.machine.models.levels import level_note
 from orchestrator.text.chat_template import ChatTemplate

@@ -13,14 +13,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.api.owner import attach_command
-from orchestrator.http.access.middleware import shows_key
-from orchestrator.http.embeddings.model import EmbeddingModel
-from orchestrator.http.embeddings.routes import EmbeddingRoutes
+from orchestrator.http.embeddings import EmbeddingModel, EmbeddingRoutes
 from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, of_pipeline
+from orchestrator.http.gates import shows_key
+from orchestrator.http.live import LOADING, Condition, Health, Live, StateSource, Watchable
+from orchestrator.http.metrics import CONTENT_TYPE, Metrics
 from orchestrator.http.model_table import ModelName, Seconds
-from orchestrator.http.monitoring.health import LOADING, Condition, Health, StateSource
-from orchestrator.http.monitoring.live import Live, Watchable
-from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
 from orchestrator.http.ollama.routes import CataloguedModel, CatalogueRoutes, EmbedRoutes, catalogued
 from orchestrator.http.openai.model_server import ModelServer, background, unknown_model
 from orchestrator.http.responses.routes import ResponseStore, StoredResponses

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.embeddings.routes import json_response
+from orchestrator.http.embeddings import json_response
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import warned
-from orchestrator.http.openai.chat_request import ChatRequest, question
 from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.request import ChatRequest, question
 from orchestrator.http.request_bodies import converted, decoded, read_body
+from orchestrator.http.work import in_thread
 from protocol.messages.base import Token
 
 TOKENIZE, DETOKENIZE, APPLY_TEMPLATE = "/tokenize", "/detokenize", "/apply-template"

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import httpx
 from starlette.applications import Starlette
 
-from orchestrator.http.app import application
-from orchestrator.http.models.one import server_of_one
+from orchestrator.http.app import application, server_of_one
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec

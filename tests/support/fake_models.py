@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.app import answering, application, generation_routes
+from orchestrator.http.app import application, generation_routes
+from orchestrator.http.metrics import Metrics
+from orchestrator.http.model_host import LoadedModel, ModelHost
 from orchestrator.http.model_table import ModelEntry, ModelName, ModelTable
-from orchestrator.http.models.host import LoadedModel, ModelHost
-from orchestrator.http.models.several import SeveralModels
-from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.run import http_server
 from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.several_models import SeveralModels
+from orchestrator.http.work import AdmissionLimit
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
@@ -131,9 +131,9 @@ class _Loader:
         pipeline = models.pipelines.setdefault(name, FakePipeline(pieces=lambda _: [name]))
         settings = replace(self._settings, names=(name, *models.aliases.get(name, ())))
         server = ModelServer(pipeline, _CODEC, _TEMPLATE, settings, self.figures)
-        routes = generation_routes(server, self.store)
+        endpoints = {each.path: each.endpoint for each in generation_routes(server, self.store)}
         models.ended[name] = asyncio.get_running_loop().create_future()
-        return LoadedModel(server, answering(routes, settings), models.ended[name])
+        return LoadedModel(server, endpoints, models.ended[name])
 
     async def unload(self, name: ModelName) -> None:
         self._models.unloads.append(name)

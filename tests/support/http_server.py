@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from orchestrator.http.models.one import server_of_one
+from orchestrator.http.app import server_of_one
 from orchestrator.http.run import bound, http_server
 from orchestrator.http.settings import ConnectionLimits, ServerSettings
 from orchestrator.text.chat_template import ChatTemplate

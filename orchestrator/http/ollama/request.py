@@ -14,9 +14,8 @@ from msgspec import Meta, structs
 
 from orchestrator.http.errors import ApiError, refuse_given, unsupported
 from orchestrator.http.model_table import Seconds
-from orchestrator.http.openai.chat_request import ChatRequest, question
-from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.history import Note, parts
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest, question
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
 
 _LATEST = ":latest"

@@ -16,9 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import body, unless_gone
-from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
-from orchestrator.http.embeddings.routes import json_response, named
+from orchestrator.http.embeddings import Embedded, EmbeddingModel, json_response, named
 from orchestrator.http.generation import EventStream
 from orchestrator.http.model_table import Seconds
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
@@ -30,11 +28,12 @@ from orchestrator.http.ollama.request import (
     own_name,
 )
 from orchestrator.http.openai.answer_content import AnswerContent
-from orchestrator.http.openai.chat_request import ChatRequest
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import Asked, ChatPrompts, PreparedRequest
+from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import decoded, read_body
+from orchestrator.http.work import body, unless_gone
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.contracts.model_folder import ModelFolder
 

@@ -207,17 +207,9 @@ class Chunks:
         return [frame(self._answer.last(results, reasoning)), _DONE] if self._answer.with_usage else [_DONE]
 
 
-class WaitingChunks(WaitingStream):
-    """Chunks without text."""
-
-    def __init__(self, kind: AnswerKind, model: str) -> None:
-        self._answer = ChoiceAnswer(kind, model)
-
-    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
-        return [frame({**self._answer.piece(0, ""), "loading": loading})]
-
-    def failed(self, error: ApiError) -> Iterable[bytes]:
-        return [frame(error.openai_body())]
+def waiting_chunk(kind: AnswerKind, model: str) -> WaitingStream:
+    """A chunk without text."""
+    return WaitingStream(frame, ChoiceAnswer(kind, model).piece(0, ""), ApiError.openai_body)
 
 
 class _ChoiceChunks:

@@ -7,10 +7,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
-from orchestrator.http.openai.chat_request import ChatRequest, read
-from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest, read
 from orchestrator.http.request_bodies import read_body
 
 CHATS = ("/v1/chat/completions", "/api/v0/chat/completions")

@@ -13,8 +13,8 @@ from msgspec import Meta, structs
 
 from orchestrator.http.errors import ApiError, refuse_given, unsupported
 from orchestrator.http.openai.answer_content import call_id
-from orchestrator.http.openai.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.openai.history import Note, shown
+from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.openai.request_fields import left_out_tools
 from orchestrator.http.responses.answer import CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary

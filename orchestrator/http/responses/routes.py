@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.answer_content import AnswerContent
-from orchestrator.http.openai.chat_request import ChatRequest
 from orchestrator.http.openai.history import Note
 from orchestrator.http.openai.model_server import ModelServer, NewRenderer
 from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import read_body
 from orchestrator.http.responses.answer import ResponseAnswer

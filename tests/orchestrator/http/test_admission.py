@@ -9,10 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.app import application
-from orchestrator.http.models.one import server_of_one
+from orchestrator.http.app import application, server_of_one
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.work import in_thread
 from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, SCOPE, TEMPLATE, receiving, talk
 from tests.support.fake_pipeline import FakePipeline
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.http.anthropic.request import MessagesRequest
+from orchestrator.http.anthropic import MessagesRequest
 from protocol.errors import InputError
 from tests.orchestrator.http.test_tool_calls import hermes
 from tests.support.asked_server import KEY, TEMPLATE, get, post, talk

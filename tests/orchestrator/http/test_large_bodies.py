@@ -15,11 +15,10 @@ from msgspec import structs
 
 from orchestrator.http import request_bodies
 from orchestrator.http.app import answering
-from orchestrator.http.embeddings.routes import EmbeddingRoutes
+from orchestrator.http.embeddings import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.ollama.routes import EmbedRoutes
-from orchestrator.http.openai.chat_request import MOST_MESSAGES, ChatRequest
-from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.request import MOST_MESSAGES, ChatRequest, CompletionRequest
 from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.tokenizer import MOST_CHARACTERS

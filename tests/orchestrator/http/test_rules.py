@@ -15,17 +15,16 @@ from starlette.routing import Route
 from orchestrator.api.client import NoPipeline
 from orchestrator.api.pipeline import OrchestratorEnded
 from orchestrator.cli.commands.serve import page_origin
-from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.app import application
+from orchestrator.http.app import application, server_of_one
 from orchestrator.http.backend import PipelineThread, RunningPipeline
 from orchestrator.http.errors import ApiError
-from orchestrator.http.models.one import server_of_one
-from orchestrator.http.monitoring.health import Condition
-from orchestrator.http.monitoring.metrics import Metrics
+from orchestrator.http.live import Condition
+from orchestrator.http.metrics import Metrics
 from orchestrator.http.openai.answer_content import LogprobTranscript
 from orchestrator.http.request_bodies import MOST_LEVELS
 from orchestrator.http.server import Invitations
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.work import AdmissionLimit
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from protocol.messages.remote import Invitation

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.http.errors import ApiError
+from orchestrator.http.model_host import ModelHost
 from orchestrator.http.model_table import ModelName
-from orchestrator.http.models.host import ModelHost
 from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
 from tests.orchestrator.http.test_tool_calls import hermes
 from tests.support.asked_server import CHAT, COMPLETIONS, get, post, saying

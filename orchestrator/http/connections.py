@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from orchestrator.http.access.middleware import shows_key
+from orchestrator.http.gates import shows_key
 from orchestrator.http.settings import ConnectionLimits, ServerSettings
 
 

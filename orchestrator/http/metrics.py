@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.api.result import Chosen, OnReading, Result
-from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.generation import OutputSource
-from orchestrator.http.monitoring.health import Condition
+from orchestrator.http.live import Condition
+from orchestrator.http.work import AdmissionLimit
 from protocol.messages.client import PipelineState
 
 log = logging.getLogger(__name__)

@@ -1,24 +1,64 @@
-"""The embedding model of a server: texts to tokens here, tokens to vectors in its process, one request at a time."""
+"""Vectors of texts by an embedding model: /v1/embeddings, and the model behind it.
+
+Texts become tokens here, tokens become vectors in the model's process, one request at a time.
+"""
 
 import asyncio
+import base64
 import math
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from tokenizers import Encoding, Tokenizer
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.embeddings.process import EmbeddingProcess
-from orchestrator.http.embeddings.request import MOST_INPUTS, Input
+from orchestrator.http.embedding_process import EmbeddingProcess
 from orchestrator.http.errors import ApiError
+from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings
+from orchestrator.http.work import AdmissionLimit, in_thread, unless_gone
 from orchestrator.text.tokenizer import MOST_CHARACTERS
 from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import PipelineError
+
+MOST_INPUTS = 2048
+"""Of one request, as OpenAI has it."""
+Input: TypeAlias = str | Sequence[int]
+"""A text, or its tokens."""
+_Token = Annotated[int, Meta(ge=0)]
+
+
+class EmbeddingRequest(msgspec.Struct):
+    """OpenAI's. Raises ApiError 400 in `inputs`."""
+
+    input: str | list[str | _Token | list[_Token]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    user: str | None = None
+
+    @property
+    def inputs(self) -> list[Input]:
+        return _inputs(self.input)
+
+
+def _inputs(given: str | list[str | int | list[int]]) -> list[Input]:
+    if isinstance(given, str):
+        return [given]
+    tokens = [each for each in given if isinstance(each, int)]
+    if tokens and len(tokens) == len(given):
+        return [tokens]
+    found = [each for each in given if not isinstance(each, int)]
+    if len(found) < len(given):
+        raise ApiError(400, "`input` mixes tokens with texts: give one or the other.", param="input")
+    return list(found)
+
 
 _RETRY_SECONDS = 5
 _NO_LIMIT = 1 << 20
@@ -228,3 +268,60 @@ def _limits(file: Path) -> _Limits:
         return msgspec.json.decode(file.read_bytes(), type=_Limits)
     except (OSError, msgspec.DecodeError):
         return _Limits()
+
+
+class EmbeddingRoutes:
+    def __init__(self, model: EmbeddingModel | None) -> None:
+        """None: the route says that there is no embedding model."""
+        self._model = model
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
+
+    async def embeddings(self, request: Request) -> Response:
+        question, inputs = await read_body(request, _read)
+        model = named(self._model, question.model)
+        found = await unless_gone(request, model.embed(inputs, dimensions=question.dimensions))
+        return await asyncio.to_thread(_answer, model.name, found, question.encoding_format == "base64")
+
+
+def named(model: EmbeddingModel | None, name: str | None) -> EmbeddingModel:
+    """The server's embedding model, for a request that names it or none. Raises ApiError 501 without a model, 404 for
+    another name."""
+    if model is None:
+        raise ApiError(
+            501, "This server has no embedding model: start it with --embedding-model.", code="no_embedding_model"
+        )
+    if name is not None and name != model.name:
+        raise ApiError(
+            404,
+            f"This server has no such embedding model: ask for {model.name}.",
+            code="model_not_found",
+            param="model",
+        )
+    return model
+
+
+def json_response(content: Any) -> Response:
+    """Many numbers take a while: for a thread."""
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _read(content: bytes) -> tuple[EmbeddingRequest, Sequence[Input]]:
+    question = decoded(content, EmbeddingRequest)
+    return question, question.inputs
+
+
+def _answer(name: str, found: Embedded, packed: bool) -> Response:
+    data = [
+        {"object": "embedding", "index": index, "embedding": _base64(vector) if packed else list(vector)}
+        for index, vector in enumerate(found.vectors)
+    ]
+    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    return json_response({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+def _base64(vector: Sequence[float]) -> str:
+    """Float32, little-endian, as OpenAI has it."""
+    return base64.b64encode(array("f", vector).tobytes()).decode()

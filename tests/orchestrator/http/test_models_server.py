@@ -9,14 +9,13 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import application
+from orchestrator.http.metrics import Metrics
+from orchestrator.http.model_host import ModelHost, ModelPipeline, PipelineLoader
 from orchestrator.http.model_table import ModelEntry, ModelName
-from orchestrator.http.models.host import ModelHost
-from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
-from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.work import AdmissionLimit
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
 from tests.support.asked_server import SCOPE, receiving

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import answering
-from orchestrator.http.embeddings.model import EmbeddingModel
-from orchestrator.http.embeddings.process import EmbeddingProcess
-from orchestrator.http.embeddings.routes import EmbeddingRoutes
+from orchestrator.http.embedding_process import EmbeddingProcess
+from orchestrator.http.embeddings import EmbeddingModel, EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.ollama.routes import EmbedRoutes
 from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings, ServerSettings
+from orchestrator.http.work import AdmissionLimit
 from orchestrator.machine.models.checkpoints import demo_model
 from protocol.descriptors import raise_descriptor_limit
 from tests.support.asked_server import get, post
