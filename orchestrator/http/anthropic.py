@@ -24,11 +24,10 @@ from orchestrator.http.openai.answer_content import AnswerContent, call_id, usag
 from orchestrator.http.openai.history import THOUGHTS, Note, parts
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import PreparedRequest
-from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
-from orchestrator.http.openai.request_fields import read_fields
+from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
+from orchestrator.http.openai.request_fields import TranslatedRequest, read_fields
 from orchestrator.http.request_bodies import read_body
 from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken
-from protocol.messages.base import MAX_FUNCTIONS
 
 Block = Mapping[str, Any]
 Message = dict[str, Any]
@@ -94,19 +93,16 @@ _CALLED = {
     "thinking_budget": "thinking.budget_tokens",
 }
 """What fields of the chat are called here."""
-_SAME = ("model", "stream", *SHARED_NAMES, "seed")
 
 
-class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
-    """POST /v1/messages/count_tokens, which ignores sampling. The chat request checks fields that it shares."""
+class CountTokensRequest(TranslatedRequest, kw_only=True):
+    """POST /v1/messages/count_tokens, which ignores sampling."""
 
+    SAME = ("model", "tools", "thinking")
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_FUNCTIONS)] | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
-    model: Any = None
 
     def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
         """Raises ApiError, in the words of this API."""
@@ -120,12 +116,10 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
     def _fields(self) -> dict[str, Any]:
         choice = self.tool_choice or {}
         return {
-            "model": self.model,
-            "tools": self.tools,
+            **self.same,
             "tool_choice": choice or None,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "response_format": (self.output_config or {}).get("format"),
-            "thinking": self.thinking,
         }
 
     def _refuse_unsupported(self) -> None:
@@ -135,16 +129,14 @@ class CountTokensRequest(UncheckedSamplingFields, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
+    SAME = (*CountTokensRequest.SAME, "stream", *SHARED_NAMES, "seed")
     max_tokens: Any = None
     stop_sequences: list[str] | None = None
-    stream: Any = None
-    seed: Any = None
     mcp_servers: Any = None
     container: Any = None
 
     def _fields(self) -> dict[str, Any]:
-        same = {name: getattr(self, name) for name in _SAME}
-        return {**super()._fields(), **same, "max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}
+        return {**super()._fields(), "max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}
 
     def _refuse_unsupported(self) -> None:
         super()._refuse_unsupported()

@@ -7,8 +7,7 @@ import asyncio
 import base64
 import math
 from array import array
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -24,6 +23,7 @@ from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings
 from orchestrator.http.work import AdmissionLimit, in_thread, unless_gone
 from orchestrator.text.tokenizer import MOST_CHARACTERS
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import PipelineError
 
@@ -90,9 +90,11 @@ class EmbeddingModel:
         self._tokenizer = Tokenizer.from_buffer(tokenizer_file(settings.folder))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        limits = _limits(settings.folder / "config.json")
-        self.context = _context(settings.folder, limits)
-        self._vocabulary = limits.vocab_size or 1 + max(self._tokenizer.get_vocab().values())
+        folder = ModelFolder(settings.folder)
+        config = folder.settings("config.json")
+        self.context = _context(config, folder)
+        # MLX reads beyond the rows of its embeddings for a token beyond them.
+        self._vocabulary = _number(config, "vocab_size") or 1 + max(self._tokenizer.get_vocab().values())
         self._lock = asyncio.Lock()
         self._process: EmbeddingProcess | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -245,29 +247,18 @@ def _trailing(mask: Sequence[int]) -> int:
     return next((place for place, special in enumerate(reversed(mask)) if not special), len(mask))
 
 
-class _Limits(msgspec.Struct):
-    max_position_embeddings: int | None = None
-    vocab_size: int | None = None
-    """Rows of its embeddings; MLX reads beyond them for a token beyond them."""
-    model_type: str = ""
-    pad_token_id: int | None = None
-    max_seq_length: int | None = None
-
-
-def _context(folder: Path, limits: _Limits) -> int:
+def _context(config: Mapping[str, Any], folder: ModelFolder) -> int:
     """Tokens of an input at most: the model's positions, or fewer if sentence-transformers' file says so."""
-    positions = limits.max_position_embeddings or _NO_LIMIT
-    if "roberta" in limits.model_type:
+    positions = _number(config, "max_position_embeddings") or _NO_LIMIT
+    if "roberta" in str(config.get("model_type", "")):
         # RoBERTa's first position is the one behind its padding token.
-        positions -= (limits.pad_token_id or 1) + 1
-    return min(positions, _limits(folder / "sentence_bert_config.json").max_seq_length or positions)
+        positions -= (_number(config, "pad_token_id") or 1) + 1
+    return min(positions, _number(folder.settings("sentence_bert_config.json"), "max_seq_length") or positions)
 
 
-def _limits(file: Path) -> _Limits:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=_Limits)
-    except (OSError, msgspec.DecodeError):
-        return _Limits()
+def _number(settings: Mapping[str, Any], name: str) -> int | None:
+    value = settings.get(name)
+    return value if isinstance(value, int) else None
 
 
 class EmbeddingRoutes:

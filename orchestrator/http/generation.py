@@ -73,9 +73,16 @@ StreamEvent: TypeAlias = PromptProgress | OutputEvent
 class ChoiceStream:
     """Reads each choice in its own task; `close` cancels those that are unfinished."""
 
-    def __init__(self, choices: Sequence[OutputSource], on_end: Callable[[], None]) -> None:
-        """`on_end` is called when all choices have ended, whether their events were read or not."""
+    def __init__(
+        self,
+        choices: Sequence[OutputSource],
+        measured: Callable[[OutputSource], AsyncIterator[str]],
+        on_end: Callable[[], None],
+    ) -> None:
+        """`measured` gives the pieces of a choice. `on_end` is called when all choices have ended, whether their events
+        were read or not."""
         self._events: asyncio.Queue[StreamEvent | ApiError] = asyncio.Queue()
+        self._measured = measured
         self._on_end = on_end
         self._results: list[Result | None] = [None] * len(choices)
         self._tasks = [asyncio.create_task(self._read(index, pieces)) for index, pieces in enumerate(choices)]
@@ -124,7 +131,7 @@ class ChoiceStream:
         pieces.watch_reading(lambda tokens, total: self._events.put_nowait(PromptProgress(index, tokens, total)))
         try:
             sent = 0
-            async for piece in pieces:
+            async for piece in self._measured(pieces):
                 chosen = pieces.chosen[sent:]
                 sent += len(chosen)
                 self._events.put_nowait(TextPiece(index, piece, chosen))

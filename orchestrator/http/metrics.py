@@ -3,12 +3,12 @@
 import logging
 import time
 from collections import Counter as Counts
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.api.result import Chosen, OnReading, Result
+from orchestrator.api.result import Result
 from orchestrator.http.generation import OutputSource
 from orchestrator.http.live import Condition
 from orchestrator.http.work import AdmissionLimit
@@ -123,32 +123,6 @@ class Metrics:
             share = getattr(figures, name)
             if share is not None:
                 summary.observe(share)
-
-
-class RequestMeasurement:
-    """An OutputSource whose pieces are measured."""
-
-    def __init__(self, pieces: OutputSource, metrics: Metrics) -> None:
-        self._pieces = pieces
-        self._metrics = metrics
-
-    @property
-    def request(self) -> str:
-        return self._pieces.request
-
-    @property
-    def result(self) -> Result | None:
-        return self._pieces.result
-
-    @property
-    def chosen(self) -> Sequence[Chosen]:
-        return self._pieces.chosen
-
-    def watch_reading(self, on_reading: OnReading) -> None:
-        self._pieces.watch_reading(on_reading)
-
-    def __aiter__(self) -> AsyncIterator[str]:
-        return self._metrics.measured(self._pieces)
 
 
 class Counted:

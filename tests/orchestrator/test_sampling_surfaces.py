@@ -39,8 +39,8 @@ SURFACES: dict[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "server's options": (options(server_options), NOT_PRESET),
     "chat completions": (ChatRequest.__struct_fields__, NOT_IN_BODIES),
     "completions": (CompletionRequest.__struct_fields__, NOT_IN_BODIES),
-    "responses": (Response.__struct_fields__, NOT_SHARED),
-    "messages": (MessagesRequest.__struct_fields__, NOT_SHARED),
+    "responses": (Response.SAME, NOT_SHARED),
+    "messages": (MessagesRequest.SAME, NOT_SHARED),
     **{f"preset {name}": (values, NOT_PRESET) for name, values in PRESETS.items()},
 }
 DECLARED = {"logprobs", "verification"}

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Annotated, Any
 
-import msgspec
-from msgspec import Meta, structs
+from msgspec import Meta
 
 from orchestrator.http.errors import ApiError, refuse_given, unsupported
 from orchestrator.http.model_table import Seconds
 from orchestrator.http.openai.history import Note, parts
 from orchestrator.http.openai.request import ChatRequest, CompletionRequest, question
+from orchestrator.http.openai.request_fields import TranslatedRequest, unknown, unused
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
 
 _LATEST = ":latest"
@@ -118,27 +118,27 @@ class _OpenCalls:
         return {"name": name, "tool_call_id": id}
 
 
-class OllamaOptions(msgspec.Struct, kw_only=True):
-    """The options that have an effect. Others are about Ollama's own engine."""
+_LIMIT = "num_predict"
+_OPTIONS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "seed",
+    "stop",
+)
+"""The options that a chat has too. Others, save the limit, are about Ollama's own engine."""
 
-    num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
 
-
-class OllamaRequest(msgspec.Struct, kw_only=True):
+class OllamaRequest(TranslatedRequest, kw_only=True):
     """What both routes have in common."""
 
     model: str | None = None
     stream: bool | None = None
-    options: OllamaOptions | None = None
+    options: dict[str, Any] | None = None
     format: str | dict[str, Any] | None = None
     think: bool | Annotated[str, Meta(max_length=32)] | None = None
     keep_alive: Any = None
@@ -156,9 +156,14 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
     def common(self) -> dict[str, Any]:
         """Fields of OpenAI's requests."""
-        options = structs.asdict(self.options or OllamaOptions())
-        limit = {"max_tokens": options.pop("num_predict")}
+        given = self.options or {}
+        options = {name: given.get(name) for name in _OPTIONS}
+        limit = {"max_tokens": given.get(_LIMIT)}
         return {"model": own_name(self.model), "stream": self.streamed, **options, **limit}
+
+    @property
+    def unused(self) -> list[Note]:
+        return unused(f"options.{name}" for name in unknown(self.options or {}, (_LIMIT, *_OPTIONS)))
 
     def of_chat(self) -> dict[str, Any]:
         """Those of a chat."""

@@ -84,13 +84,15 @@ class OllamaRoutes:
 
 def _chat(content: bytes) -> tuple[OllamaChatRequest, ChatRequest | None]:
     """The request, and the chat that it stands for, if it has messages."""
-    question, notes = read_fields(content, OllamaChatRequest, within="options")
+    question, notes = read_fields(content, OllamaChatRequest)
+    notes = [*notes, *question.unused]
     return question, question.chat(notes) if question.messages else None
 
 
 def _generation(content: bytes) -> tuple[OllamaGenerateRequest, Asked | None]:
     """The request, and the chat or the completion that it stands for, if it has a prompt."""
-    question, notes = read_fields(content, OllamaGenerateRequest, within="options")
+    question, notes = read_fields(content, OllamaGenerateRequest)
+    notes = [*notes, *question.unused]
     if not question.prompt:
         return question, None
     return question, question.completion(notes) if question.raw else question.chat(notes)

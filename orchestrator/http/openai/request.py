@@ -43,20 +43,11 @@ if TYPE_CHECKING:
     class CheckedSamplingFields(msgspec.Struct, kw_only=True):
         """BODY_NAMES with their ranges; None is "not given"."""
 
-    class UncheckedSamplingFields(msgspec.Struct, kw_only=True):
-        """SHARED_NAMES of any type; None is "not given"."""
-
-        temperature: Any = None
-        top_p: Any = None
-
 else:
     CheckedSamplingFields = msgspec.defstruct(
         "CheckedSamplingFields",
         [(field.name, field.annotation | None, None) for field in _FIELDS],
         kw_only=True,
-    )
-    UncheckedSamplingFields = msgspec.defstruct(
-        "UncheckedSamplingFields", [(name, Any, None) for name in SHARED_NAMES], kw_only=True
     )
 
 
@@ -198,7 +189,9 @@ def read(body: bytes, kind: type[Q]) -> Q:
     """The question in a request's body. Raises ApiError naming what is wrong with it."""
     mended: list[str] = []
     fields = usual(decoded(body, dict[str, Any], mended))
-    return question(fields, kind, [*unused(unknown(fields, kind)), *(Note("character", text) for text in mended)])
+    return question(
+        fields, kind, [*unused(unknown(fields, kind.__struct_fields__)), *(Note("character", text) for text in mended)]
+    )
 
 
 def question(

@@ -14,8 +14,8 @@ from msgspec import Meta, structs
 from orchestrator.http.errors import ApiError, refuse_given, unsupported
 from orchestrator.http.openai.answer_content import call_id
 from orchestrator.http.openai.history import Note, shown
-from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
-from orchestrator.http.openai.request_fields import left_out_tools
+from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
+from orchestrator.http.openai.request_fields import TranslatedRequest, left_out_tools
 from orchestrator.http.responses.answer import CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
 from orchestrator.text.answer.parts import Call
@@ -222,11 +222,10 @@ _CALLED = {
 """What fields of the chat are called here."""
 _PROBE_TOKENS = 16
 _LOGPROBS = "message.output_text.logprobs"
-_SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
 
 
-class Response(UncheckedSamplingFields, kw_only=True):
-    """Fields that mean the same in chats are looked at there."""
+class Response(TranslatedRequest, kw_only=True):
+    SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
 
     input: str | list[Any] = msgspec.field(default_factory=list)
     instructions: str | None = None
@@ -238,11 +237,6 @@ class Response(UncheckedSamplingFields, kw_only=True):
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
-    model: Any = None
-    stream: Any = None
-    seed: Any = None
-    parallel_tool_calls: Any = None
-    user: Any = None
     top_logprobs: Any = None
     include: list[str] | None = None
     truncation: Any = None
@@ -292,7 +286,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
         heading = [{"role": "system", "content": self.instructions}] if self.instructions else []
         offered = self.offered
         fields = {
-            **{name: getattr(self, name) for name in _SAME},
+            **self.same,
             "messages": [*heading, *messages([*before, *self.items])],
             "max_completion_tokens": self.max_output_tokens,
             "tools": None if self.tools is None else offered.functions,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -112,7 +111,8 @@ class ResponsesRoutes:
 
     def _read_for_summary(self, content: bytes) -> _Asked:
         question, notes = read_fields(content, Question)
-        return self._asked(structs.replace(question.demanding_summary(question.items), stream=None), notes, True)
+        question.same.pop("stream", None)
+        return self._asked(question.demanding_summary(question.items), notes, True)
 
     def _asked(self, question: Question, notes: list[Note], summary: bool) -> _Asked:
         id = question.previous_response_id
@@ -121,7 +121,7 @@ class ResponsesRoutes:
 
     def _head(self, name: str, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""
-        defaults = self._server.defaults
+        given = {**self._server.defaults, **{key: value for key, value in question.same.items() if value is not None}}
         return {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -130,18 +130,18 @@ class ResponsesRoutes:
             "instructions": question.instructions,
             "max_output_tokens": question.max_output_tokens,
             "metadata": question.metadata or {},
-            "parallel_tool_calls": question.parallel_tool_calls is not False,
+            "parallel_tool_calls": given.get("parallel_tool_calls") is not False,
             "previous_response_id": question.previous_response_id,
             "reasoning": {"effort": chat.reasoning_effort, "summary": None},
             "store": question.kept,
-            "temperature": _first(question.temperature, defaults["temperature"]),
+            "temperature": given["temperature"],
             "top_logprobs": chat.alternatives or 0,
-            "top_p": _first(question.top_p, defaults["top_p"]),
+            "top_p": given["top_p"],
             "text": question.text or {"format": {"type": "text"}},
             "tool_choice": question.tool_choice or "auto",
             "tools": question.tools or [],
             "truncation": "disabled",
-            **({} if question.user is None else {"user": question.user}),
+            **({"user": given["user"]} if "user" in given else {}),
         }
 
 
@@ -227,10 +227,6 @@ def _unknown(id: str, status: int, param: str | None) -> ApiError:
         code="previous_response_not_found" if param else "not_found",
         param=param,
     )
-
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
 
 
 _PREFIXES = {
