@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from orchestrator.http.anthropic import MessagesRoutes
 from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, internal_error
-from orchestrator.http.gates import MESSAGES, FramingGate, HostGate, KeyGate, refusal
+from orchestrator.http.gates import MESSAGES, FrontGate, KeyGate, refusal
 from orchestrator.http.live import Condition, Watchable
 from orchestrator.http.metrics import Counted, Metrics
 from orchestrator.http.model_table import ModelName, Seconds
@@ -54,8 +54,7 @@ def guarded(routes: Sequence[Route], settings: ServerSettings, figures: Metrics)
     paths = frozenset(route.path for route in routes)
     middleware = [
         Middleware(Counted, metrics=figures, routes=paths),
-        Middleware(FramingGate),
-        Middleware(HostGate, names=settings.hosts),
+        Middleware(FrontGate, names=settings.hosts),
         Middleware(KeyGate, key=settings.key, most_bytes=settings.most_bytes, origins=settings.origins),
     ]
     if settings.origins:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from tokenizers import Encoding, Tokenizer
 
 from orchestrator.http.embedding_process import EmbeddingProcess
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import RETRY_SECONDS, ApiError, wrong
 from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings
 from orchestrator.http.work import AdmissionLimit, in_thread, unless_gone
@@ -60,7 +60,6 @@ def _inputs(given: str | list[str | int | list[int]]) -> list[Input]:
     return list(found)
 
 
-_RETRY_SECONDS = 5
 _NO_LIMIT = 1 << 20
 """Tokens of a model that states no limit."""
 _STOPPED = "The server was stopped during this request: send it again later."
@@ -115,7 +114,7 @@ class EmbeddingModel:
         fails.
         """
         if not 0 < len(inputs) <= MOST_INPUTS:
-            raise _wrong(f"`input` holds {len(inputs)} inputs: give 1 to {MOST_INPUTS}.")
+            raise wrong("input", f"`input` holds {len(inputs)} inputs: give 1 to {MOST_INPUTS}.")
         with self._limit.take(1):
             async with self._lock:
                 self._require_open()
@@ -144,9 +143,7 @@ class EmbeddingModel:
         try:
             return await in_thread(self._computed, rows)
         except PipelineError as error:
-            raise ApiError(
-                503, str(error), code="embedding_failed", headers={"retry-after": str(_RETRY_SECONDS)}
-            ) from error
+            raise ApiError(503, str(error), code="embedding_failed", retry=RETRY_SECONDS) from error
         finally:
             self._computing = False
 
@@ -200,11 +197,11 @@ class EmbeddingModel:
         rows = [self._row(next(encoded) if isinstance(each, str) else each, truncate) for each in inputs]
         for place, row in enumerate(rows):
             if not row:
-                raise _wrong(f"Input {place} is empty: give at least one token.")
+                raise wrong("input", f"Input {place} is empty: give at least one token.")
             if len(row) > self.context:
                 raise self._too_long(place, str(len(row)))
             if max(row) >= self._vocabulary:
-                raise _wrong(f"Input {place} holds token {max(row)}, which the model does not know.")
+                raise wrong("input", f"Input {place} holds token {max(row)}, which the model does not know.")
         return rows
 
     def _too_long(self, place: int, length: str) -> ApiError:
@@ -229,17 +226,13 @@ class EmbeddingModel:
 def _shortened(vectors: Sequence[Sequence[float]], dimensions: int) -> list[list[float]]:
     """The first dimensions, of length 1 again. Raises ApiError 400 for more dimensions than there are."""
     if dimensions > len(vectors[0]):
-        raise _wrong(f"`dimensions` is {dimensions}, and this model's vectors have {len(vectors[0])}.", "dimensions")
+        raise wrong("dimensions", f"`dimensions` is {dimensions}, and this model's vectors have {len(vectors[0])}.")
     return [_normal(vector[:dimensions]) for vector in vectors]
 
 
 def _normal(vector: Sequence[float]) -> list[float]:
     length = math.hypot(*vector) or 1.0
     return [value / length for value in vector]
-
-
-def _wrong(message: str, param: str = "input") -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)
 
 
 def _trailing(mask: Sequence[int]) -> int:

@@ -47,49 +47,33 @@ def shows_key(headers: Headers, key: str | None) -> bool:
     return any(hmac.compare_digest(given.encode(), key.encode()) for given in (bearer, headers.get("x-api-key", "")))
 
 
-class FramingGate:
-    """Refuses a request with two statements of where its body ends, or with one that its version does not have, and
-    closes the connection.
-
-    A proxy may believe the other one and take a part of the body for a request (RFC 9112, sections 6.1 and 6.3).
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        chunked = scope["type"] == "http" and "transfer-encoding" in headers
-        if chunked and ("content-length" in headers or scope["http_version"] < "1.1"):
-            error = ApiError(
-                400,
-                "Send Content-Length, or Transfer-Encoding with HTTP/1.1: never both, and no Transfer-Encoding with "
-                "HTTP/1.0.",
-                code="ambiguous_length",
-                headers={"connection": "close"},
-            )
-            await refusal(error, scope["path"])(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-class HostGate:
-    """Refuses requests whose Host header names another server."""
+class FrontGate:
+    """Refuses requests whose Host header names another server, and those with two statements of where their body ends,
+    or with one that their version does not have: a proxy may believe the other one and take a part of the body for a
+    request (RFC 9112, sections 6.1 and 6.3)."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
         self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._admits(Headers(scope=scope).get("host", "")):
-            error = ApiError(
-                403,
-                "This server does not accept that host name: add it with --allow-host NAME.",
-                code="host_not_allowed",
+        error = self._error(scope) if scope["type"] == "http" else None
+        await (self._app if error is None else refusal(error, scope["path"]))(scope, receive, send)
+
+    def _error(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] < "1.1"):
+            return ApiError(
+                400,
+                "Send Content-Length, or Transfer-Encoding with HTTP/1.1: never both, and no Transfer-Encoding with "
+                "HTTP/1.0.",
+                code="ambiguous_length",
+                headers={"connection": "close"},
             )
-            await refusal(error, scope["path"])(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        if not self._admits(headers.get("host", "")):
+            message = "This server does not accept that host name: add it with --allow-host NAME."
+            return ApiError(403, message, code="host_not_allowed")
+        return None
 
     def _admits(self, host: str) -> bool:
         name = _without_port(host).lower().rstrip(".")
@@ -199,7 +183,7 @@ class _Bounded:
                 f"The bodies of all requests have more than {self._bodies.most_bytes:,} bytes together: try again in a "
                 "moment, or send a shorter one.",
                 code="bodies_too_long",
-                headers={"retry-after": "1"},
+                retry=1.0,
             )
         return message
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from orchestrator.http.errors import ApiError, of_pipeline
+from orchestrator.http.errors import RETRY_SECONDS, ApiError, of_pipeline
 from orchestrator.http.generation import COMMENT, EventStream, frame
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
@@ -63,7 +63,7 @@ class Health:
         """The state of a pipeline that serves requests. Raises ApiError 503 if it does not."""
         condition = await self.check()
         if condition.serving is None:
-            raise ApiError(503, condition.reason, code=condition.status, headers={"retry-after": "5"})
+            raise ApiError(503, condition.reason, code=condition.status, retry=RETRY_SECONDS)
         return condition.serving
 
     async def _ask(self) -> Condition:

@@ -3,8 +3,7 @@
 import asyncio
 import itertools
 import logging
-import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,24 +21,14 @@ from orchestrator.http.metrics import Metrics
 from orchestrator.http.model_table import (
     Admit,
     Command,
-    Event,
-    KeepChosen,
     Load,
-    LoadFailed,
-    ModelEnded,
-    ModelLoaded,
     ModelName,
     ModelPhase,
     ModelStatus,
     ModelTable,
-    ModelTick,
-    ModelUnloaded,
     RefusalCause,
     Refuse,
-    Released,
-    Requested,
     Seconds,
-    ServerStarted,
     Ticket,
     Unload,
 )
@@ -108,18 +97,18 @@ class ModelHost:
 
     def start(self) -> None:
         """Load the pinned models."""
-        self._step(ServerStarted())
+        self._perform_all(self._table.start(self._now))
 
     def lease(self, model: ModelName) -> "Lease":
         """A context in which the model stays in memory from the request's admission on."""
         ticket = Ticket(next(self._tickets))
         lease = self._leases[ticket] = Lease(self, model, ticket)
-        self._step(Requested(ticket, model))
+        self._perform_all(self._table.request(ticket, model, self._now))
         return lease
 
     def keep(self, model: ModelName, seconds: Seconds | None) -> None:
         """How long a loaded model stays without a request, until it is unloaded; None for ever."""
-        self._step(KeepChosen(model, seconds))
+        self._perform_all(self._table.keep(model, seconds, self._now))
 
     def stop(self) -> None:
         """End all generation, and all waiting: the server ends."""
@@ -138,10 +127,10 @@ class ModelHost:
 
     def left(self, name: ModelName) -> Seconds | None:
         """Until the model is unloaded if no request comes; None for never."""
-        status, now = self.status(name), asyncio.get_running_loop().time()
+        status = self.status(name)
         if status.entry.pinned or status.keep is None:
             return None
-        return status.keep if status.running else max(0.0, status.used_at + status.keep - now)
+        return status.keep if status.running else max(0.0, status.used_at + status.keep - self._now)
 
     @property
     def latest(self) -> LoadedModel | None:
@@ -161,16 +150,22 @@ class ModelHost:
 
     def release(self, ticket: Ticket) -> None:
         if self._leases.pop(ticket, None) is not None:
-            self._step(Released(ticket))
+            self._perform_all(self._table.release(ticket, self._now))
 
-    def _step(self, event: Event) -> None:
-        loop = asyncio.get_running_loop()
-        for command in self._table.step(event, loop.time()):
+    @property
+    def _now(self) -> Seconds:
+        return asyncio.get_running_loop().time()
+
+    def _perform_all(self, commands: Iterable[Command]) -> None:
+        for command in commands:
             self._perform(command)
         if self._timer is not None:
             self._timer.cancel()
         deadline = self._table.deadline
-        self._timer = None if deadline is None else loop.call_at(deadline, self._step, ModelTick())
+        self._timer = None if deadline is None else asyncio.get_running_loop().call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._perform_all(self._table.tick(self._now))
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -196,13 +191,13 @@ class ModelHost:
             self._failed(name, "The server failed at it: its log has the cause.")
         else:
             self._loaded[name] = model
-            self._step(ModelLoaded(name))
+            self._perform_all(self._table.loaded(name, self._now))
             self._run(self._watch(name, model))
         finally:
             self._steps.pop(name, None)
 
     def _failed(self, name: ModelName, reason: str) -> None:
-        self._step(LoadFailed(name, f"The model {name} can't be loaded. {reason}"))
+        self._perform_all(self._table.failed(name, f"The model {name} can't be loaded. {reason}", self._now))
 
     async def _watch(self, name: ModelName, model: LoadedModel) -> None:
         """Takes a model whose pipeline ends by itself out of the table."""
@@ -211,8 +206,8 @@ class ModelHost:
             return
         log.warning("the pipeline of the model %s has ended: %s", name, reason)
         told = f"The pipeline of the model {name} has ended. {reason}"
-        self._step(ModelEnded(name, told))
-        left = self.status(name).barred_until - asyncio.get_running_loop().time()
+        self._perform_all(self._table.ended(name, told, self._now))
+        left = self.status(name).barred_until - self._now
         model.server.stop(_unavailable(told, "failed", left))
 
     async def _unload(self, name: ModelName) -> None:
@@ -220,7 +215,7 @@ class ModelHost:
             await self._loader.unload(name)
         except Exception:  # the border of a task: its processes have ended, so others can have its memory
             log.exception("the pipeline of the model %s did not end as it should", name)
-        self._step(ModelUnloaded(name))
+        self._perform_all(self._table.unloaded(name, self._now))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -279,16 +274,12 @@ class Lease:
 
 def _refusal(refuse: Refuse) -> ApiError:
     if refuse.cause == "full":
-        return ApiError(429, refuse.reason, code="queue_full", headers=_retry(refuse.retry))
+        return ApiError(429, refuse.reason, code="queue_full", retry=refuse.retry)
     return _unavailable(refuse.reason, refuse.cause, refuse.retry)
 
 
 def _unavailable(reason: str, cause: RefusalCause, retry: Seconds) -> ApiError:
-    return ApiError(503, reason, code=f"model_{cause}", headers=_retry(retry))
-
-
-def _retry(seconds: Seconds) -> Mapping[str, str]:
-    return {"retry-after": str(max(1, math.ceil(seconds)))} if seconds else {}
+    return ApiError(503, reason, code=f"model_{cause}", retry=retry)
 
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from orchestrator.api.owner import attach_command
 from orchestrator.http.embeddings import EmbeddingModel, EmbeddingRoutes
-from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, of_pipeline
+from orchestrator.http.errors import ANTHROPIC_VERSION, RETRY_SECONDS, ApiError, of_pipeline
 from orchestrator.http.gates import shows_key
 from orchestrator.http.live import LOADING, Condition, Health, Live, StateSource, Watchable
 from orchestrator.http.metrics import CONTENT_TYPE, Metrics
@@ -55,7 +55,7 @@ class Invitations:
         try:
             state = await self._pipeline.state()
             if state is None:
-                raise ApiError(503, LOADING, code="loading", headers={"retry-after": "5"})
+                raise ApiError(503, LOADING, code="loading", retry=RETRY_SECONDS)
             invitation = await asyncio.to_thread(self._invite)
         except PipelineError as error:
             raise of_pipeline(error) from error

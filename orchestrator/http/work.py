@@ -29,7 +29,7 @@ class AdmissionLimit:
                 429,
                 f"All {self.most} places of this server are taken: try again in a moment.",
                 code="queue_full",
-                headers={"retry-after": str(_RETRY_SECONDS)},
+                retry=_RETRY_SECONDS,
             )
         self.taken += count
         return Places(self, count)

@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from orchestrator.api.sampling import SamplingParams, number_fields
-from orchestrator.http.errors import ApiError, refuse_given, unsupported
+from orchestrator.http.errors import ApiError, refuse_given, unsupported, wrong
 from orchestrator.http.openai.history import Note, readable
 from orchestrator.http.openai.request_fields import function_tools, unknown, unused, usual
 from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
@@ -169,7 +169,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     def refuse_unsupported(self) -> None:
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs to be true.", code="invalid_value", param="top_logprobs")
+            raise wrong("top_logprobs", "top_logprobs needs logprobs to be true.")
         self.grammar()
         for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
             raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
@@ -239,7 +239,7 @@ def sampling(
     try:
         params.submit("", "check")
     except InputError as error:
-        raise ApiError(400, str(error), code="invalid_value") from error
+        raise wrong(None, str(error)) from error
     return params
 
 
@@ -328,8 +328,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         if self.stream and (self.silent or self.prompt_logprobs):
             raise unsupported("stream", "An echo with logprobs, or with max_tokens 0, comes whole: leave out stream.")
         if self.best_of is not None and self.best_of < self.returned:
-            raise ApiError(400, "best_of must be at least n.", code="invalid_value", param="best_of")
+            raise wrong("best_of", "best_of must be at least n.")
         if self.choices > self.returned and self.stream:
-            raise ApiError(
-                400, "best_of chooses among whole answers: leave out stream.", code="invalid_value", param="best_of"
-            )
+            raise wrong("best_of", "best_of chooses among whole answers: leave out stream.")

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
+from orchestrator.http.openai.answer import ChoiceAnswer, Echo
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.openai.request import ChatRequest, CompletionRequest, read
@@ -31,10 +31,11 @@ class CompletionRoutes:
         name, question = self._server.named(await read_body(request, lambda content: read(content, CompletionRequest)))
         codec = self._server.codec
 
-        def renderer(prompt: PreparedRequest) -> Chunks:
-            answer = ChoiceAnswer(
+        def renderer(prompt: PreparedRequest) -> ChoiceAnswer:
+            return ChoiceAnswer(
                 "text",
                 name,
+                len(prompt.tokens) * question.choices,
                 with_usage=question.with_usage,
                 codec=None if question.told is None else codec,
                 prompt=prompt,
@@ -42,7 +43,6 @@ class CompletionRoutes:
                 silent=question.silent,
                 returned=question.returned if question.choices > question.returned else None,
             )
-            return Chunks(answer, len(prompt.tokens) * question.choices)
 
         return await self._server.answer(request, question, renderer)
 
@@ -50,16 +50,16 @@ class CompletionRoutes:
         name, question = self._server.named(await read_body(request, lambda content: read(content, ChatRequest)))
         codec = self._server.codec
 
-        def renderer(prompt: PreparedRequest) -> Chunks:
-            answer = ChoiceAnswer(
+        def renderer(prompt: PreparedRequest) -> ChoiceAnswer:
+            return ChoiceAnswer(
                 "chat",
                 name,
+                question.choices,
                 with_usage=question.with_usage,
                 codec=None if question.alternatives is None else codec,
                 prompt=prompt,
                 reasoning_tokens=codec.count,
             )
-            return Chunks(answer, question.choices)
 
         return await self._server.answer(request, question, renderer)
 

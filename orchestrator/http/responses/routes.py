@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, wrong
 from orchestrator.http.openai.answer_content import AnswerContent
 from orchestrator.http.openai.history import Note
 from orchestrator.http.openai.model_server import ModelServer, NewRenderer
@@ -253,12 +253,12 @@ def page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str,
     """The list of items that `order`, `after` and `limit` of `query` ask for. Raises ApiError."""
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
-        raise _wrong("order", "order is asc or desc.")
+        raise wrong("order", "order is asc or desc.")
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
         ids = [item["id"] for item in ordered]
         if after not in ids:
-            raise _wrong("after", f"after is {after!r}, and no item has this id.")
+            raise wrong("after", f"after is {after!r}, and no item has this id.")
         ordered = ordered[ids.index(after) + 1 :]
     limit = _limit(query.get("limit"))
     found = ordered[:limit]
@@ -280,9 +280,5 @@ def _limit(text: str | None) -> int:
     if text is None:
         return _DEFAULT
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MOST):
-        raise _wrong("limit", f"limit is a number from 1 to {_MOST}.")
+        raise wrong("limit", f"limit is a number from 1 to {_MOST}.")
     return int(text)
-
-
-def _wrong(param: str, message: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)
