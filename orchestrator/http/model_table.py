@@ -1,4 +1,4 @@
-"""Which of several models are in memory, and which requests wait for one. Pure: what happened and when in, commands out.
+"""Which of several models are in memory, and which requests wait for one. Pure: events and the time in, commands out.
 
 Loads one on request, unloads one that is idle or whose memory another needs. Requests for a model that is not loaded
 wait. Models are loaded in the order of their first waiting request. If the next one lacks memory, models are unloaded

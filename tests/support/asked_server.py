@@ -19,10 +19,19 @@ DEMO = DEMO_TARGET
 CODEC = TextCodec(DEMO)
 TEMPLATE = ChatTemplate(DEMO, CODEC)
 KEY = "a-key-of-tests"
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES, OLLAMA, GENERATE = "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
 EVENTS = "/v1/pipeline/events"
-HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Hello"},
+    CHAT: HELLO,
+    RESPONSES: {"input": "Hello"},
+    MESSAGES: {**HELLO, "max_tokens": 9},
+    OLLAMA: {**HELLO, "model": "demo", "stream": False},
+    GENERATE: {"prompt": "Hello", "model": "demo", "stream": False},
+}
+"""A request of each route that generates."""
 
 SCOPE = {
     "type": "http",
