@@ -15,7 +15,7 @@ from starlette.routing import Route
 from orchestrator.http.anthropic import MessagesRoutes
 from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, internal_error
 from orchestrator.http.gates import MESSAGES, FrontGate, KeyGate, refusal
-from orchestrator.http.live import Condition, Watchable
+from orchestrator.http.live import Condition
 from orchestrator.http.metrics import Counted, Metrics
 from orchestrator.http.model_table import ModelName, Seconds
 from orchestrator.http.ollama.routes import OllamaRoutes
@@ -127,12 +127,9 @@ class OneModel:
         self.offered: Sequence[OfferedModel] = [OfferedModel(ModelName(name), server.template.folder, tuple(aliases))]
         self.health = server.health
         self.chats = server.template.own
+        self.shown = server.backend
         self._server = server
         self._store = store
-
-    @property
-    def shown(self) -> Watchable:
-        return self._server.backend
 
     def server(self, name: ModelName) -> ModelServer:
         return self._server

@@ -7,7 +7,6 @@ rebinding), and its requests then carry that name. IP addresses can't be rebound
 import hmac
 import ipaddress
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -89,7 +88,6 @@ class KeyGate:
         self._key = key
         self._origins = frozenset(origins)
         self._most_bytes = most_bytes
-        self._bodies = _Bodies(_BODIES * most_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,11 +98,17 @@ class KeyGate:
         except ApiError as error:
             await refusal(error, scope["path"])(scope, receive, send)
             return
-        body = _Bounded(receive, self._most_bytes, self._bodies)
-        try:
-            await self._app(scope, body, send)
-        finally:
-            body.release()
+        received = 0
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._most_bytes:
+                raise _too_long(self._most_bytes)
+            return message
+
+        await self._app(scope, bounded, send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -141,51 +145,6 @@ class KeyGate:
         if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
             return False
         return self._origins.isdisjoint((headers.get("origin"), "*"))
-
-
-_BODIES = 16
-"""All long bodies together, as a multiple of the longest one."""
-_SHORT_BYTES = 1 << 16
-"""So much of each body does not count, so that long ones keep out no short request."""
-
-
-@dataclass
-class _Bodies:
-    """Of all requests, from their first byte to the end of their answers: so long they are in memory."""
-
-    most_bytes: int
-    taken: int = 0
-
-
-class _Bounded:
-    """Receives a body up to a number of bytes, of it alone and together with others."""
-
-    def __init__(self, receive: Receive, most_bytes: int, bodies: _Bodies) -> None:
-        self._receive = receive
-        self._most_bytes = most_bytes
-        self._bodies = bodies
-        self._received = 0
-
-    def release(self) -> None:
-        self._bodies.taken -= max(0, self._received - _SHORT_BYTES)
-        self._received = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        before, self._received = self._received, self._received + len(message.get("body", b""))
-        grown = max(0, self._received - _SHORT_BYTES) - max(0, before - _SHORT_BYTES)
-        self._bodies.taken += grown
-        if self._received > self._most_bytes:
-            raise _too_long(self._most_bytes)
-        if grown and self._bodies.taken > self._bodies.most_bytes:
-            raise ApiError(
-                503,
-                f"The bodies of all requests have more than {self._bodies.most_bytes:,} bytes together: try again in a "
-                "moment, or send a shorter one.",
-                code="bodies_too_long",
-                retry=1.0,
-            )
-        return message
 
 
 def _too_long(most: int) -> ApiError:

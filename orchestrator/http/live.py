@@ -42,6 +42,10 @@ class Condition:
         return self.state if self.status in ("ok", "degraded") else None
 
 
+class Checkable(Protocol):
+    async def check(self) -> Condition: ...
+
+
 class Health:
     """Asks `pipeline`, and reuses its answer for a short time."""
 
@@ -112,7 +116,7 @@ class Live:
     The next frame is requested when the client has taken the last one, so a slow client misses frames.
     """
 
-    def __init__(self, pipeline: Watchable, health: Health, facts: Mapping[str, Any]) -> None:
+    def __init__(self, pipeline: Watchable, health: Checkable, facts: Mapping[str, Any]) -> None:
         """`facts` is the content of `hello`."""
         self._pipeline = pipeline
         self._health = health

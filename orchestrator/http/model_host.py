@@ -72,16 +72,6 @@ class Loader(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class WaitingProgress:
-    """What a request waits for."""
-
-    model: ModelName
-    status: str
-    seconds: float
-    """Since the request came."""
-
-
 class ModelHost:
     """Runs in one event loop. `start` and all requests are in it."""
 
@@ -258,8 +248,9 @@ class Lease:
         return asyncio.get_running_loop().time() - self._began
 
     @property
-    def progress(self) -> WaitingProgress:
-        return WaitingProgress(self.name, self._host.doing(self.name), round(self.seconds, 1))
+    def progress(self) -> dict[str, Any]:
+        """What the request waits for, and since when, in seconds."""
+        return {"model": self.name, "status": self._host.doing(self.name), "seconds": round(self.seconds, 1)}
 
     def admit(self, model: LoadedModel) -> None:
         if not self._admitted.done():

@@ -143,11 +143,7 @@ T = TypeVar("T")
 
 async def read_body(request: Request, read: Callable[[bytes], T], *, aside: bool = False) -> T:
     """What `read` makes of the request's body; raises what `read` raises. `aside`: in a thread, however short."""
-    return await read_content(request, await body(request), read, aside=aside)
-
-
-async def read_content(request: Request, content: bytes, read: Callable[[bytes], T], *, aside: bool = False) -> T:
-    """As `read_body`, of a body that has arrived."""
+    content = await body(request)
     if len(content) <= _SHORT_BYTES and not aside:
         return read(content)
     turn: asyncio.Lock | None = request.app.state.long_bodies if len(content) > _LONG_BYTES else None

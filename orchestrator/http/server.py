@@ -16,7 +16,7 @@ from orchestrator.api.owner import attach_command
 from orchestrator.http.embeddings import EmbeddingModel, EmbeddingRoutes
 from orchestrator.http.errors import ANTHROPIC_VERSION, RETRY_SECONDS, ApiError, of_pipeline
 from orchestrator.http.gates import shows_key
-from orchestrator.http.live import LOADING, Condition, Health, Live, StateSource, Watchable
+from orchestrator.http.live import LOADING, Checkable, Condition, Live, StateSource, Watchable
 from orchestrator.http.metrics import CONTENT_TYPE, Metrics
 from orchestrator.http.model_table import ModelName, Seconds
 from orchestrator.http.ollama.routes import CataloguedModel, CatalogueRoutes, EmbedRoutes, catalogued
@@ -86,14 +86,20 @@ class ServedModels(Protocol):
 
     offered: Sequence[OfferedModel]
     """The first is the default."""
-    health: Health
-    """Of the pipeline that the page shows."""
-    chats: bool
-    """Whether the page may chat."""
 
     @property
     def shown(self) -> Watchable:
         """The pipeline that the page shows."""
+        ...
+
+    @property
+    def health(self) -> Checkable:
+        """Of that pipeline."""
+        ...
+
+    @property
+    def chats(self) -> bool:
+        """Whether the page may chat."""
         ...
 
     def server(self, name: ModelName) -> ModelServer | None:

@@ -7,7 +7,6 @@ limit. Each is one that the API's clients ignore: a piece without text, a ping, 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from starlette.routing import Route
 from orchestrator.http.anthropic import waiting_ping
 from orchestrator.http.errors import ApiError, internal_error
 from orchestrator.http.generation import EventStream, WaitingStream
-from orchestrator.http.live import Condition, Health, Watchable
+from orchestrator.http.live import Condition
 from orchestrator.http.model_host import Lease, LoadedModel, ModelHost
 from orchestrator.http.model_table import ModelName, ModelPhase, Seconds
 from orchestrator.http.ollama.answer import empty_line, waiting_line
@@ -35,7 +34,6 @@ from orchestrator.http.tokens import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from orchestrator.http.work import unless_gone
 from protocol.errors import PipelineError
 from protocol.messages.base import SequenceId
-from protocol.messages.client import PipelineState
 from protocol.messages.telemetry import TelemetryFrame
 
 log = logging.getLogger(__name__)
@@ -116,7 +114,7 @@ class Dispatch:
         try:
             model = None
             while model is None:
-                for event in form.waiting(asdict(lease.progress)):
+                for event in form.waiting(lease.progress):
                     yield event
                 model = await lease.model(self._patience)
             for name, value in form.state.items():
@@ -143,14 +141,14 @@ _NONE = "No model is loaded: the next request loads one."
 
 
 class LatestModel:
-    """The pipeline of that model, as the live page needs it."""
+    """The pipeline of that model and its condition, as the live page needs them."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def state(self) -> PipelineState | None:
+    async def check(self) -> Condition:
         latest = self._host.latest
-        return None if latest is None else await latest.server.backend.state()
+        return Condition("loading", _NONE) if latest is None else await latest.server.health.check()
 
     async def watch(self, sequence: SequenceId | None = None) -> AsyncGenerator[TelemetryFrame, None]:
         latest = self._host.latest
@@ -161,18 +159,6 @@ class LatestModel:
                 if self._host.latest is not latest:
                     return
                 yield frame
-
-
-class LatestModelHealth(Health):
-    """The condition of that model."""
-
-    def __init__(self, host: ModelHost) -> None:
-        super().__init__(LatestModel(host))
-        self._host = host
-
-    async def check(self) -> Condition:
-        latest = self._host.latest
-        return Condition("loading", _NONE) if latest is None else await latest.server.health.check()
 
 
 _EMPTY = (b"", b"null", b"[]", b'""')
@@ -220,13 +206,9 @@ class SeveralModels:
     def __init__(self, host: ModelHost, offered: Sequence[OfferedModel], keep_alive: Seconds) -> None:
         """`keep_alive`: between two events of a stream that waits for its model."""
         self.offered = offered
-        self.health: Health = LatestModelHealth(host)
+        self.shown = self.health = LatestModel(host)
         self._host = host
         self._keep_alive = keep_alive
-
-    @property
-    def shown(self) -> Watchable:
-        return LatestModel(self._host)
 
     def server(self, name: ModelName) -> ModelServer | None:
         model = self._host.loaded(name)
