@@ -145,21 +145,21 @@ class OllamaRequest(TranslatedRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    @property
-    def streamed(self) -> bool:
-        return self.stream is not False
-
     def refuse_unsupported(self) -> None:
         """Raises ApiError for what would change the answer, if this server could do it."""
         if self.keep_alive is not None:
             keep_seconds(self.keep_alive)
+
+    def asked(self, notes: Sequence[Note]) -> ChatRequest | CompletionRequest | None:
+        """The chat or the completion that it stands for; None without a prompt. Raises ApiError."""
+        raise NotImplementedError
 
     def common(self) -> dict[str, Any]:
         """Fields of OpenAI's requests."""
         given = self.options or {}
         options = {name: given.get(name) for name in _OPTIONS}
         limit = {"max_tokens": given.get(_LIMIT)}
-        return {"model": own_name(self.model), "stream": self.streamed, **options, **limit}
+        return {"model": own_name(self.model), "stream": self.stream is not False, **options, **limit}
 
     @property
     def unused(self) -> list[Note]:
@@ -187,12 +187,13 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_FUNCTIONS)] | None = None
 
-    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
-        """Raises ApiError."""
+    def asked(self, notes: Sequence[Note]) -> ChatRequest | None:
+        if not self.messages:
+            return None
         self.refuse_unsupported()
-        turns = chat_messages(self.messages or [])
+        turns = chat_messages(self.messages)
         # The beginning of an answer is the last message here.
-        begun = turns[-1]["role"] == "assistant" if turns else None
+        begun = turns[-1]["role"] == "assistant"
         asked = {"messages": turns, "tools": self.tools or None, "continue_final_message": begun or None}
         return question({**self.of_chat(), **asked}, ChatRequest, notes)
 
@@ -213,16 +214,15 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         if self.raw and self.system:
             raise unsupported("system", "A raw prompt is continued as it is: put the system message into it.")
 
-    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
-        """The prompt as a user's message. Raises ApiError."""
+    def asked(self, notes: Sequence[Note]) -> ChatRequest | CompletionRequest | None:
+        """The prompt as a user's message, or without a template."""
+        if not self.prompt:
+            return None
         self.refuse_unsupported()
-        turns = [("system", self.system), ("user", self.prompt)]
-        messages = [{"role": role, "content": content} for role, content in turns if content]
-        return question({**self.of_chat(), "messages": messages}, ChatRequest, notes)
-
-    def completion(self, notes: Sequence[Note] = ()) -> CompletionRequest:
-        """The prompt without a template. Raises ApiError."""
-        self.refuse_unsupported()
+        if not self.raw:
+            turns = [("system", self.system), ("user", self.prompt)]
+            messages = [{"role": role, "content": content} for role, content in turns if content]
+            return question({**self.of_chat(), "messages": messages}, ChatRequest, notes)
         told = {"logprobs": min(self.top_logprobs or 0, 5) if self.logprobs else None}
         fields = {**self.common(), **told, "prompt": self.prompt, "response_format": self.response_format()}
         fields["max_tokens"] = fields["max_tokens"] or MAX_CONTEXT

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,6 @@ from starlette.routing import Route
 
 from orchestrator.http.errors import ApiError, wrong
 from orchestrator.http.openai.answer_content import AnswerContent
-from orchestrator.http.openai.history import Note
 from orchestrator.http.openai.model_server import ModelServer, NewRenderer
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.http.openai.request import ChatRequest
@@ -75,7 +75,7 @@ class ResponsesRoutes:
         return await self._server.answer(request, chat, self._answers(make, head, chat, tools, store, sent))
 
     async def compact(self, request: Request) -> Response:
-        question, before, chat, tools, _ = await read_body(request, self._read_for_summary, aside=True)
+        question, before, chat, tools, _ = await read_body(request, partial(self._read, compact=True), aside=True)
         name, chat = self._server.named(chat)
         answers = self._answers(SummaryAnswer, self._head(name, question, chat), chat, tools, lambda _: None)
         response = await self._server.answer(request, chat, answers)
@@ -104,17 +104,15 @@ class ResponsesRoutes:
         tokens = await self._server.tokens(request, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
-    def _read(self, content: bytes) -> _Asked:
+    def _read(self, content: bytes, *, compact: bool = False) -> _Asked:
+        """`compact`: a summary is asked for by the route."""
         question, notes = read_fields(content, Question)
-        summary = demands(question.items)
-        return self._asked(question.demanding_summary(question.items[:-1]) if summary else question, notes, summary)
-
-    def _read_for_summary(self, content: bytes) -> _Asked:
-        question, notes = read_fields(content, Question)
-        question.same.pop("stream", None)
-        return self._asked(question.demanding_summary(question.items), notes, True)
-
-    def _asked(self, question: Question, notes: list[Note], summary: bool) -> _Asked:
+        items = question.items
+        summary = compact or demands(items)
+        if compact:
+            question.same.pop("stream", None)
+        if summary:
+            question = question.demanding_summary(items if compact else items[:-1])
         id = question.previous_response_id
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
         return _Asked(question, before, question.chat(before, notes), question.offered, summary)
