@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
@@ -61,6 +62,14 @@ def served(pipeline: FakePipeline, settings: ServerSettings, template: ChatTempl
     return application(server_of_one(pipeline, template.codec, template, settings))
 
 
+@asynccontextmanager
+async def client_of(app: Starlette, host: str = "localhost", **given: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server in this process; its failures are answers."""
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", **given) as client:
+        yield client
+
+
 def talk(
     conversation: Callable[[httpx.AsyncClient], Awaitable[T]],
     pipeline: FakePipeline | None = None,
@@ -75,9 +84,8 @@ def talk(
     async def held() -> T:
         given = ServerSettings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
         app = served(pipeline or FakePipeline(), given, template)
-        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         sent = {"authorization": f"Bearer {KEY}"} if headers is None else headers
-        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", headers=sent) as client:
+        async with client_of(app, host, headers=sent) as client:
             return await conversation(client)
 
     return asyncio.run(held())

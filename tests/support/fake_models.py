@@ -19,16 +19,12 @@ from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.several_models import SeveralModels
 from orchestrator.http.work import AdmissionLimit
-from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
+from tests.support.asked_server import CODEC, KEY, TEMPLATE, client_of
 from tests.support.fake_pipeline import FakePipeline
 from tests.support.paths import DEMO_TARGET
 
 T = TypeVar("T")
-KEY = "a-key-of-tests"
-_CODEC = TextCodec(DEMO_TARGET)
-_TEMPLATE = ChatTemplate(DEMO_TARGET, _CODEC)
 _SECONDS = 20.0
 
 
@@ -89,12 +85,8 @@ class FakeModels:
         async def held() -> T:
             host, server = self.serve(**settings)
             host.start()
-            transport = httpx.ASGITransport(app=application(server), raise_app_exceptions=False)
             headers = {"authorization": f"Bearer {KEY}"}
-            async with (
-                asyncio.timeout(_SECONDS),
-                httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client,
-            ):
+            async with asyncio.timeout(_SECONDS), client_of(application(server), headers=headers) as client:
                 try:
                     return await conversation(client, host)
                 finally:
@@ -130,7 +122,7 @@ class _Loader:
             raise PipelineError(models.failures[name])
         pipeline = models.pipelines.setdefault(name, FakePipeline(pieces=lambda _: [name]))
         settings = replace(self._settings, names=(name, *models.aliases.get(name, ())))
-        server = ModelServer(pipeline, _CODEC, _TEMPLATE, settings, self.figures)
+        server = ModelServer(pipeline, CODEC, TEMPLATE, settings, self.figures)
         endpoints = {each.path: each.endpoint for each in generation_routes(server, self.store)}
         models.ended[name] = asyncio.get_running_loop().create_future()
         return LoadedModel(server, endpoints, models.ended[name])

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.http.app import application, server_of_one
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.work import in_thread
-from tests.support.asked_server import BODIES, CHAT, CODEC, HELLO, SCOPE, TEMPLATE, receiving, talk
+from tests.support.asked_server import BODIES, CHAT, CODEC, HELLO, SCOPE, TEMPLATE, client_of, receiving, talk
 from tests.support.fake_pipeline import FakePipeline
 
 COUNTS: list[tuple[str, Any]] = [
@@ -86,8 +86,7 @@ def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: An
 
     async def stopped() -> list[httpx.Response]:
         server = server_of_one(FakePipeline(), CODEC, TEMPLATE, settings)
-        transport = httpx.ASGITransport(app=application(server))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with client_of(application(server)) as client:
             asking = asyncio.create_task(client.post(path, json=body))
             await asyncio.to_thread(tokenizing.begun.wait)
             server.stop()

@@ -24,7 +24,7 @@ from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings, Serv
 from orchestrator.http.work import AdmissionLimit
 from orchestrator.machine.models.checkpoints import demo_model
 from protocol.descriptors import raise_descriptor_limit
-from tests.support.asked_server import get, post
+from tests.support.asked_server import client_of, get, post
 from tests.support.fake_embeddings import BROKEN, COMMAND, SILENT, vector
 
 OPENAI, EMBED, OLDER = "/v1/embeddings", "/api/embed", "/api/embeddings"
@@ -51,7 +51,7 @@ def asked(model: EmbeddingModel, conversation: Callable[[httpx.AsyncClient], Awa
         with closing(model):
             routes = [*EmbeddingRoutes(model).routes, *EmbedRoutes(model).routes]
             app = answering(routes, ServerSettings(names=("demo",)))
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            async with client_of(app) as client:
                 return await conversation(client)
 
     return asyncio.run(held())

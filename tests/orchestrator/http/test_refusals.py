@@ -46,6 +46,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     *((CHAT, {"messages": said("x", role)}, "messages") for role in ("nobody", [], {}, 3, None)),
     *((CHAT, form(schema), "response_format") for schema in ({"type": "nonsense"}, {"not": {}}, [1])),
     (CHAT, form({"enum": ["x" * 70_000]}), "response_format"),
+    (CHAT, form({"enum": ["\N{PILE OF POO}" * 6000]}), "response_format"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
     (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),

@@ -32,12 +32,12 @@ from tests.support.asked_server import (
     CHAT,
     CODEC,
     COMPLETIONS,
-    EVENTS,
     HELLO,
     KEY,
     SCOPE,
     TEMPLATE,
     chunks,
+    client_of,
     get,
     post,
     receiving,
@@ -49,26 +49,6 @@ from tests.support.fake_pipeline import READY, FakePipeline
 # Who gets in -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/v1/models/demo", COMPLETIONS, CHAT, EVENTS, "/none"])
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"authorization": "Bearer wrong"},
-        {"x-api-key": KEY + "x"},
-        {"authorization": f"Basic {KEY}", "x-api-key": ""},
-    ],
-)
-def test_no_route_but_health_and_the_page_answers_without_the_key(path: str, headers: dict[str, str]):
-    response = get(path, headers=headers)
-
-    assert response.status_code == 401
-    assert response.json()["error"]["code"] == "invalid_api_key"
-    assert response.headers["www-authenticate"] == "Bearer"
-    assert get("/health", headers=headers).status_code == 200
-    assert get("/", headers=headers).status_code == 200
-
-
 @pytest.mark.parametrize("wrong", [KEY.upper(), KEY[:-1], KEY[1:], KEY + "x", KEY * 2, f'"{KEY}"', "*", "None", ""])
 def test_every_route_but_health_and_the_page_wants_the_key_letter_by_letter(wrong: str):
     routes = served(FakePipeline(), ServerSettings(names=("demo",), key=KEY)).routes
@@ -77,7 +57,8 @@ def test_every_route_but_health_and_the_page_wants_the_key_letter_by_letter(wron
     }
 
     async def ask(client: httpx.AsyncClient) -> set[str]:
-        headers = ({"authorization": f"Bearer {wrong}"}, {"authorization": wrong}, {"x-api-key": wrong})
+        basic = {"authorization": f"Basic {KEY}", "x-api-key": wrong}
+        headers = ({"authorization": f"Bearer {wrong}"}, {"authorization": wrong}, {"x-api-key": wrong}, basic)
         answers = [
             (path, (await client.request(method, path, headers=header)).status_code)
             for method, path in sorted(asked)
@@ -86,6 +67,9 @@ def test_every_route_but_health_and_the_page_wants_the_key_letter_by_letter(wron
         return {path for path, status in answers if status != 401}
 
     assert talk(ask, headers={}) == {"/", "/health"}
+    refused = get("/none", headers={"x-api-key": wrong})
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert refused.json()["error"]["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize(
@@ -342,14 +326,6 @@ def test_only_models_named_at_the_start_can_be_asked_for(name: str):
     assert get("/v1/models/b/c", names=("a", "b/c")).json()["id"] == "b/c"
 
 
-@pytest.mark.parametrize("condition", [replace(READY, level="chain"), replace(READY, level="plain"), None])
-def test_models_tell_what_the_target_verifies_once_that_is_known(condition: PipelineState | None):
-    (listed,) = get("/v1/models", FakePipeline(condition=condition)).json()["data"]
-    named = get("/v1/models/demo", FakePipeline(condition=condition)).json()
-
-    assert listed["level"] == named["level"] == (None if condition is None else condition.level)
-
-
 def test_parameters_reach_the_pipeline():
     pipeline = FakePipeline()
     asked = {
@@ -435,12 +411,11 @@ def test_a_streamed_chat_is_the_whole_one_in_chunks_with_usage_only_if_asked_for
 def test_a_place_is_free_when_the_end_of_a_stream_was_read():
     async def twice() -> int:
         app = served(FakePipeline(), ServerSettings(names=("demo",), most_open=1))
-        transport = httpx.ASGITransport(app=app)
         statuses: list[int] = []
 
         async def send(message: Any) -> None:
             if message.get("body") == b"data: [DONE]\n\n":
-                async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                async with client_of(app) as client:
                     statuses.append((await client.post(CHAT, json=HELLO)).status_code)
 
         await app(SCOPE, receiving({**HELLO, "stream": True}, asyncio.Event()), send)
@@ -581,21 +556,25 @@ def test_generation_stops_when_the_client_disconnects(stream: bool):
     assert (b": keep-alive\n\n" in said) == stream
 
 
+def stopped(pipeline: FakePipeline, begun: asyncio.Event, body: Any) -> httpx.Response:
+    """The answer of a server that is stopped once `begun` is set."""
+
+    async def ask() -> httpx.Response:
+        server = server_of_one(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
+        async with client_of(application(server)) as client:
+            waiting = asyncio.create_task(client.post(CHAT, json=body))
+            await begun.wait()
+            server.stop()
+            return await asyncio.wait_for(waiting, 10)
+
+    return asyncio.run(ask())
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stopped_server_sends_waiting_clients_an_error(stream: bool):
     pipeline = FakePipeline(lambda _: ["a", None])
 
-    async def stopped() -> httpx.Response:
-        settings = ServerSettings(names=("demo",))
-        server = server_of_one(pipeline, CODEC, TEMPLATE, settings)
-        transport = httpx.ASGITransport(app=application(server))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            waiting = asyncio.create_task(client.post(CHAT, json={**HELLO, "stream": stream}))
-            await pipeline.stuck.wait()
-            server.stop()
-            return await waiting
-
-    response = asyncio.run(stopped())
+    response = stopped(pipeline, pipeline.stuck, {**HELLO, "stream": stream})
 
     assert response.status_code == (200 if stream else 503)
     assert "The server was stopped" in response.text
@@ -611,17 +590,7 @@ def test_a_stop_reaches_requests_that_wait_for_a_pipeline_that_has_ended():
         await asyncio.Event().wait()
 
     pipeline.state = state
-
-    async def stopped() -> httpx.Response:
-        server = server_of_one(pipeline, CODEC, TEMPLATE, ServerSettings(names=("demo",)))
-        transport = httpx.ASGITransport(app=application(server))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            waiting = asyncio.create_task(client.post(CHAT, json=HELLO))
-            await asked.wait()
-            server.stop()
-            return await asyncio.wait_for(waiting, 10)
-
-    response = asyncio.run(stopped())
+    response = stopped(pipeline, asked, HELLO)
 
     assert response.status_code == 503
     assert "The server was stopped" in response.json()["error"]["message"]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.structured_output import call_grammar, response_grammar
 from orchestrator.text.answer.parts import Call, Part
 from orchestrator.text.answer_format import AnswerFormat
@@ -129,8 +128,3 @@ def test_penalties_and_log_probabilities_reach_the_pipeline(hermes: ChatTemplate
     assert asked({"tools": [ADD], "tool_choice": "required", "response_format": FORM}, hermes) == forced(
         "required", ADD
     )
-
-
-def test_a_schema_that_does_not_fit_its_message_is_refused():
-    with pytest.raises(ApiError, match="characters"):
-        response_grammar({"type": "json_schema", "json_schema": {"schema": {"enum": ["\N{PILE OF POO}" * 6000]}}})
