@@ -89,7 +89,6 @@ def _call(block: Block) -> dict[str, Any]:
 _CALLED = {
     "response_format": "output_config.format",
     "max_completion_tokens": "max_tokens",
-    "stop": "stop_sequences",
     "thinking_budget": "thinking.budget_tokens",
 }
 """What fields of the chat are called here."""

@@ -209,10 +209,12 @@ def test_an_idle_model_is_unloaded_after_its_time_and_a_pinned_one_is_not():
 def test_what_a_request_said_holds_until_the_model_is_unloaded():
     shell = Shell(entry(A), keep=60.0)
     shell.keep(A, 0.0)
+    ticket = shell.ask(A)
+    shell.finish_load(A)
+    shell.release(ticket)
+    assert shell.table.deadline == 60
     for seconds in (None, 0.0):
         ticket = shell.ask(A)
-        if shell.loading:
-            shell.finish_load(A)
         shell.keep(A, seconds)
         shell.release(ticket)
         assert shell.table.deadline is None
@@ -269,13 +271,16 @@ def test_a_pipeline_that_ends_by_itself_is_unloaded_and_waits_before_it_is_loade
     running = shell.ask(A)
     shell.finish_load(A)
     shell.end(A)
-    early = shell.ask(A)
-    assert (shell.unloading, shell.refused[early].reason) == ([A], "killed")
+    early, other = shell.ask(A), shell.ask(B)
+    assert (shell.unloading, shell.loading, shell.refused[early].reason) == ([A], [], "killed")
     shell.finish_unload(A)
+    shell.finish_load(B)
     shell.release(running)
+    shell.release(other)
 
     shell.wait(PAUSE)
     shell.ask(A)
+    shell.finish_unload(B)
 
     assert shell.loading == [A]
 

@@ -300,6 +300,20 @@ def test_a_client_that_goes_while_it_waits_frees_its_place_and_a_running_one_its
     assert models.unloads == ["big"]
 
 
+def test_generation_ends_when_a_client_goes_that_waited_for_its_model():
+    models = FakeModels(pipelines={"big": FakePipeline(pieces=lambda _: ["a", None])})
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> None:
+        asking = asyncio.create_task(models.streamed_while_loading(client, CHAT, HI))
+        await models.pipelines["big"].stuck.wait()
+        asking.cancel()
+        await models.pipelines["big"].cancelled.wait()
+
+    models.talk(ask)
+
+    assert models.pipelines["big"].running == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_disconnects_while_its_model_is_loaded_waits_no_more(stream: bool):
     models = FakeModels()
