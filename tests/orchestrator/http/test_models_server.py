@@ -306,6 +306,8 @@ def test_generation_ends_when_a_client_goes_that_waited_for_its_model():
     async def ask(client: httpx.AsyncClient, _: ModelHost) -> None:
         asking = asyncio.create_task(models.streamed_while_loading(client, CHAT, HI))
         await models.pipelines["big"].stuck.wait()
+        # Until its text goes on in the stream.
+        await asyncio.sleep(0.1)
         asking.cancel()
         await models.pipelines["big"].cancelled.wait()
 
