@@ -1,4 +1,4 @@
-"""The server as an ASGI application: routes, middlewares, error handlers."""
+"""The server as an ASGI application: routes, middlewares, error handlers; and the server of one model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,18 +12,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.access.middleware import MESSAGES, FramingGate, HostGate, KeyGate, refusal
-from orchestrator.http.anthropic.routes import MessagesRoutes
+from orchestrator.http.anthropic import MessagesRoutes
 from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, internal_error
-from orchestrator.http.monitoring.metrics import Counted, Metrics
+from orchestrator.http.gates import MESSAGES, FrontGate, KeyGate, refusal
+from orchestrator.http.live import Condition
+from orchestrator.http.metrics import Counted, Metrics
+from orchestrator.http.model_table import ModelName, Seconds
 from orchestrator.http.ollama.routes import OllamaRoutes
-from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.model_server import Backend, ModelServer
 from orchestrator.http.openai.routes import CompletionRoutes
 from orchestrator.http.page import page
 from orchestrator.http.responses.routes import ResponsesRoutes, ResponseStore
-from orchestrator.http.server import Server
+from orchestrator.http.server import Invitations, OfferedModel, Server
 from orchestrator.http.settings import ServerSettings
 from orchestrator.http.tokens import TokenRoutes
+from orchestrator.http.work import AdmissionLimit
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
+from protocol.messages.remote import Invitation
 
 
 def application(server: Server) -> Starlette:
@@ -48,8 +54,7 @@ def guarded(routes: Sequence[Route], settings: ServerSettings, figures: Metrics)
     paths = frozenset(route.path for route in routes)
     middleware = [
         Middleware(Counted, metrics=figures, routes=paths),
-        Middleware(FramingGate),
-        Middleware(HostGate, names=settings.hosts),
+        Middleware(FrontGate, names=settings.hosts),
         Middleware(KeyGate, key=settings.key, most_bytes=settings.most_bytes, origins=settings.origins),
     ]
     if settings.origins:
@@ -99,3 +104,44 @@ _HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
     ClientDisconnect: _on_disconnect,
     Exception: _on_failure,
 }
+
+
+def server_of_one(
+    backend: Backend,
+    codec: TextCodec,
+    template: ChatTemplate,
+    settings: ServerSettings,
+    invite: Callable[[], Invitation] | None = None,
+) -> Server:
+    """`invite` makes a join line; None if no other machine can join the pipeline."""
+    figures, store = Metrics(AdmissionLimit(settings.most_open)), ResponseStore()
+    model = OneModel(ModelServer(backend, codec, template, settings, figures), settings, store)
+    return Server(model, settings, figures, store, Invitations(invite, backend, settings.key))
+
+
+class OneModel:
+    """The table of one model, as `ServedModels` has it."""
+
+    def __init__(self, server: ModelServer, settings: ServerSettings, store: ResponseStore) -> None:
+        name, *aliases = settings.names
+        self.offered: Sequence[OfferedModel] = [OfferedModel(ModelName(name), server.template.folder, tuple(aliases))]
+        self.health = server.health
+        self.chats = server.template.own
+        self.shown = server.backend
+        self._server = server
+        self._store = store
+
+    def server(self, name: ModelName) -> ModelServer:
+        return self._server
+
+    def memory(self, name: ModelName) -> tuple[int | None, Seconds | None]:
+        return None, None
+
+    async def report(self) -> tuple[Condition, dict[str, Any]]:
+        return await self.health.check(), {}
+
+    def routes(self, names: Callable[[str | None], ModelName]) -> list[Route]:
+        return generation_routes(self._server, self._store)
+
+    def stop(self) -> None:
+        self._server.stop()

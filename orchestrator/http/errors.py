@@ -1,5 +1,6 @@
 """Errors in the forms of OpenAI's, Anthropic's and Ollama's APIs. Pure."""
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -9,6 +10,8 @@ from protocol.errors import InputError, PipelineError
 
 ANTHROPIC_VERSION = "anthropic-version"
 """The header by which clients of Anthropic's API are known on routes that both APIs have."""
+RETRY_SECONDS = 5
+"""When a request may come again that found no pipeline."""
 _OPENAI_TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -32,12 +35,14 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        retry: float = 0.0,
     ) -> None:
+        """`retry`: seconds after which the request is worth sending again; 0 if that is not known."""
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
-        self.headers = dict(headers or {})
+        self.headers = dict(headers or {}) | ({"retry-after": str(max(1, math.ceil(retry)))} if retry else {})
 
     def in_words_of(self, names: Mapping[str, str]) -> "ApiError":
         """This error in the words of an API whose fields, or fields of fields (text.format), have other `names`."""
@@ -83,6 +88,11 @@ class PromptTooLong(ApiError):
         return {"type": "error", "error": {"type": "invalid_request_error", "message": self._anthropic}}
 
 
+def wrong(param: str | None, message: str) -> ApiError:
+    """The error for a value that can't be read or answered."""
+    return ApiError(400, message, code="invalid_value", param=param)
+
+
 def unsupported(param: str, message: str) -> ApiError:
     """The error for a field of the API that this server does not implement."""
     return ApiError(400, message, code="unsupported_parameter", param=param)
@@ -100,7 +110,7 @@ def refuse_given(asked: object, names: Mapping[str, str], ignored: Collection[ob
 def of_pipeline(error: PipelineError) -> ApiError:
     """The response to an error of the pipeline."""
     if isinstance(error, InputError):
-        return ApiError(400, str(error), code="invalid_value")
+        return wrong(None, str(error))
     if isinstance(error, NoPipeline):
         error = PipelineError("The pipeline ended during this request, or does not answer: send it again in a moment.")
-    return ApiError(503, str(error), code="pipeline_failed", headers={"retry-after": "5"})
+    return ApiError(503, str(error), code="pipeline_failed", retry=RETRY_SECONDS)

@@ -73,9 +73,16 @@ StreamEvent: TypeAlias = PromptProgress | OutputEvent
 class ChoiceStream:
     """Reads each choice in its own task; `close` cancels those that are unfinished."""
 
-    def __init__(self, choices: Sequence[OutputSource], on_end: Callable[[], None]) -> None:
-        """`on_end` is called when all choices have ended, whether their events were read or not."""
+    def __init__(
+        self,
+        choices: Sequence[OutputSource],
+        measured: Callable[[OutputSource], AsyncIterator[str]],
+        on_end: Callable[[], None],
+    ) -> None:
+        """`measured` gives the pieces of a choice. `on_end` is called when all choices have ended, whether their events
+        were read or not."""
         self._events: asyncio.Queue[StreamEvent | ApiError] = asyncio.Queue()
+        self._measured = measured
         self._on_end = on_end
         self._results: list[Result | None] = [None] * len(choices)
         self._tasks = [asyncio.create_task(self._read(index, pieces)) for index, pieces in enumerate(choices)]
@@ -124,7 +131,7 @@ class ChoiceStream:
         pieces.watch_reading(lambda tokens, total: self._events.put_nowait(PromptProgress(index, tokens, total)))
         try:
             sent = 0
-            async for piece in pieces:
+            async for piece in self._measured(pieces):
                 chosen = pieces.chosen[sent:]
                 sent += len(chosen)
                 self._events.put_nowait(TextPiece(index, piece, chosen))
@@ -141,6 +148,7 @@ class ChoiceStream:
             raise
 
 
+EVENTS = "text/event-stream"
 COMMENT = b": keep-alive\n\n"
 """A server-sent event that clients skip."""
 
@@ -180,16 +188,21 @@ class Renderer(Protocol):
         ...
 
 
-class WaitingStream(Protocol):
-    """A stream whose model is not in memory yet: its events before the answer's."""
+@dataclass
+class WaitingStream:
+    """A stream whose model is not in memory yet: its events before the answer's, of which each is `event` with the
+    reason."""
 
-    media_type: str = "text/event-stream"
+    encode: Callable[[dict[str, Any]], bytes]
+    event: dict[str, Any]
+    error: Callable[[ApiError], dict[str, Any]]
+    media_type: str = EVENTS
 
     def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
-        """Events that tell why it waits."""
-        ...
+        return [self.encode({**self.event, "loading": loading})]
 
-    def failed(self, error: ApiError) -> Iterable[bytes]: ...
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [self.encode(self.error(error))]
 
     @property
     def state(self) -> dict[str, Any]:
@@ -209,15 +222,16 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class EventStream(StreamingResponse):
     """A stream of server-sent events. Calls `close` when it ends, for whatever reason; `close` may be called twice."""
 
-    def __init__(self, frames: AsyncIterator[bytes], close: Callable[[], None]) -> None:
-        super().__init__(frames, headers=_HEADERS, media_type="text/event-stream")
-        self._close = close
+    def __init__(self, frames: AsyncIterator[bytes], close: Callable[[], None], media_type: str = EVENTS) -> None:
+        super().__init__(frames, headers=_HEADERS, media_type=media_type)
+        self.frames = frames
+        self.close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._close()
+            self.close()
 
 
 async def frames(

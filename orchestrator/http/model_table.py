@@ -1,4 +1,4 @@
-"""Which of several models are in memory, and which requests wait for one. Pure: events and time in, commands out.
+"""Which of several models are in memory, and which requests wait for one. Pure: events and the time in, commands out.
 
 Loads one on request, unloads one that is idle or whose memory another needs. Requests for a model that is not loaded
 wait. Models are loaded in the order of their first waiting request. If the next one lacks memory, models are unloaded
@@ -10,7 +10,7 @@ that wait for it then, before it can be unloaded for another one.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NewType, TypeAlias, assert_never
+from typing import Literal, NewType, TypeAlias
 
 FULL_RETRY_SECONDS = 5.0
 """When a request that found too many others waiting may come again."""
@@ -39,97 +39,22 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
-class ServerStarted:
-    """The server listens: pinned models are loaded."""
-
-
-@dataclass(frozen=True)
-class Requested:
-    """A request names a model."""
-
-    ticket: Ticket
-    model: ModelName
-
-
-@dataclass(frozen=True)
-class Released:
-    """A request has ended, or its client has gone, whether it was admitted or still waits."""
-
-    ticket: Ticket
-
-
-@dataclass(frozen=True)
-class KeepChosen:
-    """How long this model stays loaded without a request, until it is unloaded; None for ever. Without effect on a
-    model that is not loaded."""
-
-    model: ModelName
-    seconds: Seconds | None
-
-
-@dataclass(frozen=True)
-class ModelLoaded:
-    model: ModelName
-
-
-@dataclass(frozen=True)
-class LoadFailed:
-    """A model could not be loaded. Its memory is free."""
-
-    model: ModelName
-    reason: str
-
-
-@dataclass(frozen=True)
-class ModelEnded:
-    """The pipeline of a loaded model has ended by itself. What is left of it is unloaded."""
-
-    model: ModelName
-    reason: str
-
-
-@dataclass(frozen=True)
-class ModelUnloaded:
-    """The memory of a model is free."""
-
-    model: ModelName
-
-
-@dataclass(frozen=True)
-class ModelTick:
-    """Time has passed."""
-
-
-Event: TypeAlias = (
-    ServerStarted
-    | Requested
-    | Released
-    | KeepChosen
-    | ModelLoaded
-    | LoadFailed
-    | ModelEnded
-    | ModelUnloaded
-    | ModelTick
-)
-
-
-@dataclass(frozen=True)
 class Load:
-    """Load the model, then report ModelLoaded or LoadFailed."""
+    """Load the model, then report `loaded` or `failed`."""
 
     model: ModelName
 
 
 @dataclass(frozen=True)
 class Unload:
-    """End the model's pipeline, then report ModelUnloaded. No request runs in it, unless it has ended by itself."""
+    """End the model's pipeline, then report `unloaded`. No request runs in it, unless it has ended by itself."""
 
     model: ModelName
 
 
 @dataclass(frozen=True)
 class Admit:
-    """The request may use its model until it is Released."""
+    """The request may use its model until its `release`."""
 
     ticket: Ticket
 
@@ -188,7 +113,7 @@ class ModelStatus:
 
 
 class ModelTable:
-    """The state of all models. `step` takes one event and returns what the shell must now do."""
+    """The state of all models. Each method takes what has happened and returns what the shell must now do."""
 
     def __init__(
         self, entries: Sequence[ModelEntry], *, room: int, keep: Seconds | None, most_waiting: int, pause: Seconds
@@ -204,54 +129,70 @@ class ModelTable:
         self._waiting: dict[Ticket, ModelName] = {}
         """In the order of arrival."""
 
-    def step(self, event: Event, now: Seconds) -> list[Command]:
-        match event:
-            case ServerStarted():
-                return [*self._load_pinned(), *self._schedule(now)]
-            case Requested(ticket, model):
-                refusal = self._refusal(ticket, self.models[model], now)
-                if refusal is not None:
-                    return [refusal]
-                self._waiting[ticket] = model
-            case Released(ticket):
-                self._release(ticket, now)
-            case KeepChosen(model, seconds):
-                if self.models[model].phase in (ModelPhase.LOADING, ModelPhase.LOADED):
-                    self.models[model].keep = seconds
-            case ModelLoaded(model):
-                status = self.models[model]
-                status.phase, status.failure, status.used_at = ModelPhase.LOADED, "", now
-                waiting = [ticket for ticket, name in self._waiting.items() if name == model]
-                return [*self._admit(waiting, now), *self._schedule(now)]
-            case LoadFailed(model, reason):
-                return [*self._fail(self.models[model], reason, now), *self._schedule(now)]
-            case ModelEnded(model, reason):
-                status = self.models[model]
-                refused = [*self._fail(status, reason, now)]
-                status.phase = ModelPhase.UNLOADING
-                return [Unload(model), *refused, *self._schedule(now)]
-            case ModelUnloaded(model):
-                self._forget(self.models[model])
-            case ModelTick():
-                pass
-            case _:
-                assert_never(event)
+    def start(self, now: Seconds) -> list[Command]:
+        """The server listens: pinned models are loaded."""
+        absent = [each for each in self.models.values() if each.entry.pinned and each.phase is ModelPhase.ABSENT]
+        return [*map(self._load, absent), *self._schedule(now)]
+
+    def request(self, ticket: Ticket, model: ModelName, now: Seconds) -> list[Command]:
+        """A request names a model."""
+        refusal = self._refusal(ticket, self.models[model], now)
+        if refusal is not None:
+            return [refusal]
+        self._waiting[ticket] = model
+        return self._schedule(now)
+
+    def release(self, ticket: Ticket, now: Seconds) -> list[Command]:
+        """A request has ended, or its client has gone, whether it was admitted or still waits."""
+        self._waiting.pop(ticket, None)
+        for status in self.models.values():
+            if ticket in status.running:
+                status.running.remove(ticket)
+                if not status.running:
+                    status.used_at = now
+        return self._schedule(now)
+
+    def keep(self, model: ModelName, seconds: Seconds | None, now: Seconds) -> list[Command]:
+        """How long this model stays loaded without a request, until it is unloaded; None for ever. Without effect on a
+        model that is not loaded."""
+        if self.models[model].phase in (ModelPhase.LOADING, ModelPhase.LOADED):
+            self.models[model].keep = seconds
+        return self._schedule(now)
+
+    def loaded(self, model: ModelName, now: Seconds) -> list[Command]:
+        status = self.models[model]
+        status.phase, status.failure, status.used_at = ModelPhase.LOADED, "", now
+        waiting = [ticket for ticket, name in self._waiting.items() if name == model]
+        return [*self._admit(waiting, now), *self._schedule(now)]
+
+    def failed(self, model: ModelName, reason: str, now: Seconds) -> list[Command]:
+        """A model could not be loaded. Its memory is free."""
+        return [*self._fail(self.models[model], reason, now), *self._schedule(now)]
+
+    def ended(self, model: ModelName, reason: str, now: Seconds) -> list[Command]:
+        """The pipeline of a loaded model has ended by itself. What is left of it is unloaded."""
+        refused = [*self._fail(self.models[model], reason, now)]
+        self.models[model].phase = ModelPhase.UNLOADING
+        return [Unload(model), *refused, *self._schedule(now)]
+
+    def unloaded(self, model: ModelName, now: Seconds) -> list[Command]:
+        """The memory of a model is free."""
+        self._forget(self.models[model])
+        return self._schedule(now)
+
+    def tick(self, now: Seconds) -> list[Command]:
+        """Time has passed."""
         return self._schedule(now)
 
     @property
     def deadline(self) -> Seconds | None:
-        """When the next ModelTick is due; None without one."""
+        """When the next `tick` is due; None without one."""
         return min((until for status in self.models.values() if (until := status.idle_until) is not None), default=None)
 
     @property
     def waiting(self) -> int:
         """Number of waiting requests."""
         return len(self._waiting)
-
-    def _load_pinned(self) -> Iterator[Command]:
-        for status in self.models.values():
-            if status.entry.pinned and status.phase is ModelPhase.ABSENT:
-                yield self._load(status)
 
     def _refusal(self, ticket: Ticket, status: ModelStatus, now: Seconds) -> Refuse | None:
         entry, most = status.entry, self._most(status)
@@ -276,14 +217,6 @@ class ModelTable:
     def _admits(self, status: ModelStatus) -> bool:
         """Whether a request for a loaded model needs not wait."""
         return status.phase is ModelPhase.LOADED and status.entry.name not in self._victims()
-
-    def _release(self, ticket: Ticket, now: Seconds) -> None:
-        self._waiting.pop(ticket, None)
-        for status in self.models.values():
-            if ticket in status.running:
-                status.running.remove(ticket)
-                if not status.running:
-                    status.used_at = now
 
     def _fail(self, status: ModelStatus, reason: str, now: Seconds) -> Iterator[Command]:
         """Requests that run see the end of their pipeline themselves."""

@@ -14,8 +14,8 @@ from msgspec import structs
 from starlette.requests import Request
 
 from orchestrator.api.validation import out_of_range
-from orchestrator.http.access.disconnects import body, in_thread, unless_gone
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, wrong
+from orchestrator.http.work import body, in_thread, unless_gone
 from protocol.messages.base import MAX_CONTEXT
 
 MOST_LEVELS = 256
@@ -88,9 +88,11 @@ def _require_bounds(body: bytes) -> None:
         containers += outside.count(b"[") + outside.count(b"{")
         commas += outside.count(b",")
     if containers > MOST_CONTAINERS:
-        raise _too_many(f"{MOST_CONTAINERS:,} lists and objects: send fewer messages, parts or tools.")
+        raise wrong(
+            None, f"The body has more than {MOST_CONTAINERS:,} lists and objects: send fewer messages, parts or tools."
+        )
     if commas > MOST_VALUES:
-        raise _too_many(f"{MOST_VALUES:,} values: send fewer.")
+        raise wrong(None, f"The body has more than {MOST_VALUES:,} values: send fewer.")
 
 
 def _outside_texts(body: bytes) -> Iterator[bytes]:
@@ -103,12 +105,8 @@ def _outside_texts(body: bytes) -> Iterator[bytes]:
         inside = (inside + len(pieces) - 1) % 2
 
 
-def _too_many(what: str) -> ApiError:
-    return ApiError(400, f"The body has more than {what}", code="invalid_value")
-
-
 def _too_deep() -> ApiError:
-    return ApiError(400, f"The body is nested deeper than {MOST_LEVELS} levels: flatten it.", code="invalid_value")
+    return wrong(None, f"The body is nested deeper than {MOST_LEVELS} levels: flatten it.")
 
 
 def _deeper(value: Any, most: int) -> bool:
@@ -131,12 +129,8 @@ _CONTAINERS = (dict, list, tuple, msgspec.Struct)
 
 
 def _wrong(error: msgspec.ValidationError) -> ApiError:
-    return ApiError(400, str(out_of_range(error)), code="invalid_value", param=_param(error))
-
-
-def _param(error: msgspec.ValidationError) -> str | None:
     _, found, path = str(error).partition("`$.")
-    return path.rstrip("`").split(".")[0].split("[")[0] if found else None
+    return wrong(path.rstrip("`").split(".")[0].split("[")[0] if found else None, str(out_of_range(error)))
 
 
 _SHORT_BYTES = 1 << 14
@@ -149,11 +143,7 @@ T = TypeVar("T")
 
 async def read_body(request: Request, read: Callable[[bytes], T], *, aside: bool = False) -> T:
     """What `read` makes of the request's body; raises what `read` raises. `aside`: in a thread, however short."""
-    return await read_content(request, await body(request), read, aside=aside)
-
-
-async def read_content(request: Request, content: bytes, read: Callable[[bytes], T], *, aside: bool = False) -> T:
-    """As `read_body`, of a body that has arrived."""
+    content = await body(request)
     if len(content) <= _SHORT_BYTES and not aside:
         return read(content)
     turn: asyncio.Lock | None = request.app.state.long_bodies if len(content) > _LONG_BYTES else None

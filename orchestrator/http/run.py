@@ -13,20 +13,17 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import uvicorn
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.access.connections import connection_class
-from orchestrator.http.app import application
+from orchestrator.http.app import application, server_of_one
 from orchestrator.http.backend import PipelineBackend, PipelineThread, ServedPipeline
+from orchestrator.http.connections import connection_class
+from orchestrator.http.metrics import Metrics
+from orchestrator.http.model_host import ModelHost, ModelPipeline, PipelineLoader
 from orchestrator.http.model_table import ModelEntry, ModelTable, Seconds
-from orchestrator.http.models.host import ModelHost
-from orchestrator.http.models.one import server_of_one
-from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
-from orchestrator.http.models.several import SeveralModels
-from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings, loopback
-from orchestrator.machine.line_limit import LineLimit
+from orchestrator.http.several_models import SeveralModels
+from orchestrator.http.work import AdmissionLimit
 from orchestrator.machine.network import require_unused
 from orchestrator.machine.target import level_note
 from orchestrator.text.chat_template import ChatTemplate
@@ -46,32 +43,12 @@ class Say(Protocol):
         ...
 
 
-class LogLimit(logging.Filter):
-    """Passes `most` warnings a minute; the next one says how many were left out. Errors, our own, all pass."""
-
-    def __init__(self, most: int = 10, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._limit = LineLimit(most)
-        self._clock = clock
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR:
-            return True
-        left_out = self._limit.take(self._clock())
-        if left_out:
-            record.msg = f"{record.getMessage()} ({left_out} such lines were left out before.)"
-            record.args = ()
-        return left_out is not None
-
-
 _GRACE_SECONDS = 2
 """For responses in progress when the server ends."""
 _BACKLOG = 512
 """Connections that wait in the system until they are accepted."""
 _SEND_BUFFER = 1 << 15
 """Bytes of a connection that wait in the system until the client takes them; Linux doubles it."""
-_ACCEPTED = 16
-"""Connections accepted in one go: far fewer than the strangers' share, so that each is read before others end it."""
 
 
 _PAUSE_SECONDS = 30.0
@@ -171,9 +148,9 @@ def http_server(server: Server) -> uvicorn.Server:
         ws="none",
         lifespan="off",
         access_log=False,
-        log_level="warning",
+        log_level="error",
         server_header=False,
-        backlog=_ACCEPTED,
+        backlog=_BACKLOG,
         limit_concurrency=settings.connections.most,
         timeout_keep_alive=settings.connections.idle_seconds,
         timeout_graceful_shutdown=_GRACE_SECONDS,
@@ -213,7 +190,7 @@ class LeftThreads(ThreadPoolExecutor):
 
 
 class _Listener(uvicorn.Server):
-    """Stops all generation before it waits for its connections to end. Bounds its log meanwhile."""
+    """Stops all generation before it waits for its connections to end."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
         super().__init__(config)
@@ -221,18 +198,7 @@ class _Listener(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_default_executor(LeftThreads())
-        logger, limit = logging.getLogger("uvicorn.error"), LogLimit()
-        logger.addFilter(limit)
-        try:
-            await super().serve(sockets)
-        finally:
-            logger.removeFilter(limit)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for each in sockets or ():
-            # asyncio took the number of connections to accept in one go for this one too.
-            each.listen(_BACKLOG)
+        await super().serve(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stop()

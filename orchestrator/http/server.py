@@ -13,14 +13,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.api.owner import attach_command
-from orchestrator.http.access.middleware import shows_key
-from orchestrator.http.embeddings.model import EmbeddingModel
-from orchestrator.http.embeddings.routes import EmbeddingRoutes
-from orchestrator.http.errors import ANTHROPIC_VERSION, ApiError, of_pipeline
+from orchestrator.http.embeddings import EmbeddingModel, EmbeddingRoutes
+from orchestrator.http.errors import ANTHROPIC_VERSION, RETRY_SECONDS, ApiError, of_pipeline
+from orchestrator.http.gates import shows_key
+from orchestrator.http.live import LOADING, Checkable, Condition, Live, StateSource, Watchable
+from orchestrator.http.metrics import CONTENT_TYPE, Metrics
 from orchestrator.http.model_table import ModelName, Seconds
-from orchestrator.http.monitoring.health import LOADING, Condition, Health, StateSource
-from orchestrator.http.monitoring.live import Live, Watchable
-from orchestrator.http.monitoring.metrics import CONTENT_TYPE, Metrics
 from orchestrator.http.ollama.routes import CataloguedModel, CatalogueRoutes, EmbedRoutes, catalogued
 from orchestrator.http.openai.model_server import ModelServer, background, unknown_model
 from orchestrator.http.responses.routes import ResponseStore, StoredResponses
@@ -57,7 +55,7 @@ class Invitations:
         try:
             state = await self._pipeline.state()
             if state is None:
-                raise ApiError(503, LOADING, code="loading", headers={"retry-after": "5"})
+                raise ApiError(503, LOADING, code="loading", retry=RETRY_SECONDS)
             invitation = await asyncio.to_thread(self._invite)
         except PipelineError as error:
             raise of_pipeline(error) from error
@@ -88,14 +86,20 @@ class ServedModels(Protocol):
 
     offered: Sequence[OfferedModel]
     """The first is the default."""
-    health: Health
-    """Of the pipeline that the page shows."""
-    chats: bool
-    """Whether the page may chat."""
 
     @property
     def shown(self) -> Watchable:
         """The pipeline that the page shows."""
+        ...
+
+    @property
+    def health(self) -> Checkable:
+        """Of that pipeline."""
+        ...
+
+    @property
+    def chats(self) -> bool:
+        """Whether the page may chat."""
         ...
 
     def server(self, name: ModelName) -> ModelServer | None:

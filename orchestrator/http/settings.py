@@ -19,8 +19,6 @@ class ConnectionLimits:
 
     most: int = 512
     """Connections at once; beyond that, requests are answered with 503."""
-    strangers: int = 256
-    """Connections at once whose client has not shown the key."""
     head_seconds: float = 10.0
     """For a request's line and headers."""
     body_seconds: float = 30.0
@@ -34,8 +32,7 @@ class ConnectionLimits:
     def within(self, descriptors: int) -> "ConnectionLimits":
         """So few that a process with so many descriptors keeps some: without one it can neither accept a connection
         nor close it, and logs an error each time."""
-        most, strangers = min(self.most, descriptors // 2), min(self.strangers, descriptors // 4)
-        return replace(self, most=most, strangers=strangers)
+        return replace(self, most=min(self.most, descriptors // 2))
 
 
 @dataclass(frozen=True)

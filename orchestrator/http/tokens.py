@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.embeddings.routes import json_response
-from orchestrator.http.errors import ApiError
+from orchestrator.http.embeddings import json_response
+from orchestrator.http.errors import wrong
 from orchestrator.http.generation import warned
-from orchestrator.http.openai.chat_request import ChatRequest, question
 from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.openai.request import ChatRequest, question
 from orchestrator.http.request_bodies import converted, decoded, read_body
+from orchestrator.http.work import in_thread
 from protocol.messages.base import Token
 
 TOKENIZE, DETOKENIZE, APPLY_TEMPLATE = "/tokenize", "/detokenize", "/apply-template"
@@ -86,7 +86,7 @@ class TokenRoutes:
         """A conversation as the model reads it."""
         _, chat = await read_body(request, _text_or_chat)
         if chat is None:
-            raise ApiError(400, "There are no messages: give at least one.", code="invalid_value", param="messages")
+            raise wrong("messages", "There are no messages: give at least one.")
         self._server.model_name(chat.model)
         prepared = await self._server.prepared(request, chat)
         return json_response({"prompt": prepared.prompts[0], **warned(prepared.warnings)})

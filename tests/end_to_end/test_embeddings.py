@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from orchestrator.http.embeddings.process import EmbeddingProcess, embedding_command
+from orchestrator.http.embedding_process import EmbeddingProcess, embedding_command
 from orchestrator.machine.checkpoints import demo_model
 from orchestrator.machine.progress import silent
 

@@ -9,15 +9,15 @@ import pytest
 
 from orchestrator.api.sampling import NOT_PRESET, PRESETS, UNFILTERED, SamplingParams
 from orchestrator.cli.sampling_options import NOT_OPTIONS, sampling_options, server_options
-from orchestrator.http.anthropic.request import MessagesRequest
-from orchestrator.http.openai.chat_request import (
+from orchestrator.http.anthropic import MessagesRequest
+from orchestrator.http.openai.request import (
     BODY_NAMES,
     NOT_IN_BODIES,
     ONLY_OF_COMPLETIONS,
     SHARED_NAMES,
     ChatRequest,
+    CompletionRequest,
 )
-from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.responses.request import Response
 from protocol.errors import InputError
 from protocol.messages.sampling import ModelSampling, Sampling, SamplingFields
@@ -39,8 +39,8 @@ SURFACES: dict[str, tuple[Iterable[str], Mapping[str, str]]] = {
     "server's options": (options(server_options), NOT_PRESET),
     "chat completions": (ChatRequest.__struct_fields__, NOT_IN_BODIES),
     "completions": (CompletionRequest.__struct_fields__, NOT_IN_BODIES),
-    "responses": (Response.__struct_fields__, NOT_SHARED),
-    "messages": (MessagesRequest.__struct_fields__, NOT_SHARED),
+    "responses": (Response.SAME, NOT_SHARED),
+    "messages": (MessagesRequest.SAME, NOT_SHARED),
     **{f"preset {name}": (values, NOT_PRESET) for name, values in PRESETS.items()},
 }
 DECLARED = {"logprobs", "verification"}

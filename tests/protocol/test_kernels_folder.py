@@ -123,7 +123,7 @@ def test_every_program_that_imports_mlx_imports_the_check():
 
     assert len(with_mlx) > 5
     # It runs in an environment without our packages and is given a folder.
-    assert unchecked <= {"orchestrator.http.embeddings.program"}
+    assert unchecked <= {"orchestrator.http.embedding_program"}
 
 
 def _is_program(name):

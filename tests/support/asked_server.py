@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
 from starlette.applications import Starlette
 
-from orchestrator.http.app import application
-from orchestrator.http.models.one import server_of_one
+from orchestrator.http.app import application, server_of_one
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
@@ -20,10 +20,19 @@ DEMO = DEMO_TARGET
 CODEC = TextCodec(DEMO)
 TEMPLATE = ChatTemplate(DEMO, CODEC)
 KEY = "a-key-of-tests"
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES, OLLAMA, GENERATE = "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
 EVENTS = "/v1/pipeline/events"
-HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Hello"},
+    CHAT: HELLO,
+    RESPONSES: {"input": "Hello"},
+    MESSAGES: {**HELLO, "max_tokens": 9},
+    OLLAMA: {**HELLO, "model": "demo", "stream": False},
+    GENERATE: {"prompt": "Hello", "model": "demo", "stream": False},
+}
+"""A request of each route that generates."""
 
 SCOPE = {
     "type": "http",
@@ -53,6 +62,14 @@ def served(pipeline: FakePipeline, settings: ServerSettings, template: ChatTempl
     return application(server_of_one(pipeline, template.codec, template, settings))
 
 
+@asynccontextmanager
+async def client_of(app: Starlette, host: str = "localhost", **given: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server in this process; its failures are answers."""
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", **given) as client:
+        yield client
+
+
 def talk(
     conversation: Callable[[httpx.AsyncClient], Awaitable[T]],
     pipeline: FakePipeline | None = None,
@@ -67,9 +84,8 @@ def talk(
     async def held() -> T:
         given = ServerSettings(**{"names": ("demo",), "key": KEY, "keep_alive": 0.02, **settings})
         app = served(pipeline or FakePipeline(), given, template)
-        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         sent = {"authorization": f"Bearer {KEY}"} if headers is None else headers
-        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", headers=sent) as client:
+        async with client_of(app, host, headers=sent) as client:
             return await conversation(client)
 
     return asyncio.run(held())

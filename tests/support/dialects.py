@@ -212,7 +212,8 @@ class Responses(Dialect):
         """The items that the events tell of, by their small steps alone. One ends before the next begins."""
         items: list[Any] = []
         kinds: list[str] = []
-        for event in steps:
+        # Signs of life come between any two steps.
+        for event in (step for step in steps if step["type"] != "response.in_progress"):
             content: Any = items[-1].get("content") if items else None
             kinds = [*kinds, event["type"].removeprefix("response.")]
             match kinds[-1]:

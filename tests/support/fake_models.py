@@ -8,27 +8,23 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.app import answering, application, generation_routes
+from orchestrator.http.app import application, generation_routes
+from orchestrator.http.metrics import Metrics
+from orchestrator.http.model_host import LoadedModel, ModelHost
 from orchestrator.http.model_table import ModelEntry, ModelName, ModelTable
-from orchestrator.http.models.host import LoadedModel, ModelHost
-from orchestrator.http.models.several import SeveralModels
-from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.run import http_server
 from orchestrator.http.server import OfferedModel, Server
 from orchestrator.http.settings import ServerSettings
-from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.tokenizer import TextCodec
+from orchestrator.http.several_models import SeveralModels
+from orchestrator.http.work import AdmissionLimit
 from protocol.errors import PipelineError
+from tests.support.asked_server import CODEC, KEY, TEMPLATE, client_of
 from tests.support.fake_pipeline import FakePipeline
 from tests.support.paths import DEMO_TARGET
 
 T = TypeVar("T")
-KEY = "a-key-of-tests"
-_CODEC = TextCodec(DEMO_TARGET)
-_TEMPLATE = ChatTemplate(DEMO_TARGET, _CODEC)
 _SECONDS = 20.0
 
 
@@ -89,12 +85,8 @@ class FakeModels:
         async def held() -> T:
             host, server = self.serve(**settings)
             host.start()
-            transport = httpx.ASGITransport(app=application(server), raise_app_exceptions=False)
             headers = {"authorization": f"Bearer {KEY}"}
-            async with (
-                asyncio.timeout(_SECONDS),
-                httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client,
-            ):
+            async with asyncio.timeout(_SECONDS), client_of(application(server), headers=headers) as client:
                 try:
                     return await conversation(client, host)
                 finally:
@@ -130,10 +122,10 @@ class _Loader:
             raise PipelineError(models.failures[name])
         pipeline = models.pipelines.setdefault(name, FakePipeline(pieces=lambda _: [name]))
         settings = replace(self._settings, names=(name, *models.aliases.get(name, ())))
-        server = ModelServer(pipeline, _CODEC, _TEMPLATE, settings, self.figures)
-        routes = generation_routes(server, self.store)
+        server = ModelServer(pipeline, CODEC, TEMPLATE, settings, self.figures)
+        endpoints = {each.path: each.endpoint for each in generation_routes(server, self.store)}
         models.ended[name] = asyncio.get_running_loop().create_future()
-        return LoadedModel(server, answering(routes, settings), models.ended[name])
+        return LoadedModel(server, endpoints, models.ended[name])
 
     async def unload(self, name: ModelName) -> None:
         self._models.unloads.append(name)

@@ -10,19 +10,14 @@ from typing import Any
 
 import uvicorn
 
-from orchestrator.http.models.one import server_of_one
+from orchestrator.http.app import server_of_one
 from orchestrator.http.run import bound, http_server
 from orchestrator.http.settings import ConnectionLimits, ServerSettings
-from orchestrator.text.chat_template import ChatTemplate
-from orchestrator.text.tokenizer import TextCodec
+from tests.support.asked_server import CODEC, KEY, TEMPLATE
 from tests.support.fake_pipeline import FakePipeline
-from tests.support.paths import DEMO_TARGET
 from tests.support.processes import until
 
-KEY = "a-key-of-tests"
 _SECONDS = 20.0
-_CODEC = TextCodec(DEMO_TARGET)
-_TEMPLATE = ChatTemplate(DEMO_TARGET, _CODEC)
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ def listening(
     pipeline: FakePipeline | None = None, *, limits: ConnectionLimits | None = None, **settings: Any
 ) -> Iterator[ListeningServer]:
     given = ServerSettings(**{"names": ("demo",), "key": KEY, "connections": limits or ConnectionLimits(), **settings})
-    with running(http_server(server_of_one(pipeline or FakePipeline(), _CODEC, _TEMPLATE, given))) as server:
+    with running(http_server(server_of_one(pipeline or FakePipeline(), CODEC, TEMPLATE, given))) as server:
         yield server
 
 

@@ -57,7 +57,7 @@ def serve_models(
     for a share of this machine's. Models may be fetched. Raises InputError for one that can't be had."""
     settings = dataclasses.replace(settings, names=tuple(name for model in models for name in model.names))
     # The libraries of the server take a while, which other commands need not wait for.
-    from orchestrator.http.models.pipelines import ModelPipeline
+    from orchestrator.http.model_host import ModelPipeline
     from orchestrator.http.run import ModelMemory, run_models
 
     room = usable_bytes() if memory_gib is None else int(memory_gib * GIB)
@@ -271,7 +271,7 @@ def serve(
 def _embedding(name: str | None, keep_minutes: float) -> EmbeddingSettings | None:
     if name is None:
         return None
-    from orchestrator.http.embeddings.process import embedding_command, embedding_folder
+    from orchestrator.http.embedding_process import embedding_command, embedding_folder
 
     with ConversionBar(quiet=False) as bar:
         folder = embedding_folder(name, bar)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -113,19 +112,9 @@ class OllamaAnswer:
         }
 
 
-class WaitingLines(WaitingStream):
-    """Lines without text."""
-
-    media_type = MEDIA_TYPE
-
-    def __init__(self, model: str, *, chat: bool) -> None:
-        self._empty = partial(empty_line, model, chat=chat)
-
-    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
-        return [line(self._empty(loading=loading))]
-
-    def failed(self, error: ApiError) -> Iterable[bytes]:
-        return [line(error.ollama_body())]
+def waiting_line(model: str, *, chat: bool) -> WaitingStream:
+    """A line without text."""
+    return WaitingStream(line, empty_line(model, chat=chat), ApiError.ollama_body, MEDIA_TYPE)
 
 
 def _call(part: Call) -> dict[str, Any]:

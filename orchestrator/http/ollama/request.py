@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Annotated, Any
 
-import msgspec
-from msgspec import Meta, structs
+from msgspec import Meta
 
 from orchestrator.http.errors import ApiError, refuse_given, unsupported
 from orchestrator.http.model_table import Seconds
-from orchestrator.http.openai.chat_request import ChatRequest, question
-from orchestrator.http.openai.completion_request import CompletionRequest
 from orchestrator.http.openai.history import Note, parts
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest, question
+from orchestrator.http.openai.request_fields import TranslatedRequest, unknown, unused
 from protocol.messages.base import MAX_CONTEXT, MAX_FUNCTIONS
 
 _LATEST = ":latest"
@@ -119,47 +118,52 @@ class _OpenCalls:
         return {"name": name, "tool_call_id": id}
 
 
-class OllamaOptions(msgspec.Struct, kw_only=True):
-    """The options that have an effect. Others are about Ollama's own engine."""
+_LIMIT = "num_predict"
+_OPTIONS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "seed",
+    "stop",
+)
+"""The options that a chat has too. Others, save the limit, are about Ollama's own engine."""
 
-    num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
 
-
-class OllamaRequest(msgspec.Struct, kw_only=True):
+class OllamaRequest(TranslatedRequest, kw_only=True):
     """What both routes have in common."""
 
     model: str | None = None
     stream: bool | None = None
-    options: OllamaOptions | None = None
+    options: dict[str, Any] | None = None
     format: str | dict[str, Any] | None = None
     think: bool | Annotated[str, Meta(max_length=32)] | None = None
     keep_alive: Any = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    @property
-    def streamed(self) -> bool:
-        return self.stream is not False
-
     def refuse_unsupported(self) -> None:
         """Raises ApiError for what would change the answer, if this server could do it."""
         if self.keep_alive is not None:
             keep_seconds(self.keep_alive)
 
+    def asked(self, notes: Sequence[Note]) -> ChatRequest | CompletionRequest | None:
+        """The chat or the completion that it stands for; None without a prompt. Raises ApiError."""
+        raise NotImplementedError
+
     def common(self) -> dict[str, Any]:
         """Fields of OpenAI's requests."""
-        options = structs.asdict(self.options or OllamaOptions())
-        limit = {"max_tokens": options.pop("num_predict")}
-        return {"model": own_name(self.model), "stream": self.streamed, **options, **limit}
+        given = self.options or {}
+        options = {name: given.get(name) for name in _OPTIONS}
+        limit = {"max_tokens": given.get(_LIMIT)}
+        return {"model": own_name(self.model), "stream": self.stream is not False, **options, **limit}
+
+    @property
+    def unused(self) -> list[Note]:
+        return unused(f"options.{name}" for name in unknown(self.options or {}, (_LIMIT, *_OPTIONS)))
 
     def of_chat(self) -> dict[str, Any]:
         """Those of a chat."""
@@ -183,12 +187,13 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_FUNCTIONS)] | None = None
 
-    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
-        """Raises ApiError."""
+    def asked(self, notes: Sequence[Note]) -> ChatRequest | None:
+        if not self.messages:
+            return None
         self.refuse_unsupported()
-        turns = chat_messages(self.messages or [])
+        turns = chat_messages(self.messages)
         # The beginning of an answer is the last message here.
-        begun = turns[-1]["role"] == "assistant" if turns else None
+        begun = turns[-1]["role"] == "assistant"
         asked = {"messages": turns, "tools": self.tools or None, "continue_final_message": begun or None}
         return question({**self.of_chat(), **asked}, ChatRequest, notes)
 
@@ -209,16 +214,15 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         if self.raw and self.system:
             raise unsupported("system", "A raw prompt is continued as it is: put the system message into it.")
 
-    def chat(self, notes: Sequence[Note] = ()) -> ChatRequest:
-        """The prompt as a user's message. Raises ApiError."""
+    def asked(self, notes: Sequence[Note]) -> ChatRequest | CompletionRequest | None:
+        """The prompt as a user's message, or without a template."""
+        if not self.prompt:
+            return None
         self.refuse_unsupported()
-        turns = [("system", self.system), ("user", self.prompt)]
-        messages = [{"role": role, "content": content} for role, content in turns if content]
-        return question({**self.of_chat(), "messages": messages}, ChatRequest, notes)
-
-    def completion(self, notes: Sequence[Note] = ()) -> CompletionRequest:
-        """The prompt without a template. Raises ApiError."""
-        self.refuse_unsupported()
+        if not self.raw:
+            turns = [("system", self.system), ("user", self.prompt)]
+            messages = [{"role": role, "content": content} for role, content in turns if content]
+            return question({**self.of_chat(), "messages": messages}, ChatRequest, notes)
         told = {"logprobs": min(self.top_logprobs or 0, 5) if self.logprobs else None}
         fields = {**self.common(), **told, "prompt": self.prompt, "response_format": self.response_format()}
         fields["max_tokens"] = fields["max_tokens"] or MAX_CONTEXT

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -16,9 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.access.disconnects import body, unless_gone
-from orchestrator.http.embeddings.model import Embedded, EmbeddingModel
-from orchestrator.http.embeddings.routes import json_response, named
+from orchestrator.http.embeddings import Embedded, EmbeddingModel, json_response, named
 from orchestrator.http.generation import EventStream
 from orchestrator.http.model_table import Seconds
 from orchestrator.http.ollama.answer import MEDIA_TYPE, OllamaAnswer, empty_line
@@ -30,11 +28,11 @@ from orchestrator.http.ollama.request import (
     own_name,
 )
 from orchestrator.http.openai.answer_content import AnswerContent
-from orchestrator.http.openai.chat_request import ChatRequest
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import Asked, ChatPrompts, PreparedRequest
 from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import decoded, read_body
+from orchestrator.http.work import body, unless_gone
 from orchestrator.text.chat_template import ChatTemplate
 from protocol.contracts.model_folder import ModelFolder
 
@@ -47,17 +45,16 @@ class OllamaRoutes:
 
     @property
     def routes(self) -> list[Route]:
-        return [Route(CHAT, self.chat, methods=["POST"]), Route(GENERATE, self.generate, methods=["POST"])]
+        return [
+            Route(CHAT, partial(self._answer, OllamaChatRequest), methods=["POST"]),
+            Route(GENERATE, partial(self._answer, OllamaGenerateRequest), methods=["POST"]),
+        ]
 
-    async def chat(self, request: Request) -> Response:
-        question, asked = await read_body(request, _chat)
-        return await (self._empty(question, chat=True) if asked is None else self._answer(request, asked, chat=True))
-
-    async def generate(self, request: Request) -> Response:
-        question, asked = await read_body(request, _generation)
-        return await (self._empty(question, chat=False) if asked is None else self._answer(request, asked, chat=False))
-
-    async def _answer(self, request: Request, asked: Asked, *, chat: bool) -> Response:
+    async def _answer(self, kind: type[OllamaRequest], request: Request) -> Response:
+        question, asked = await read_body(request, lambda content: _read(content, kind))
+        chat = kind is OllamaChatRequest
+        if asked is None:
+            return await self._empty(question, chat=chat)
         (name, asked), codec = self._server.named(asked), self._server.codec
         # How long the request waited for its model.
         loading: float = getattr(request.state, "loading_seconds", 0.0)
@@ -83,18 +80,10 @@ class OllamaRoutes:
         return JSONResponse(empty_line(name, chat=chat, done=True, done_reason="unload" if gone else "load"))
 
 
-def _chat(content: bytes) -> tuple[OllamaChatRequest, ChatRequest | None]:
-    """The request, and the chat that it stands for, if it has messages."""
-    question, notes = read_fields(content, OllamaChatRequest, within="options")
-    return question, question.chat(notes) if question.messages else None
-
-
-def _generation(content: bytes) -> tuple[OllamaGenerateRequest, Asked | None]:
-    """The request, and the chat or the completion that it stands for, if it has a prompt."""
-    question, notes = read_fields(content, OllamaGenerateRequest, within="options")
-    if not question.prompt:
-        return question, None
-    return question, question.completion(notes) if question.raw else question.chat(notes)
+def _read(content: bytes, kind: type[OllamaRequest]) -> tuple[OllamaRequest, Asked | None]:
+    """The request, and what it asks for."""
+    question, notes = read_fields(content, kind)
+    return question, question.asked([*notes, *question.unused])
 
 
 class _EmbedRequest(msgspec.Struct):

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from msgspec import structs
@@ -22,7 +23,7 @@ from orchestrator.http.generation import (
 )
 from orchestrator.http.openai.answer_content import LogprobTranscript, call_id, echoed_logprobs, no_logprobs, usage
 from orchestrator.http.openai.prompts import PreparedRequest
-from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner, ThoughtSpan
+from orchestrator.text.answer.parts import Call, Part, Reasoning, Spoken, ThoughtJoiner
 from orchestrator.text.tokenizer import TextCodec
 
 
@@ -54,10 +55,11 @@ class Echo(NamedTuple):
 
 @dataclass(frozen=True)
 class ChoiceAnswer:
-    """The objects and chunks that answer one request."""
+    """Renders the answers of one request. A whole choice is made from its chunks."""
 
     kind: AnswerKind
     model: str
+    choices: int = 1
     with_usage: bool = False
     """The stream ends with a chunk that holds the usage."""
     codec: TextCodec | None = None
@@ -78,39 +80,54 @@ class ChoiceAnswer:
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         results = [_silenced(result) for result in results] if self.silent else results
         shown = results if self.returned is None else best(results, self._prompts, self.returned)
-        parsed = [self._parsed(result) for result in shown]
-        choices = [self._choice(index, *each) for index, each in enumerate(zip(shown, parsed, strict=True))]
-        reasoning = [_joined(parts, Reasoning) for parts, _ in parsed]
-        answer = {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self.usage(results, reasoning)}
+        choices = [choice.whole(result) for choice, result in zip(self._read, shown, strict=False)]
+        answer = {**self._head(_OBJECT[self.kind]), "choices": choices, "usage": self._usage(results)}
         return answer | warned([*self.prompt.warnings, *self.prompt.if_cut(results)])
 
-    def opening(self, choices: int) -> list[dict[str, Any]]:
-        """Chunks before the first text."""
+    def opening(self) -> Iterable[bytes]:
         if self.kind == "text":
-            return [self.piece(index, echo.text) for index, echo in enumerate(self.echoed)]
-        first, *others = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(choices)]
-        return [first | warned(self.prompt.warnings), *others]
+            return [frame(self.piece(index, echo.text)) for index, echo in enumerate(self.echoed)]
+        first, *others = [self.chunk(index, {"role": "assistant", "content": ""}) for index in range(self.choices)]
+        return map(frame, [first | warned(self.prompt.warnings), *others])
+
+    def idle(self) -> bytes:
+        return COMMENT
+
+    def reading(self, event: PromptProgress) -> bytes:
+        """A chunk without text. `prompt_progress` has the names that llama.cpp's server gives it."""
+        chunk = self.chunk(event.index, {} if self.kind == "chat" else "")
+        return frame({**chunk, "prompt_progress": {"processed": event.tokens, "total": event.total}})
+
+    def render(self, event: OutputEvent) -> Iterable[bytes]:
+        made = [*self._read[event.index].chunks(event)]
+        if isinstance(event, ChoiceEnd):
+            made[-1] |= warned(self.prompt.if_cut([event.result]))
+        return map(frame, made)
+
+    def failed(self, error: ApiError) -> Iterable[bytes]:
+        return [frame(error.openai_body())]
+
+    def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
+        last = {**self._head(self._chunk_object), "choices": [], "usage": self._usage(results)}
+        return [frame(last), _DONE] if self.with_usage else [_DONE]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
-        return self._chunk(index, {"content": text} if self.kind == "chat" else text, logprobs=logprobs)
+        return self.chunk(index, {"content": text} if self.kind == "chat" else text, logprobs=logprobs)
 
-    def reasoning(self, index: int, text: str) -> dict[str, Any]:
-        return self._chunk(index, {"reasoning_content": text})
+    def chunk(self, index: int, content: Any, finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+        key = "delta" if self.kind == "chat" else "text"
+        choice = {"index": index, key: content, "logprobs": logprobs, "finish_reason": finish}
+        chunk = {**self._head(self._chunk_object), "choices": [choice]}
+        return {**chunk, "usage": None} if self.with_usage else chunk
 
-    def call(self, index: int, place: int, call: Call) -> dict[str, Any]:
-        """`place`: the call's index among those of the choice."""
-        return self._chunk(index, {"tool_calls": [{"index": place, **_chat_call(call)}]})
+    @cached_property
+    def _read(self) -> list["_Choice"]:
+        return [_Choice(self, index) for index in range(self.choices)]
 
-    def end(self, index: int, reason: str) -> dict[str, Any]:
-        return self._chunk(index, {} if self.kind == "chat" else "", reason)
-
-    def last(self, results: Sequence[Result], reasoning: Sequence[str]) -> dict[str, Any]:
-        """The chunk that has no choices, only usage."""
-        return {**self._head(self._chunk_object), "choices": [], "usage": self.usage(results, reasoning)}
-
-    def usage(self, results: Sequence[Result], reasoning: Sequence[str]) -> dict[str, Any]:
-        """`reasoning`: of each choice."""
-        return usage(results, self._prompts, sum(self.reasoning_tokens(text) for text in reasoning if text))
+    def _usage(self, results: Sequence[Result]) -> dict[str, Any]:
+        return usage(
+            results, self._prompts, sum(self.reasoning_tokens(each.reasoning) for each in self._read if each.reasoning)
+        )
 
     @property
     def _prompts(self) -> int:
@@ -129,99 +146,14 @@ class ChoiceAnswer:
             "model": self.model,
         }
 
-    def _parsed(self, result: Result) -> tuple[list[Part], Sequence[ThoughtSpan]]:
-        """The parts of an answer, and its thoughts, as of AnswerParser."""
-        parser = self.prompt.new_parser()
-        parts = [*parser.push(result.text), *parser.finish()]
-        return [*map(ThoughtJoiner().push, parts)], parser.thoughts
 
-    def _choice(self, index: int, result: Result, parsed: tuple[list[Part], Sequence[ThoughtSpan]]) -> dict[str, Any]:
-        parts, thoughts = parsed
-        text, reasoning = _joined(parts, Spoken), _joined(parts, Reasoning)
-        calls = [_chat_call(part) for part in parts if isinstance(part, Call)]
-        echo = self.echoed[index] if self.echoed else None
-        logprobs = self._logprobs(result, thoughts, echo)
-        reason = finish_reason(result, bool(calls))
-        if self.kind == "text":
-            text = echo.text + text if echo else text
-            return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        message = {"role": "assistant", "content": text, "refusal": None}
-        if reasoning:
-            message = {**message, "reasoning_content": reasoning}
-        if calls:
-            message = {**message, "content": text.strip() or None, "tool_calls": calls}
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs(self, result: Result, thoughts: Sequence[ThoughtSpan], echo: Echo | None) -> dict[str, Any] | None:
-        if self.codec is None:
-            return None
-        if echo is not None:
-            chosen = list(map(Chosen, result.tokens, result.likelihoods))
-            return echoed_logprobs(self.codec, echo.tokens, result.prompt_likelihoods, echo.text, chosen)
-        transcript = LogprobTranscript(self.kind, self.codec, self.prompt.shown, self.prompt.marked)
-        found = transcript.push(result.text, map(Chosen, result.tokens, result.likelihoods), thoughts)
-        return found or no_logprobs(self.kind, self.codec)
-
-    def reading(self, event: PromptProgress) -> dict[str, Any]:
-        """A chunk without text. `prompt_progress` has the names that llama.cpp's server gives it."""
-        chunk = self._chunk(event.index, {} if self.kind == "chat" else "")
-        return {**chunk, "prompt_progress": {"processed": event.tokens, "total": event.total}}
-
-    def _chunk(self, index: int, content: Any, finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
-        key = "delta" if self.kind == "chat" else "text"
-        choice = {"index": index, key: content, "logprobs": logprobs, "finish_reason": finish}
-        chunk = {**self._head(self._chunk_object), "choices": [choice]}
-        return {**chunk, "usage": None} if self.with_usage else chunk
+def waiting_chunk(kind: AnswerKind, model: str) -> WaitingStream:
+    """A chunk without text."""
+    return WaitingStream(frame, ChoiceAnswer(kind, model).piece(0, ""), ApiError.openai_body)
 
 
-class Chunks:
-    """Renders `answer` for a request with `choices` choices."""
-
-    def __init__(self, answer: ChoiceAnswer, choices: int) -> None:
-        self._answer = answer
-        self._choices = [_ChoiceChunks(answer, index) for index in range(choices)]
-
-    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        return self._answer.whole(results)
-
-    def opening(self) -> Iterable[bytes]:
-        return map(frame, self._answer.opening(len(self._choices)))
-
-    def idle(self) -> bytes:
-        return COMMENT
-
-    def reading(self, event: PromptProgress) -> bytes:
-        return frame(self._answer.reading(event))
-
-    def render(self, event: OutputEvent) -> Iterable[bytes]:
-        made = [*self._choices[event.index].chunks(event)]
-        if isinstance(event, ChoiceEnd):
-            made[-1] |= warned(self._answer.prompt.if_cut([event.result]))
-        return map(frame, made)
-
-    def failed(self, error: ApiError) -> Iterable[bytes]:
-        return [frame(error.openai_body())]
-
-    def ending(self, results: Sequence[Result]) -> Iterable[bytes]:
-        reasoning = [choice.reasoning for choice in self._choices]
-        return [frame(self._answer.last(results, reasoning)), _DONE] if self._answer.with_usage else [_DONE]
-
-
-class WaitingChunks(WaitingStream):
-    """Chunks without text."""
-
-    def __init__(self, kind: AnswerKind, model: str) -> None:
-        self._answer = ChoiceAnswer(kind, model)
-
-    def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
-        return [frame({**self._answer.piece(0, ""), "loading": loading})]
-
-    def failed(self, error: ApiError) -> Iterable[bytes]:
-        return [frame(error.openai_body())]
-
-
-class _ChoiceChunks:
-    """The chunks of one choice."""
+class _Choice:
+    """One choice, which its events build up."""
 
     def __init__(self, answer: ChoiceAnswer, index: int) -> None:
         self._answer = answer
@@ -230,17 +162,36 @@ class _ChoiceChunks:
         codec, prompt = answer.codec, answer.prompt
         self._transcript = None if codec is None else LogprobTranscript(answer.kind, codec, prompt.shown, prompt.marked)
         self._joiner = ThoughtJoiner()
-        self._calls = 0
+        self._calls: list[dict[str, Any]] = []
+        self._texts: list[str] = []
         self.reasoning = ""
 
     def chunks(self, event: OutputEvent) -> Iterator[dict[str, Any]]:
         """The parser holds back text that may be a marker."""
         if isinstance(event, TextPiece):
             parts = self._parser.push(event.text)
-            yield from self._of_parts(parts, self._logprobs(event))
+            yield from self._of_parts(parts, self._logprobs(event.text, event.chosen))
         else:
             yield from self._of_parts(self._parser.finish(), None)
-            yield self._answer.end(self._index, finish_reason(event.result, bool(self._calls)))
+            reason = finish_reason(event.result, bool(self._calls))
+            yield self._answer.chunk(self._index, {} if self._answer.kind == "chat" else "", reason)
+
+    def whole(self, result: Result) -> dict[str, Any]:
+        for event in (TextPiece(self._index, result.text), ChoiceEnd(self._index, result)):
+            # Each chunk adds to the texts and calls.
+            for _ in self.chunks(event):
+                pass
+        text, reason = "".join(self._texts), finish_reason(result, bool(self._calls))
+        echo = self._answer.echoed[self._index] if self._answer.echoed else None
+        end = {"logprobs": self._whole_logprobs(result, echo), "finish_reason": reason}
+        if self._answer.kind == "text":
+            return {"index": self._index, "text": echo.text + text if echo else text, **end}
+        message = {"role": "assistant", "content": text, "refusal": None}
+        if self.reasoning:
+            message = {**message, "reasoning_content": self.reasoning}
+        if self._calls:
+            message = {**message, "content": text.strip() or None, "tool_calls": self._calls}
+        return {"index": self._index, "message": message, **end}
 
     def _of_parts(self, parts: Sequence[Part], logprobs: Any) -> Iterator[dict[str, Any]]:
         """`logprobs` go with the first text."""
@@ -248,28 +199,33 @@ class _ChoiceChunks:
             match part:
                 case Reasoning(text):
                     self.reasoning += text
-                    yield self._answer.reasoning(self._index, text)
+                    yield self._answer.chunk(self._index, {"reasoning_content": text})
                 case Spoken(text):
+                    self._texts.append(text)
                     yield self._answer.piece(self._index, text, logprobs)
                     logprobs = None
                 case Call():
-                    self._calls += 1
-                    yield self._answer.call(self._index, self._calls - 1, part)
+                    place = len(self._calls)
+                    self._calls.append(_chat_call(part))
+                    yield self._answer.chunk(self._index, {"tool_calls": [{"index": place, **self._calls[-1]}]})
         if logprobs:
             yield self._answer.piece(self._index, "", logprobs)
 
-    def _logprobs(self, event: TextPiece) -> Any:
-        if self._transcript is None:
+    def _logprobs(self, text: str, chosen: Iterable[Chosen]) -> Any:
+        return None if self._transcript is None else self._transcript.push(text, chosen, self._parser.thoughts)
+
+    def _whole_logprobs(self, result: Result, echo: Echo | None) -> dict[str, Any] | None:
+        codec = self._answer.codec
+        if codec is None:
             return None
-        return self._transcript.push(event.text, event.chosen, self._parser.thoughts)
+        chosen = list(map(Chosen, result.tokens, result.likelihoods))
+        if echo is not None:
+            return echoed_logprobs(codec, echo.tokens, result.prompt_likelihoods, echo.text, chosen)
+        return self._logprobs("", chosen) or no_logprobs(self._answer.kind, codec)
 
 
 def _chat_call(call: Call) -> dict[str, Any]:
     return {"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _joined(parts: Iterable[Part], kind: type[Reasoning] | type[Spoken]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, kind))
 
 
 def _silenced(result: Result) -> Result:

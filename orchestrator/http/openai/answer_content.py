@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.generation import ChoiceEnd, OutputEvent, TextPiece
-from orchestrator.http.openai.chat_request import GenerationRequest
 from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.http.openai.request import GenerationRequest
 from orchestrator.text.answer.parts import Call, Part, Spoken, ThoughtSpan
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.sampling import Likelihood

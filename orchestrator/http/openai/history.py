@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.errors import unsupported, wrong
 
 Message = dict[str, Any]
 
@@ -64,11 +64,9 @@ def _with_known_roles(messages: Sequence[Message]) -> tuple[list[Message], list[
         role = message.get("role")
         known = _OTHER_ROLES.get(role, role if role in _ROLES else None) if isinstance(role, str) else None
         if known is None and place == len(messages) - 1:
-            raise ApiError(
-                400,
+            raise wrong(
+                "messages",
                 f"A message's role is {shown(role)!r} and must be system, developer, user, assistant or tool.",
-                code="invalid_value",
-                param="messages",
             )
         if known is None:
             unknown.append(role)

@@ -16,17 +16,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.access.admission_limit import Places
-from orchestrator.http.access.disconnects import OpenWork
 from orchestrator.http.errors import ApiError
 from orchestrator.http.generation import ChoiceStream, EventStream, OutputSource, Renderer, frames
-from orchestrator.http.monitoring.health import Health, StateSource
-from orchestrator.http.monitoring.live import Watchable
-from orchestrator.http.monitoring.metrics import Metrics, RequestMeasurement
-from orchestrator.http.openai.chat_request import ChatRequest
+from orchestrator.http.live import Health, StateSource, Watchable
+from orchestrator.http.metrics import Metrics
 from orchestrator.http.openai.history import Note
 from orchestrator.http.openai.prompts import Asked, Choice, Preparation, PreparedRequest
+from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.work import OpenWork, Places
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.tokenizer import TextCodec
 from protocol.messages.base import MAX_CONTEXT
@@ -82,8 +80,8 @@ class ModelServer:
         with ExitStack() as stack:
             places = stack.enter_context(self._figures.limit.take(question.choices * question.prompt_count))
             choices, renderer = await self._work.unless_ended(request, self._ready(question, new_renderer))
-            sources = [RequestMeasurement(self.backend.stream(*each), self._figures) for each in choices]
-            generation = ChoiceStream(sources, on_end=partial(_free, request, places))
+            sources = [self.backend.stream(*each) for each in choices]
+            generation = ChoiceStream(sources, self._figures.measured, partial(_free, request, places))
             self._open.add(generation)
             stack.callback(self._end, generation)
             if not question.stream:

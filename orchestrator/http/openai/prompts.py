@@ -18,11 +18,10 @@ from msgspec.structs import replace
 
 from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported
-from orchestrator.http.openai.chat_request import ChatRequest, sampling
-from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.errors import ApiError, PromptTooLong, of_pipeline, unsupported, wrong
 from orchestrator.http.openai.history import Note, template_messages
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest, sampling
+from orchestrator.http.work import in_thread
 from orchestrator.machine.grammar_check import require_enforceable
 from orchestrator.text.answer.parsers import MarkedParser
 from orchestrator.text.answer.parts import AnswerParser
@@ -321,7 +320,7 @@ def _require_enforceable(question: Asked, grammar: Grammar | None) -> None:
         require_enforceable(grammar)
     except InputError as error:
         param = "tools" if isinstance(question, ChatRequest) and question.offered else "response_format"
-        raise ApiError(400, str(error), code="invalid_value", param=param) from error
+        raise wrong(param, str(error)) from error
     except PipelineError as error:
         raise of_pipeline(error) from error
 

@@ -5,7 +5,7 @@ The names are those of OpenAI's older APIs; other APIs translate theirs first.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -14,7 +14,7 @@ from orchestrator.http.request_bodies import converted, decoded
 from protocol.messages.base import MAX_CONTEXT
 
 Json = Mapping[str, Any]
-S = TypeVar("S", bound=msgspec.Struct)
+S = TypeVar("S", bound="TranslatedRequest")
 _NOTHING: tuple[object, ...] = (None, False, "", [], {})
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _MOST_PROBABLE = 1e-6
@@ -41,22 +41,28 @@ _CHOICES = {"any": "required", "auto": "auto", "none": "none", "required": "requ
 _SCHEMA_WORDS = frozenset(("type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
 
 
-def read_fields(body: bytes, kind: type[S], *, within: str = "") -> tuple[S, list[Note]]:
-    """A request's body, and a note on its fields that have no effect. `within`: a field whose own fields count too.
-    Raises ApiError as `decoded` does."""
+class TranslatedRequest(msgspec.Struct, kw_only=True):
+    """A request of another API, which becomes a chat."""
+
+    SAME: ClassVar[tuple[str, ...]] = ()
+    """Fields that chats have too: only there they are checked."""
+    same: dict[str, Any] = {}
+    """What the body says in these; set by the server."""
+
+
+def read_fields(body: bytes, kind: type[S]) -> tuple[S, list[Note]]:
+    """A request's body, and a note on its fields that have no effect. Raises ApiError as `decoded` does."""
     mended: list[str] = []
-    fields = decoded(body, dict[str, Any], mended)
-    whole = with_whole_numbers(fields)
-    if isinstance(inner := fields.get(within), Mapping):
-        whole[within] = with_whole_numbers(inner)
-    found = converted(whole, kind)
-    unread = unused([*unknown(fields, kind), *_unknown_within(fields, kind, within)])
+    fields = with_whole_numbers(decoded(body, dict[str, Any], mended))
+    found = converted(fields, kind)
+    found.same = {name: fields[name] for name in kind.SAME if name in fields}
+    unread = unused(unknown(fields, (*kind.__struct_fields__, *kind.SAME)))
     return found, [*unread, *(Note("character", text) for text in mended)]
 
 
-def unknown(fields: Json, kind: type[msgspec.Struct]) -> list[str]:
-    """Fields that `kind` does not have, although they ask for something."""
-    known = {*kind.__struct_fields__, *_SAY_NOTHING}
+def unknown(fields: Json, known: Iterable[str]) -> list[str]:
+    """Fields that are not `known`, although they ask for something."""
+    known = {*known, *_SAY_NOTHING}
     return [name for name, value in fields.items() if name not in known and value not in _NOTHING]
 
 
@@ -64,15 +70,6 @@ def unused(names: Iterable[str]) -> list[Note]:
     """A note that these fields have no effect; none without any."""
     first = [shown(name) for name in dict.fromkeys(names)][:_MOST_NAMED]
     return [Note("field", f"These fields have no effect here: {', '.join(first)}.")] if first else []
-
-
-def _unknown_within(fields: Json, kind: type[msgspec.Struct], within: str) -> list[str]:
-    inner = fields.get(within)
-    if not isinstance(inner, Mapping):
-        return []
-    of = {field.name: field.type for field in msgspec.structs.fields(kind)}[within]
-    structs = [each for each in getattr(of, "__args__", ()) if issubclass(each, msgspec.Struct)]
-    return [f"{within}.{name}" for name in unknown(inner, structs[0])]
 
 
 def with_whole_numbers(fields: Json) -> dict[str, Any]:

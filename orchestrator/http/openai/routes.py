@@ -6,11 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.http.openai.answer import ChoiceAnswer, Chunks, Echo
-from orchestrator.http.openai.chat_request import ChatRequest, read
-from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.answer import ChoiceAnswer, Echo
 from orchestrator.http.openai.model_server import ModelServer
 from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.http.openai.request import ChatRequest, CompletionRequest, read
 from orchestrator.http.request_bodies import read_body
 
 CHATS = ("/v1/chat/completions", "/api/v0/chat/completions")
@@ -32,10 +31,11 @@ class CompletionRoutes:
         name, question = self._server.named(await read_body(request, lambda content: read(content, CompletionRequest)))
         codec = self._server.codec
 
-        def renderer(prompt: PreparedRequest) -> Chunks:
-            answer = ChoiceAnswer(
+        def renderer(prompt: PreparedRequest) -> ChoiceAnswer:
+            return ChoiceAnswer(
                 "text",
                 name,
+                len(prompt.tokens) * question.choices,
                 with_usage=question.with_usage,
                 codec=None if question.told is None else codec,
                 prompt=prompt,
@@ -43,7 +43,6 @@ class CompletionRoutes:
                 silent=question.silent,
                 returned=question.returned if question.choices > question.returned else None,
             )
-            return Chunks(answer, len(prompt.tokens) * question.choices)
 
         return await self._server.answer(request, question, renderer)
 
@@ -51,16 +50,16 @@ class CompletionRoutes:
         name, question = self._server.named(await read_body(request, lambda content: read(content, ChatRequest)))
         codec = self._server.codec
 
-        def renderer(prompt: PreparedRequest) -> Chunks:
-            answer = ChoiceAnswer(
+        def renderer(prompt: PreparedRequest) -> ChoiceAnswer:
+            return ChoiceAnswer(
                 "chat",
                 name,
+                question.choices,
                 with_usage=question.with_usage,
                 codec=None if question.alternatives is None else codec,
                 prompt=prompt,
                 reasoning_tokens=codec.count,
             )
-            return Chunks(answer, question.choices)
 
         return await self._server.answer(request, question, renderer)
 

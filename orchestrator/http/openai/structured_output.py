@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.http.errors import ApiError, unsupported
+from orchestrator.http.errors import unsupported, wrong
 from orchestrator.text.answer.bound_calls import CallWriter
 from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
@@ -28,7 +28,7 @@ def response_grammar(form: Any) -> Grammar | None:
             content = form.get("json_schema")
             schema = content.get("schema", _ANY_OBJECT) if isinstance(content, Mapping) else None
             if not isinstance(schema, Mapping | bool):
-                raise _wrong("response_format", "response_format.json_schema.schema must be a JSON schema.")
+                raise wrong("response_format", "response_format.json_schema.schema must be a JSON schema.")
             return _grammar("response_format", schema)
     raise unsupported("response_format", "response_format has a type of text, json_object or json_schema.")
 
@@ -50,7 +50,7 @@ def call_grammar(
             return write.or_value(functions, form.schema, several=most != 1)
         return write.optional(functions) if any(function.get("strict") for function in functions) else None
     except InputError as error:
-        raise _wrong("tools", str(error)) from error
+        raise wrong("tools", str(error)) from error
 
 
 def allowed(tools: Sequence[Json], choice: Any) -> tuple[tuple[Json, ...], Any]:
@@ -61,11 +61,11 @@ def allowed(tools: Sequence[Json], choice: Any) -> tuple[tuple[Json, ...], Any]:
     content = choice.get("allowed_tools")
     listed = content.get("tools") if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not isinstance(listed, list):
-        raise _wrong("tool_choice", "tool_choice of type allowed_tools has a mode and a list of tools.")
+        raise wrong("tool_choice", "tool_choice of type allowed_tools has a mode and a list of tools.")
     names = [_chosen_name(one) for one in listed]
     known = {_function(tool)["name"]: tool for tool in tools}
     if unknown := [name for name in names if name not in known]:
-        raise _wrong("tool_choice", f"tool_choice allows {unknown[0]!r}, and tools has no function of that name.")
+        raise wrong("tool_choice", f"tool_choice allows {unknown[0]!r}, and tools has no function of that name.")
     return tuple(tool for name, tool in known.items() if name in names), content.get("mode")
 
 
@@ -75,12 +75,12 @@ def _demanded(functions: Sequence[Json], choice: Any) -> Sequence[Json]:
     if name is not None:
         found = [function for function in functions if function["name"] == name]
         if not found:
-            raise _wrong("tool_choice", f"tool_choice names {name!r}, and tools has no function of that name.")
+            raise wrong("tool_choice", f"tool_choice names {name!r}, and tools has no function of that name.")
         return found
     if choice not in (None, "auto", "none", "required"):
         raise unsupported("tool_choice", "tool_choice can be none, auto, required, or names functions.")
     if choice == "required" and not functions:
-        raise _wrong("tool_choice", "tool_choice demands a call, and tools is empty.")
+        raise wrong("tool_choice", "tool_choice demands a call, and tools is empty.")
     return functions if choice == "required" else ()
 
 
@@ -97,23 +97,19 @@ def _chosen_name(choice: Any) -> str | None:
 def _function(tool: Json) -> Json:
     function = tool.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _wrong("tools", "Each of tools must have a function with a name.")
+        raise wrong("tools", "Each of tools must have a function with a name.")
     if not isinstance(function.get("parameters", _ANY_OBJECT) or _ANY_OBJECT, Mapping):
-        raise _wrong("tools", f"The parameters of {function['name']!r} must be a JSON schema.")
+        raise wrong("tools", f"The parameters of {function['name']!r} must be a JSON schema.")
     return function
 
 
 def _grammar(param: str, schema: Json | bool) -> Grammar:
     if surely_longer(schema, MAX_SCHEMA):
-        raise _wrong(param, f"The schema in {param} is too long: the limit is {MAX_SCHEMA:,} characters.")
+        raise wrong(param, f"The schema in {param} is too long: the limit is {MAX_SCHEMA:,} characters.")
     try:
         text = json.dumps(schema)
     except RecursionError as error:
-        raise _wrong(param, f"The schema in {param} is nested too deeply.") from error
+        raise wrong(param, f"The schema in {param} is nested too deeply.") from error
     if len(text) > MAX_SCHEMA:
-        raise _wrong(param, f"The schema in {param} has {len(text):,} characters; the limit is {MAX_SCHEMA:,}.")
+        raise wrong(param, f"The schema in {param} has {len(text):,} characters; the limit is {MAX_SCHEMA:,}.")
     return Grammar(text)
-
-
-def _wrong(param: str, message: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)

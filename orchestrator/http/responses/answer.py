@@ -246,29 +246,24 @@ class QueuedResponse(WaitingStream):
     """A created response that is queued. The answer continues its id and its numbers."""
 
     def __init__(self, model: str) -> None:
-        self._id = f"resp_{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
+        head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()), "model": model}
+        asked = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        super().__init__(self._numbered, {**head, **asked, "error": None, "output": []}, _error)
         self._sent = 0
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"response_id": self._id, "events_sent": self._sent}
+        return {"response_id": self.event["id"], "events_sent": self._sent}
 
     def waiting(self, loading: dict[str, Any]) -> Iterable[bytes]:
-        response = self._response("queued")
+        response = {**self.event, "status": "queued"}
         first = [] if self._sent else [{"type": "response.created", "response": response}]
         events = [*first, {"type": "response.queued", "response": response, "loading": loading}]
         return [self._numbered(event) for event in events]
 
     def failed(self, error: ApiError) -> Iterable[bytes]:
-        response = {**self._response("failed"), "error": _error(error)}
+        response = {**self.event, "status": "failed", "error": _error(error)}
         return [self._numbered({"type": "response.failed", "response": response})]
-
-    def _response(self, status: str) -> dict[str, Any]:
-        head = {"id": self._id, "object": "response", "created_at": self._created, "model": self._model}
-        asked = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-        return {**head, **asked, "status": status, "error": None, "output": []}
 
     def _numbered(self, content: dict[str, Any]) -> bytes:
         self._sent += 1

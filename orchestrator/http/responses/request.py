@@ -11,11 +11,11 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, structs
 
-from orchestrator.http.errors import ApiError, refuse_given, unsupported
+from orchestrator.http.errors import refuse_given, unsupported, wrong
 from orchestrator.http.openai.answer_content import call_id
-from orchestrator.http.openai.chat_request import SHARED_NAMES, ChatRequest, UncheckedSamplingFields, question
 from orchestrator.http.openai.history import Note, shown
-from orchestrator.http.openai.request_fields import left_out_tools
+from orchestrator.http.openai.request import SHARED_NAMES, ChatRequest, question
+from orchestrator.http.openai.request_fields import TranslatedRequest, left_out_tools
 from orchestrator.http.responses.answer import CallItem
 from orchestrator.http.responses.compaction import COMPACTION_TOKENS, demand, summary
 from orchestrator.text.answer.parts import Call
@@ -77,7 +77,7 @@ class OfferedTools:
         origin = Origin(_name(tool), namespace, kind == "custom")
         name = joined_name(origin.name, namespace)
         if self._origins.setdefault(name, origin) != origin:
-            raise _wrong_tool(f"Two of tools would both be called {name!r}: rename one.")
+            raise wrong("tools", f"Two of tools would both be called {name!r}: rename one.")
         function = _custom_function(tool) if origin.custom else _function(tool)
         self.functions.append({"type": "function", "function": {**function, "name": name}})
 
@@ -105,7 +105,7 @@ def _members(namespace: Tool) -> Iterator[Tool]:
     """The tools of a namespace. The first one's description begins with the namespace's."""
     members = namespace.get("tools")
     if not isinstance(members, list) or not all(isinstance(member, Mapping) for member in members):
-        raise _wrong_tool(f"The namespace {_name(namespace)!r} has no list of tools.")
+        raise wrong("tools", f"The namespace {_name(namespace)!r} has no list of tools.")
     about = namespace.get("description")
     for place, member in enumerate(members):
         yield {**member, "description": _paragraphs(about, member.get("description"))} if place == 0 else member
@@ -131,12 +131,8 @@ def _paragraphs(*texts: object) -> str:
 def _name(tool: Tool) -> str:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
-        raise _wrong_tool(f"One of tools, of the type {tool.get('type')!r}, has no name.")
+        raise wrong("tools", f"One of tools, of the type {tool.get('type')!r}, has no name.")
     return name
-
-
-def _wrong_tool(message: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param="tools")
 
 
 Item = Mapping[str, Any]
@@ -222,11 +218,10 @@ _CALLED = {
 """What fields of the chat are called here."""
 _PROBE_TOKENS = 16
 _LOGPROBS = "message.output_text.logprobs"
-_SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
 
 
-class Response(UncheckedSamplingFields, kw_only=True):
-    """Fields that mean the same in chats are looked at there."""
+class Response(TranslatedRequest, kw_only=True):
+    SAME = ("model", "stream", *SHARED_NAMES, "seed", "parallel_tool_calls", "user")
 
     input: str | list[Any] = msgspec.field(default_factory=list)
     instructions: str | None = None
@@ -238,11 +233,6 @@ class Response(UncheckedSamplingFields, kw_only=True):
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
-    model: Any = None
-    stream: Any = None
-    seed: Any = None
-    parallel_tool_calls: Any = None
-    user: Any = None
     top_logprobs: Any = None
     include: list[str] | None = None
     truncation: Any = None
@@ -292,7 +282,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
         heading = [{"role": "system", "content": self.instructions}] if self.instructions else []
         offered = self.offered
         fields = {
-            **{name: getattr(self, name) for name in _SAME},
+            **self.same,
             "messages": [*heading, *messages([*before, *self.items])],
             "max_completion_tokens": self.max_output_tokens,
             "tools": None if self.tools is None else offered.functions,
@@ -318,7 +308,7 @@ class Response(UncheckedSamplingFields, kw_only=True):
 
     def _refuse_unsupported(self) -> None:
         if not self.input and self.previous_response_id is None and not (self.instructions or self._probes):
-            raise ApiError(400, "There is no input: give a text, or a list of items.", param="input")
+            raise wrong("input", "There is no input: give a text, or a list of items.")
         if self._likelihoods and self.offered.functions:
             raise unsupported(
                 "top_logprobs", "Log-probabilities are told of texts alone: leave them out, or the tools."

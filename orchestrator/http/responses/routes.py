@@ -6,20 +6,19 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from orchestrator.http.errors import ApiError
+from orchestrator.http.errors import ApiError, wrong
 from orchestrator.http.openai.answer_content import AnswerContent
-from orchestrator.http.openai.chat_request import ChatRequest
-from orchestrator.http.openai.history import Note
 from orchestrator.http.openai.model_server import ModelServer, NewRenderer
 from orchestrator.http.openai.prompts import PreparedRequest
+from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.openai.request_fields import read_fields
 from orchestrator.http.request_bodies import read_body
 from orchestrator.http.responses.answer import ResponseAnswer
@@ -76,7 +75,7 @@ class ResponsesRoutes:
         return await self._server.answer(request, chat, self._answers(make, head, chat, tools, store, sent))
 
     async def compact(self, request: Request) -> Response:
-        question, before, chat, tools, _ = await read_body(request, self._read_for_summary, aside=True)
+        question, before, chat, tools, _ = await read_body(request, partial(self._read, compact=True), aside=True)
         name, chat = self._server.named(chat)
         answers = self._answers(SummaryAnswer, self._head(name, question, chat), chat, tools, lambda _: None)
         response = await self._server.answer(request, chat, answers)
@@ -105,23 +104,22 @@ class ResponsesRoutes:
         tokens = await self._server.tokens(request, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
-    def _read(self, content: bytes) -> _Asked:
+    def _read(self, content: bytes, *, compact: bool = False) -> _Asked:
+        """`compact`: a summary is asked for by the route."""
         question, notes = read_fields(content, Question)
-        summary = demands(question.items)
-        return self._asked(question.demanding_summary(question.items[:-1]) if summary else question, notes, summary)
-
-    def _read_for_summary(self, content: bytes) -> _Asked:
-        question, notes = read_fields(content, Question)
-        return self._asked(structs.replace(question.demanding_summary(question.items), stream=None), notes, True)
-
-    def _asked(self, question: Question, notes: list[Note], summary: bool) -> _Asked:
+        items = question.items
+        summary = compact or demands(items)
+        if compact:
+            question.same.pop("stream", None)
+        if summary:
+            question = question.demanding_summary(items if compact else items[:-1])
         id = question.previous_response_id
         before = [] if id is None else self._store.get(id, 400, "previous_response_id").items
         return _Asked(question, before, question.chat(before, notes), question.offered, summary)
 
     def _head(self, name: str, question: Question, chat: ChatRequest) -> dict[str, Any]:
         """The fields of the response that repeat the request, with defaults filled in."""
-        defaults = self._server.defaults
+        given = {**self._server.defaults, **{key: value for key, value in question.same.items() if value is not None}}
         return {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -130,18 +128,18 @@ class ResponsesRoutes:
             "instructions": question.instructions,
             "max_output_tokens": question.max_output_tokens,
             "metadata": question.metadata or {},
-            "parallel_tool_calls": question.parallel_tool_calls is not False,
+            "parallel_tool_calls": given.get("parallel_tool_calls") is not False,
             "previous_response_id": question.previous_response_id,
             "reasoning": {"effort": chat.reasoning_effort, "summary": None},
             "store": question.kept,
-            "temperature": _first(question.temperature, defaults["temperature"]),
+            "temperature": given["temperature"],
             "top_logprobs": chat.alternatives or 0,
-            "top_p": _first(question.top_p, defaults["top_p"]),
+            "top_p": given["top_p"],
             "text": question.text or {"format": {"type": "text"}},
             "tool_choice": question.tool_choice or "auto",
             "tools": question.tools or [],
             "truncation": "disabled",
-            **({} if question.user is None else {"user": question.user}),
+            **({"user": given["user"]} if "user" in given else {}),
         }
 
 
@@ -229,10 +227,6 @@ def _unknown(id: str, status: int, param: str | None) -> ApiError:
     )
 
 
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
-
-
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -257,12 +251,12 @@ def page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str,
     """The list of items that `order`, `after` and `limit` of `query` ask for. Raises ApiError."""
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
-        raise _wrong("order", "order is asc or desc.")
+        raise wrong("order", "order is asc or desc.")
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
         ids = [item["id"] for item in ordered]
         if after not in ids:
-            raise _wrong("after", f"after is {after!r}, and no item has this id.")
+            raise wrong("after", f"after is {after!r}, and no item has this id.")
         ordered = ordered[ids.index(after) + 1 :]
     limit = _limit(query.get("limit"))
     found = ordered[:limit]
@@ -284,9 +278,5 @@ def _limit(text: str | None) -> int:
     if text is None:
         return _DEFAULT
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MOST):
-        raise _wrong("limit", f"limit is a number from 1 to {_MOST}.")
+        raise wrong("limit", f"limit is a number from 1 to {_MOST}.")
     return int(text)
-
-
-def _wrong(param: str, message: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)

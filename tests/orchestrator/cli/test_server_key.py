@@ -6,7 +6,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from orchestrator.cli.serving.server_key import server_key
-from orchestrator.http.access.middleware import shows_key
+from orchestrator.http.gates import shows_key
 from protocol.errors import InputError
 
 

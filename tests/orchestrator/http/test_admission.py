@@ -9,25 +9,17 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.app import application
-from orchestrator.http.models.one import server_of_one
+from orchestrator.http.app import application, server_of_one
 from orchestrator.http.settings import ServerSettings
-from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, SCOPE, TEMPLATE, receiving, talk
+from orchestrator.http.work import in_thread
+from tests.support.asked_server import BODIES, CHAT, CODEC, HELLO, SCOPE, TEMPLATE, client_of, receiving, talk
 from tests.support.fake_pipeline import FakePipeline
 
 COUNTS: list[tuple[str, Any]] = [
     ("/v1/messages/count_tokens", HELLO),
     ("/v1/responses/input_tokens", {"input": "Hello"}),
 ]
-ASKED: list[tuple[str, Any]] = [
-    (CHAT, HELLO),
-    (COMPLETIONS, {"prompt": "Hello"}),
-    ("/v1/responses", {"input": "Hello"}),
-    ("/v1/messages", {**HELLO, "max_tokens": 1}),
-    ("/api/chat", HELLO),
-    *COUNTS,
-]
+ASKED: list[tuple[str, Any]] = [*BODIES.items(), *COUNTS]
 
 
 class Tokenizing:
@@ -94,8 +86,7 @@ def test_a_stop_reaches_requests_whose_prompts_are_tokenized(path: str, body: An
 
     async def stopped() -> list[httpx.Response]:
         server = server_of_one(FakePipeline(), CODEC, TEMPLATE, settings)
-        transport = httpx.ASGITransport(app=application(server))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with client_of(application(server)) as client:
             asking = asyncio.create_task(client.post(path, json=body))
             await asyncio.to_thread(tokenizing.begun.wait)
             server.stop()

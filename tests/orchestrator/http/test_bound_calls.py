@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import AddedToken
 
-from orchestrator.http.openai.chat_request import ChatRequest
 from orchestrator.http.openai.prompts import ChatPrompts
+from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.request_bodies import converted
 from orchestrator.text.answer.parts import Call, Spoken
 from orchestrator.text.chat_template import ChatTemplate

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.http.errors import ApiError
-from orchestrator.http.openai.chat_request import ChatRequest
 from orchestrator.http.openai.prompts import ChatPrompts
+from orchestrator.http.openai.request import ChatRequest
 from orchestrator.http.request_bodies import converted
 from orchestrator.text.answer import bound_calls
 from orchestrator.text.answer.parameters import Parameters

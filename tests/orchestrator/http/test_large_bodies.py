@@ -15,15 +15,14 @@ from msgspec import structs
 
 from orchestrator.http import request_bodies
 from orchestrator.http.app import answering
-from orchestrator.http.embeddings.routes import EmbeddingRoutes
+from orchestrator.http.embeddings import EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.ollama.routes import EmbedRoutes
-from orchestrator.http.openai.chat_request import MOST_MESSAGES, ChatRequest
-from orchestrator.http.openai.completion_request import CompletionRequest
+from orchestrator.http.openai.request import MOST_MESSAGES, ChatRequest, CompletionRequest
 from orchestrator.http.request_bodies import MOST_CONTAINERS, MOST_VALUES, decoded
 from orchestrator.http.settings import ServerSettings
 from orchestrator.text.tokenizer import MOST_CHARACTERS
-from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, post, talk
+from tests.support.asked_server import CHAT, CODEC, COMPLETIONS, HELLO, client_of, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
 
 LONG = "word " * (1 << 14)
@@ -98,8 +97,7 @@ def test_long_bodies_of_embeddings_are_read_beside_the_loop(path: str, reading: 
     routes = [*EmbeddingRoutes(None).routes, *EmbedRoutes(None).routes]
 
     async def ask() -> int:
-        transport = httpx.ASGITransport(app=answering(routes, ServerSettings(names=("demo",))))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with client_of(answering(routes, ServerSettings(names=("demo",)))) as client:
             return (await client.post(path, json={"input": LONG, "prompt": LONG})).status_code
 
     assert asyncio.run(ask()) == 501

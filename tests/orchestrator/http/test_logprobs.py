@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.api.result import Chosen, Result
 from orchestrator.http.generation import ChoiceEnd, TextPiece
-from orchestrator.http.openai.answer import AnswerKind, ChoiceAnswer, Chunks
+from orchestrator.http.openai.answer import AnswerKind, ChoiceAnswer
 from orchestrator.http.openai.answer_content import LogprobTranscript
 from orchestrator.http.openai.prompts import PreparedRequest
 from orchestrator.runtime.request_state import RequestState
@@ -64,7 +64,7 @@ def both(
     if form is not None:
         answer = replace(answer, prompt=PreparedRequest((), lambda: form.parser(True, (), None)))
     (choice,) = answer.whole([result])["choices"]
-    chunks = Chunks(answer, 1)
+    chunks = replace(answer)
     frames = [frame for event in [*texts, ChoiceEnd(0, result)] for frame in chunks.render(event)]
     streamed = [json.loads(frame.removeprefix(b"data: "))["choices"][0]["logprobs"] for frame in frames]
     return result.text, choice["logprobs"], [each for each in streamed if each]
@@ -139,7 +139,7 @@ def test_completions_tell_lists_and_where_in_the_text_each_token_begins(seed: in
 def test_without_a_request_no_log_probabilities_are_sent():
     texts, result = generated()
     (choice,) = ChoiceAnswer("chat", "m").whole([result])["choices"]
-    frames = [frame for text in texts for frame in Chunks(ChoiceAnswer("chat", "m"), 1).render(text)]
+    frames = [frame for text in texts for frame in ChoiceAnswer("chat", "m").render(text)]
 
     assert choice["logprobs"] is None
     assert all(b'"logprobs":null' in frame for frame in frames)

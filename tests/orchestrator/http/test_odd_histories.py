@@ -16,11 +16,10 @@ from msgspec import structs
 
 from orchestrator.http.openai.history import readable, template_messages
 from orchestrator.text.chat_template import ChatTemplate
-from tests.support.asked_server import CHAT, COMPLETIONS, TEMPLATE, post
+from tests.support.asked_server import CHAT, COMPLETIONS, MESSAGES, OLLAMA, RESPONSES, TEMPLATE, post
 from tests.support.fake_pipeline import READY, FakePipeline
 from tests.support.models.chat_models import model
 
-RESPONSES, MESSAGES, OLLAMA = "/v1/responses", "/v1/messages", "/api/chat"
 Asks: TypeAlias = Callable[..., tuple[str, list[str]]]
 
 _TURN = "<{{ m.role }}>{{ m.content }}"
@@ -296,21 +295,6 @@ def test_what_can_not_be_read_of_an_earlier_turn_is_a_placeholder(
     assert text == read
     assert len(warnings) == bool(words)
     assert all(word in warnings[0] for word in words)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, {"messages": [user(), said(), user([TEXT, IMAGE_URL])]}),
-        (MESSAGES, {"messages": [user([IMAGE])], "max_tokens": 9}),
-        (RESPONSES, {"input": [user([{"type": "input_image", "image_url": "x"}])]}),
-        (OLLAMA, {"messages": [{**user("Look."), "images": ["aGk="]}]}),
-    ],
-)
-def test_an_image_in_the_last_user_s_message_is_refused(path: str, body: dict[str, Any]):
-    refused = post(path, body)
-
-    assert (refused.status_code, "read only text" in refused.text) == (400, True)
 
 
 # Broken calls -------------------------------------------------------------------------------------

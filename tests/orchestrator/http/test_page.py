@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from starlette.requests import ClientDisconnect, Request
 
 from orchestrator.http.errors import ApiError
-from orchestrator.http.monitoring.health import Health
-from orchestrator.http.monitoring.live import MAX_SUBSCRIBERS, Live
+from orchestrator.http.live import MAX_SUBSCRIBERS, Health, Live
 from orchestrator.http.page import document
 from orchestrator.http.run import bound, greet
 from orchestrator.http.settings import ServerSettings

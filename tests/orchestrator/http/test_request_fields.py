@@ -12,21 +12,21 @@ from orchestrator.http.openai.structured_output import response_grammar
 from orchestrator.text.chat_template import ChatTemplate
 from tests.orchestrator.http.test_logprobs import generated
 from tests.orchestrator.http.test_tool_calls import hermes
-from tests.support.asked_server import CHAT, COMPLETIONS, post
+from tests.support.asked_server import (
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    HELLO,
+    MESSAGES,
+    OLLAMA,
+    RESPONSES,
+    post,
+)
 from tests.support.fake_pipeline import READY, FakePipeline
 from tests.support.models.chat_models import QWEN, model
 
 __all__ = ["hermes"]
-RESPONSES, MESSAGES, OLLAMA, GENERATE = "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"
-TURNS = [{"role": "user", "content": "Hi"}]
-HI: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": TURNS},
-    COMPLETIONS: {"prompt": "Hi"},
-    RESPONSES: {"input": "Hi"},
-    MESSAGES: {"messages": TURNS, "max_tokens": 9},
-    OLLAMA: {"messages": TURNS, "stream": False},
-    GENERATE: {"prompt": "Hi", "stream": False},
-}
 ROOM = 200
 """Fewer tokens than the context has left."""
 
@@ -35,7 +35,7 @@ def ask(path: str, template: ChatTemplate | None = None, **fields: Any) -> tuple
     """What the pipeline was asked for, the prompt, and the warnings."""
     pipeline = FakePipeline(condition=structs.replace(READY, context=1024))
     given = {} if template is None else {"template": template}
-    answer = post(path, {**HI[path], **fields}, pipeline, **given)
+    answer = post(path, {**BODIES[path], **fields}, pipeline, **given)
     assert answer.status_code == 200, answer.text
     ((prompt, params),) = pipeline.asked
     text = "" if template is None else template.codec.decode(prompt)
@@ -215,12 +215,6 @@ def test_a_schema_is_enforced_in_each_form_that_clients_write(path: str, form: A
     assert (params.grammar, warnings) == (STRICT, [])
 
 
-def test_a_completion_with_a_wrong_form_is_refused():
-    refused = post(COMPLETIONS, {"prompt": "Hi", "response_format": {"type": "verse"}})
-
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
-
-
 # Without effect -----------------------------------------------------------------------------------
 
 
@@ -262,12 +256,12 @@ def test_no_body_can_write_the_warnings():
 def test_ollama_tells_log_probabilities(path: str, raw: dict[str, Any], stream: bool):
     texts, result = generated((), 1)
     pipeline = FakePipeline(lambda _: [piece.text for piece in texts], result=result)
-    asked = {**HI[path], **raw, "stream": stream, "logprobs": True, "top_logprobs": 3}
+    asked = {**BODIES[path], **raw, "stream": stream, "logprobs": True, "top_logprobs": 3}
 
     answer = post(path, asked, pipeline)
 
     assert pipeline.asked[0][1].logprobs == 3
     if not stream:
-        expected = post(CHAT, {**HI[CHAT], "logprobs": True, "top_logprobs": 3}, pipeline).json()
+        expected = post(CHAT, {**HELLO, "logprobs": True, "top_logprobs": 3}, pipeline).json()
         assert answer.json()["logprobs"] == expected["choices"][0]["logprobs"]["content"]
     assert all(json.loads(line)["model"] == "demo" for line in answer.text.splitlines())

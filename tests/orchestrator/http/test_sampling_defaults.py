@@ -7,19 +7,10 @@ from typing import Any
 import pytest
 
 from orchestrator.text.chat_template import ChatTemplate
-from tests.support.asked_server import CODEC, get, post
+from tests.support.asked_server import BODIES, CODEC, get, post
 from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import FakePipeline
 
-TURNS: list[Any] = [{"role": "user", "content": "Hi"}]
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/chat/completions": {"messages": TURNS},
-    "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"messages": TURNS, "max_tokens": 9},
-    "/api/chat": {"model": "demo", "messages": TURNS, "stream": False},
-    "/api/generate": {"model": "demo", "prompt": "Hi", "stream": False},
-}
 OWN = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.0}
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.errors import ApiError
 from orchestrator.http.openai.structured_output import call_grammar, response_grammar
 from orchestrator.text.answer.parts import Call, Part
 from orchestrator.text.answer_format import AnswerFormat
@@ -94,30 +93,6 @@ def test_only_what_is_strict_is_refused_for_a_schema_beyond_the_library(schema: 
     assert flaw(strict) is not None
 
 
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        *(
-            ({"response_format": {**FORM, "json_schema": {"schema": schema}}}, "response_format")
-            for schema in ({"type": "nonsense"}, {"not": {}}, [1], {"enum": ["x" * 70_000]})
-        ),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
-        ({"tools": [{"type": "function"}], "tool_choice": "required"}, "tools"),
-        ({"tools": [tool("f", [1])], "tool_choice": "required"}, "tools"),
-        ({"tools": [ADD], "response_format": FORM}, "tools"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
-        ({"frequency_penalty": 2.5}, "frequency_penalty"),
-    ],
-)
-def test_what_can_not_be_had_is_told_before_anything_is_generated(given: dict[str, Any], param: str):
-    code = "unsupported_parameter" if "tools" in given and "response_format" in given else "invalid_value"
-
-    assert refused(given) == (code, param)
-
-
 @pytest.mark.parametrize("levels", [100, 400, 900])
 def test_endless_nesting_is_refused(levels: int):
     deep: Any = {}
@@ -153,29 +128,3 @@ def test_penalties_and_log_probabilities_reach_the_pipeline(hermes: ChatTemplate
     assert asked({"tools": [ADD], "tool_choice": "required", "response_format": FORM}, hermes) == forced(
         "required", ADD
     )
-
-
-def test_a_schema_that_does_not_fit_its_message_is_refused():
-    with pytest.raises(ApiError, match="characters"):
-        response_grammar({"type": "json_schema", "json_schema": {"schema": {"enum": ["\N{PILE OF POO}" * 6000]}}})
-
-
-_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-_HELD: dict[str, dict[str, Any]] = {
-    CHAT: {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}},
-    "/v1/messages": {**HELLO, "max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
-    "/v1/responses": {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": _SCHEMA}}},
-    "/api/chat": {**HELLO, "format": _SCHEMA},
-}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", _HELD)
-def test_json_that_is_cut_off_is_a_warning_in_every_dialect(path: str, stream: bool):
-    def told(end: Any, **fields: Any) -> bool:
-        pipeline = FakePipeline(pieces=lambda _: ['{"a"'], ends=(end, None))
-        return "The JSON is incomplete" in post(path, {**_HELD[path], "stream": stream, **fields}, pipeline).text
-
-    assert told("length")
-    assert not told("stop")
-    assert not told("length", response_format=None, output_config=None, text=None, format=None)

@@ -182,13 +182,6 @@ def test_requests_do_not_replace_their_messages_by_template_variables(qwen: Chat
     assert not refused or response.json()["error"]["param"] == "chat_template_kwargs"
 
 
-@pytest.mark.parametrize("role", [[], {}, 3, None])
-def test_a_role_that_is_no_text_is_refused(qwen: ChatTemplate, role: object):
-    response = post(CHAT, {"messages": [{"role": role, "content": "Hi"}]}, template=qwen)
-
-    assert response.status_code == 400
-
-
 EARLIER = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
@@ -399,5 +392,3 @@ def test_a_budget_ends_the_thought(always: ChatTemplate, harmony: ChatTemplate):
     assert bound(harmony, {**HELLO, "thinking_budget": 3}) is not None
     assert bound(harmony, {**HELLO, "thinking_budget": 3, "tools": TOOLS}) is None
     assert bound(TEMPLATE, {**HELLO, "thinking_budget": 3}) is None
-    wrong = post("/v1/messages", {**HI, "thinking": {**thinking, "budget_tokens": "x"}}, template=always)
-    assert wrong.status_code == 400

@@ -2,8 +2,10 @@
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.text.chat_template import ChatTemplate
+from protocol.messages.client import PipelineState
 from tests.support.asked_server import CHAT, CODEC, HELLO, TEMPLATE, get, post, talk
 from tests.support.fake_pipeline import READY, FakePipeline
 from tests.support.models.chat_models import model
@@ -11,9 +13,13 @@ from tests.support.models.chat_models import model
 TURNS = HELLO["messages"]
 
 
-@pytest.mark.parametrize(("condition", "context"), [(READY, READY.context), (None, None)])
-def test_models_tell_their_context_and_sampling_under_each_name(condition: None, context: int | None):
+@pytest.mark.parametrize("condition", [replace(READY, level="chain"), replace(READY, level="plain"), None])
+def test_models_tell_their_level_context_and_sampling_under_each_name(condition: PipelineState | None):
     (card,) = get("/v1/models", FakePipeline(condition=condition)).json()["data"]
+
+    context, level = (None, None) if condition is None else (condition.context, condition.level)
+    assert card == get("/v1/models/demo", FakePipeline(condition=condition)).json() | {"created": card["created"]}
+    assert card["level"] == level
 
     for name in ("context_length", "max_model_len", "context_window", "max_context_length", "loaded_context_length"):
         assert card[name] == context

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from orchestrator.api.sampling import SamplingParams
-from orchestrator.http.openai.chat_request import ChatRequest, read
 from orchestrator.http.openai.history import readable, template_messages
+from orchestrator.http.openai.request import ChatRequest, read
 from orchestrator.text.answer_format import infer_tool_syntax
 from orchestrator.text.chat_template import ChatTemplate
 from orchestrator.text.families.qwen import JSON_SYNTAX

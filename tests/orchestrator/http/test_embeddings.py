@@ -15,17 +15,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import answering
-from orchestrator.http.embeddings.model import EmbeddingModel
-from orchestrator.http.embeddings.process import EmbeddingProcess
-from orchestrator.http.embeddings.routes import EmbeddingRoutes
+from orchestrator.http.embedding_process import EmbeddingProcess
+from orchestrator.http.embeddings import EmbeddingModel, EmbeddingRoutes
 from orchestrator.http.errors import ApiError
 from orchestrator.http.ollama.routes import EmbedRoutes
 from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings, ServerSettings
+from orchestrator.http.work import AdmissionLimit
 from orchestrator.machine.checkpoints import demo_model
 from protocol.processes import raise_descriptor_limit
-from tests.support.asked_server import get, post
+from tests.support.asked_server import client_of, get, post
 from tests.support.fake_embeddings import BROKEN, COMMAND, SILENT, vector
 
 OPENAI, EMBED, OLDER = "/v1/embeddings", "/api/embed", "/api/embeddings"
@@ -52,7 +51,7 @@ def asked(model: EmbeddingModel, conversation: Callable[[httpx.AsyncClient], Awa
         with closing(model):
             routes = [*EmbeddingRoutes(model).routes, *EmbedRoutes(model).routes]
             app = answering(routes, ServerSettings(names=("demo",)))
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            async with client_of(app) as client:
                 return await conversation(client)
 
     return asyncio.run(held())

@@ -7,7 +7,6 @@ rebinding), and its requests then carry that name. IP addresses can't be rebound
 import hmac
 import ipaddress
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -47,49 +46,33 @@ def shows_key(headers: Headers, key: str | None) -> bool:
     return any(hmac.compare_digest(given.encode(), key.encode()) for given in (bearer, headers.get("x-api-key", "")))
 
 
-class FramingGate:
-    """Refuses a request with two statements of where its body ends, or with one that its version does not have, and
-    closes the connection.
-
-    A proxy may believe the other one and take a part of the body for a request (RFC 9112, sections 6.1 and 6.3).
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        chunked = scope["type"] == "http" and "transfer-encoding" in headers
-        if chunked and ("content-length" in headers or scope["http_version"] < "1.1"):
-            error = ApiError(
-                400,
-                "Send Content-Length, or Transfer-Encoding with HTTP/1.1: never both, and no Transfer-Encoding with "
-                "HTTP/1.0.",
-                code="ambiguous_length",
-                headers={"connection": "close"},
-            )
-            await refusal(error, scope["path"])(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-class HostGate:
-    """Refuses requests whose Host header names another server."""
+class FrontGate:
+    """Refuses requests whose Host header names another server, and those with two statements of where their body ends,
+    or with one that their version does not have: a proxy may believe the other one and take a part of the body for a
+    request (RFC 9112, sections 6.1 and 6.3)."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
         self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._admits(Headers(scope=scope).get("host", "")):
-            error = ApiError(
-                403,
-                "This server does not accept that host name: add it with --allow-host NAME.",
-                code="host_not_allowed",
+        error = self._error(scope) if scope["type"] == "http" else None
+        await (self._app if error is None else refusal(error, scope["path"]))(scope, receive, send)
+
+    def _error(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] < "1.1"):
+            return ApiError(
+                400,
+                "Send Content-Length, or Transfer-Encoding with HTTP/1.1: never both, and no Transfer-Encoding with "
+                "HTTP/1.0.",
+                code="ambiguous_length",
+                headers={"connection": "close"},
             )
-            await refusal(error, scope["path"])(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        if not self._admits(headers.get("host", "")):
+            message = "This server does not accept that host name: add it with --allow-host NAME."
+            return ApiError(403, message, code="host_not_allowed")
+        return None
 
     def _admits(self, host: str) -> bool:
         name = _without_port(host).lower().rstrip(".")
@@ -105,7 +88,6 @@ class KeyGate:
         self._key = key
         self._origins = frozenset(origins)
         self._most_bytes = most_bytes
-        self._bodies = _Bodies(_BODIES * most_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,11 +98,17 @@ class KeyGate:
         except ApiError as error:
             await refusal(error, scope["path"])(scope, receive, send)
             return
-        body = _Bounded(receive, self._most_bytes, self._bodies)
-        try:
-            await self._app(scope, body, send)
-        finally:
-            body.release()
+        received = 0
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._most_bytes:
+                raise _too_long(self._most_bytes)
+            return message
+
+        await self._app(scope, bounded, send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -157,51 +145,6 @@ class KeyGate:
         if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
             return False
         return self._origins.isdisjoint((headers.get("origin"), "*"))
-
-
-_BODIES = 16
-"""All long bodies together, as a multiple of the longest one."""
-_SHORT_BYTES = 1 << 16
-"""So much of each body does not count, so that long ones keep out no short request."""
-
-
-@dataclass
-class _Bodies:
-    """Of all requests, from their first byte to the end of their answers: so long they are in memory."""
-
-    most_bytes: int
-    taken: int = 0
-
-
-class _Bounded:
-    """Receives a body up to a number of bytes, of it alone and together with others."""
-
-    def __init__(self, receive: Receive, most_bytes: int, bodies: _Bodies) -> None:
-        self._receive = receive
-        self._most_bytes = most_bytes
-        self._bodies = bodies
-        self._received = 0
-
-    def release(self) -> None:
-        self._bodies.taken -= max(0, self._received - _SHORT_BYTES)
-        self._received = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        before, self._received = self._received, self._received + len(message.get("body", b""))
-        grown = max(0, self._received - _SHORT_BYTES) - max(0, before - _SHORT_BYTES)
-        self._bodies.taken += grown
-        if self._received > self._most_bytes:
-            raise _too_long(self._most_bytes)
-        if grown and self._bodies.taken > self._bodies.most_bytes:
-            raise ApiError(
-                503,
-                f"The bodies of all requests have more than {self._bodies.most_bytes:,} bytes together: try again in a "
-                "moment, or send a shorter one.",
-                code="bodies_too_long",
-                headers={"retry-after": "1"},
-            )
-        return message
 
 
 def _too_long(most: int) -> ApiError:

@@ -8,22 +8,12 @@ from hypothesis import strategies as st
 from orchestrator.http.model_table import (
     Admit,
     Command,
-    Event,
-    KeepChosen,
     Load,
-    LoadFailed,
-    ModelEnded,
     ModelEntry,
-    ModelLoaded,
     ModelName,
     ModelPhase,
     ModelTable,
-    ModelTick,
-    ModelUnloaded,
     Refuse,
-    Released,
-    Requested,
-    ServerStarted,
     Ticket,
     Unload,
 )
@@ -51,10 +41,9 @@ class Shell:
         self.asked: list[ModelName] = []
         """By ticket."""
         self.admitted: list[Ticket] = []
-        self.step(ServerStarted())
+        self.step(self.table.start(self.now))
 
-    def step(self, event: Event) -> list[Command]:
-        commands = self.table.step(event, self.now)
+    def step(self, commands: list[Command]) -> list[Command]:
         for command in commands:
             self.perform(command)
         assert self.bytes <= self.room
@@ -89,34 +78,37 @@ class Shell:
         ticket = Ticket(len(self.asked))
         self.asked.append(model)
         self.open[ticket] = model
-        self.step(Requested(ticket, model))
+        self.step(self.table.request(ticket, model, self.now))
         return ticket
 
     def release(self, ticket: Ticket) -> None:
         self.running.pop(ticket, None)
         self.open.pop(ticket, None)
-        self.step(Released(ticket))
+        self.step(self.table.release(ticket, self.now))
 
     def finish_load(self, model: ModelName) -> None:
         self.loading.remove(model)
         self.loaded.append(model)
-        self.step(ModelLoaded(model))
+        self.step(self.table.loaded(model, self.now))
 
     def fail(self, model: ModelName) -> None:
         self.loading.remove(model)
-        self.step(LoadFailed(model, "no such file"))
+        self.step(self.table.failed(model, "no such file", self.now))
 
     def end(self, model: ModelName) -> None:
         self.dead.add(model)
-        self.step(ModelEnded(model, "killed"))
+        self.step(self.table.ended(model, "killed", self.now))
 
     def finish_unload(self, model: ModelName) -> None:
         self.unloading.remove(model)
-        self.step(ModelUnloaded(model))
+        self.step(self.table.unloaded(model, self.now))
+
+    def keep(self, model: ModelName, seconds: float | None) -> None:
+        self.step(self.table.keep(model, seconds, self.now))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.step(ModelTick())
+        self.step(self.table.tick(self.now))
 
 
 def entry(name: ModelName, size: int = 6, *, pinned: bool = False) -> ModelEntry:
@@ -216,12 +208,14 @@ def test_an_idle_model_is_unloaded_after_its_time_and_a_pinned_one_is_not():
 
 def test_what_a_request_said_holds_until_the_model_is_unloaded():
     shell = Shell(entry(A), keep=60.0)
-    shell.step(KeepChosen(A, 0.0))
+    shell.keep(A, 0.0)
+    ticket = shell.ask(A)
+    shell.finish_load(A)
+    shell.release(ticket)
+    assert shell.table.deadline == 60
     for seconds in (None, 0.0):
         ticket = shell.ask(A)
-        if shell.loading:
-            shell.finish_load(A)
-        shell.step(KeepChosen(A, seconds))
+        shell.keep(A, seconds)
         shell.release(ticket)
         assert shell.table.deadline is None
     shell.finish_unload(A)
@@ -277,13 +271,16 @@ def test_a_pipeline_that_ends_by_itself_is_unloaded_and_waits_before_it_is_loade
     running = shell.ask(A)
     shell.finish_load(A)
     shell.end(A)
-    early = shell.ask(A)
-    assert (shell.unloading, shell.refused[early].reason) == ([A], "killed")
+    early, other = shell.ask(A), shell.ask(B)
+    assert (shell.unloading, shell.loading, shell.refused[early].reason) == ([A], [], "killed")
     shell.finish_unload(A)
+    shell.finish_load(B)
     shell.release(running)
+    shell.release(other)
 
     shell.wait(PAUSE)
     shell.ask(A)
+    shell.finish_unload(B)
 
     assert shell.loading == [A]
 
@@ -345,6 +342,6 @@ def act(shell: Shell, action: str, number: int) -> None:
         case "wait":
             shell.wait(number)
         case "keep":
-            shell.step(KeepChosen(names[number % len(names)], float(number) if number else None))
+            shell.keep(names[number % len(names)], float(number) if number else None)
         case _:
             pass

@@ -58,7 +58,7 @@ def embedding_command(folder: Path, on_progress: OnProgress) -> EmbeddingCommand
         )
     except Unavailable as error:
         raise InputError(f"mlx-embeddings can't be installed, which computes embeddings: {error}") from error
-    program = Path(__file__).with_name("program.py")
+    program = Path(__file__).with_name("embedding_program.py")
     # Isolated: the user's PYTHONPATH must not add our packages to its own.
     arguments = (str(python), "-I", str(program), str(folder))
     own = {"HF_HUB_OFFLINE": "1", "TMPDIR": str(kernels_folder())}

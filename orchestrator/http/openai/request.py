@@ -1,4 +1,4 @@
-"""What clients may ask in a chat, checked and turned into sampling parameters. Pure.
+"""What clients may ask in a chat or a completion, checked and turned into sampling parameters. Pure.
 
 The form of OpenAI's API. Other APIs translate their requests to it.
 """
@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from orchestrator.api.sampling import SamplingParams, number_fields
-from orchestrator.http.errors import ApiError, refuse_given, unsupported
+from orchestrator.http.errors import ApiError, refuse_given, unsupported, wrong
 from orchestrator.http.openai.history import Note, readable
 from orchestrator.http.openai.request_fields import function_tools, unknown, unused, usual
 from orchestrator.http.openai.structured_output import allowed, call_grammar, response_grammar
@@ -19,7 +19,7 @@ from orchestrator.http.request_bodies import converted, decoded
 from orchestrator.text.answer.bound_calls import CallWriter
 from orchestrator.text.families.qwen import JSON_CALLS
 from protocol.errors import InputError
-from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS
+from protocol.messages.base import MAX_ALTERNATIVES, MAX_CONTEXT, MAX_FUNCTIONS, Token
 from protocol.messages.grammar import Grammar
 
 NOT_IN_BODIES = {
@@ -43,20 +43,11 @@ if TYPE_CHECKING:
     class CheckedSamplingFields(msgspec.Struct, kw_only=True):
         """BODY_NAMES with their ranges; None is "not given"."""
 
-    class UncheckedSamplingFields(msgspec.Struct, kw_only=True):
-        """SHARED_NAMES of any type; None is "not given"."""
-
-        temperature: Any = None
-        top_p: Any = None
-
 else:
     CheckedSamplingFields = msgspec.defstruct(
         "CheckedSamplingFields",
         [(field.name, field.annotation | None, None) for field in _FIELDS],
         kw_only=True,
-    )
-    UncheckedSamplingFields = msgspec.defstruct(
-        "UncheckedSamplingFields", [(name, Any, None) for name in SHARED_NAMES], kw_only=True
     )
 
 
@@ -178,7 +169,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     def refuse_unsupported(self) -> None:
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs to be true.", code="invalid_value", param="top_logprobs")
+            raise wrong("top_logprobs", "top_logprobs needs logprobs to be true.")
         self.grammar()
         for name in RESERVED_VARIABLES & (self.chat_template_kwargs or {}).keys():
             raise unsupported("chat_template_kwargs", f"{name} can't be set by chat_template_kwargs: leave it out.")
@@ -198,7 +189,9 @@ def read(body: bytes, kind: type[Q]) -> Q:
     """The question in a request's body. Raises ApiError naming what is wrong with it."""
     mended: list[str] = []
     fields = usual(decoded(body, dict[str, Any], mended))
-    return question(fields, kind, [*unused(unknown(fields, kind)), *(Note("character", text) for text in mended)])
+    return question(
+        fields, kind, [*unused(unknown(fields, kind.__struct_fields__)), *(Note("character", text) for text in mended)]
+    )
 
 
 def question(
@@ -246,7 +239,7 @@ def sampling(
     try:
         params.submit("", "check")
     except InputError as error:
-        raise ApiError(400, str(error), code="invalid_value") from error
+        raise wrong(None, str(error)) from error
     return params
 
 
@@ -258,3 +251,83 @@ def _bias(bias: Mapping[str, float]) -> dict[int, float]:
     if not all(token.isascii() and token.isdigit() and len(token) < 10 for token in bias):
         raise ApiError(400, 'logit_bias maps token ids to numbers, for instance {"50": -100}.', param="logit_bias")
     return {int(token): value for token, value in bias.items()}
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """None is what clients send for "not given"."""
+
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    prompt: str | tuple[str | Token | tuple[Token, ...], ...]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | bool | None = None
+    echo: bool | None = None
+    suffix: Any = None
+    best_of: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    response_format: Any = None
+
+    @property
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        """Each one gets its own choices. A list of ids is one prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if any(isinstance(each, int) for each in self.prompt):
+            ids = tuple(each for each in self.prompt if isinstance(each, int))
+            if len(ids) < len(self.prompt):
+                raise ApiError(400, "prompt mixes token ids with texts or lists: send one kind.", param="prompt")
+            return [ids]
+        return [each for each in self.prompt if not isinstance(each, int)]
+
+    @property
+    def prompt_count(self) -> int:
+        """As the first element has it; a mixed list is refused by `prompts`."""
+        return 1 if isinstance(self.prompt, str) or isinstance(next(iter(self.prompt), None), int) else len(self.prompt)
+
+    @property
+    def limit(self) -> int | None:
+        # The pipeline generates at least one token.
+        return 1 if self.silent else self.max_tokens
+
+    @property
+    def silent(self) -> bool:
+        """The client wants nothing but its prompt back."""
+        return self.max_tokens == 0
+
+    @property
+    def prompt_logprobs(self) -> bool:
+        return bool(self.echo) and self.told is not None
+
+    @property
+    def choices(self) -> int:
+        return max(self.returned, self.best_of or 0)
+
+    @property
+    def returned(self) -> int:
+        """Choices that the client gets of each prompt, the best ones."""
+        return self.n or 1
+
+    @property
+    def told(self) -> int | None:
+        """As `alternatives`, of what the client is told. 0 asks for the chosen tokens' alone."""
+        return None if self.logprobs is False or self.logprobs is None else int(self.logprobs)
+
+    @property
+    def alternatives(self) -> int | None:
+        chooses = self.choices > self.returned
+        return 0 if self.told is None and chooses else self.told
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answers are held to. Raises ApiError."""
+        return None if self.response_format in IGNORED else response_grammar(self.response_format)
+
+    def refuse_unsupported(self) -> None:
+        self.grammar  # noqa: B018 - raises
+        if self.suffix not in (None, False, ""):
+            raise unsupported(
+                "suffix", "suffix is not supported, because texts are continued at their end: leave it out."
+            )
+        if self.stream and (self.silent or self.prompt_logprobs):
+            raise unsupported("stream", "An echo with logprobs, or with max_tokens 0, comes whole: leave out stream.")
+        if self.best_of is not None and self.best_of < self.returned:
+            raise wrong("best_of", "best_of must be at least n.")
+        if self.choices > self.returned and self.stream:
+            raise wrong("best_of", "best_of chooses among whole answers: leave out stream.")

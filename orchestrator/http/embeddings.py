@@ -1,26 +1,65 @@
-"""The embedding model of a server: texts to tokens here, tokens to vectors in its process, one request at a time."""
+"""Vectors of texts by an embedding model: /v1/embeddings, and the model behind it.
+
+Texts become tokens here, tokens become vectors in the model's process, one request at a time.
+"""
 
 import asyncio
+import base64
 import math
 from array import array
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from tokenizers import Encoding, Tokenizer
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
-from orchestrator.http.access.disconnects import in_thread
-from orchestrator.http.embeddings.process import EmbeddingProcess
-from orchestrator.http.embeddings.request import MOST_INPUTS, Input
-from orchestrator.http.errors import ApiError
+from orchestrator.http.embedding_process import EmbeddingProcess
+from orchestrator.http.errors import RETRY_SECONDS, ApiError, wrong
+from orchestrator.http.request_bodies import decoded, read_body
 from orchestrator.http.settings import EmbeddingCommand, EmbeddingSettings
+from orchestrator.http.work import AdmissionLimit, in_thread, unless_gone
 from orchestrator.text.tokenizer import MOST_CHARACTERS
+from protocol.contracts.model_folder import ModelFolder
 from protocol.contracts.tokenizer_fingerprint import tokenizer_file
 from protocol.errors import PipelineError
 
-_RETRY_SECONDS = 5
+MOST_INPUTS = 2048
+"""Of one request, as OpenAI has it."""
+Input: TypeAlias = str | Sequence[int]
+"""A text, or its tokens."""
+_Token = Annotated[int, Meta(ge=0)]
+
+
+class EmbeddingRequest(msgspec.Struct):
+    """OpenAI's. Raises ApiError 400 in `inputs`."""
+
+    input: str | list[str | _Token | list[_Token]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    user: str | None = None
+
+    @property
+    def inputs(self) -> list[Input]:
+        return _inputs(self.input)
+
+
+def _inputs(given: str | list[str | int | list[int]]) -> list[Input]:
+    if isinstance(given, str):
+        return [given]
+    tokens = [each for each in given if isinstance(each, int)]
+    if tokens and len(tokens) == len(given):
+        return [tokens]
+    found = [each for each in given if not isinstance(each, int)]
+    if len(found) < len(given):
+        raise ApiError(400, "`input` mixes tokens with texts: give one or the other.", param="input")
+    return list(found)
+
+
 _NO_LIMIT = 1 << 20
 """Tokens of a model that states no limit."""
 _STOPPED = "The server was stopped during this request: send it again later."
@@ -50,9 +89,11 @@ class EmbeddingModel:
         self._tokenizer = Tokenizer.from_buffer(tokenizer_file(settings.folder))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        limits = _limits(settings.folder / "config.json")
-        self.context = _context(settings.folder, limits)
-        self._vocabulary = limits.vocab_size or 1 + max(self._tokenizer.get_vocab().values())
+        folder = ModelFolder(settings.folder)
+        config = folder.settings("config.json")
+        self.context = _context(config, folder)
+        # MLX reads beyond the rows of its embeddings for a token beyond them.
+        self._vocabulary = _number(config, "vocab_size") or 1 + max(self._tokenizer.get_vocab().values())
         self._lock = asyncio.Lock()
         self._process: EmbeddingProcess | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -73,7 +114,7 @@ class EmbeddingModel:
         fails.
         """
         if not 0 < len(inputs) <= MOST_INPUTS:
-            raise _wrong(f"`input` holds {len(inputs)} inputs: give 1 to {MOST_INPUTS}.")
+            raise wrong("input", f"`input` holds {len(inputs)} inputs: give 1 to {MOST_INPUTS}.")
         with self._limit.take(1):
             async with self._lock:
                 self._require_open()
@@ -102,9 +143,7 @@ class EmbeddingModel:
         try:
             return await in_thread(self._computed, rows)
         except PipelineError as error:
-            raise ApiError(
-                503, str(error), code="embedding_failed", headers={"retry-after": str(_RETRY_SECONDS)}
-            ) from error
+            raise ApiError(503, str(error), code="embedding_failed", retry=RETRY_SECONDS) from error
         finally:
             self._computing = False
 
@@ -158,11 +197,11 @@ class EmbeddingModel:
         rows = [self._row(next(encoded) if isinstance(each, str) else each, truncate) for each in inputs]
         for place, row in enumerate(rows):
             if not row:
-                raise _wrong(f"Input {place} is empty: give at least one token.")
+                raise wrong("input", f"Input {place} is empty: give at least one token.")
             if len(row) > self.context:
                 raise self._too_long(place, str(len(row)))
             if max(row) >= self._vocabulary:
-                raise _wrong(f"Input {place} holds token {max(row)}, which the model does not know.")
+                raise wrong("input", f"Input {place} holds token {max(row)}, which the model does not know.")
         return rows
 
     def _too_long(self, place: int, length: str) -> ApiError:
@@ -187,7 +226,7 @@ class EmbeddingModel:
 def _shortened(vectors: Sequence[Sequence[float]], dimensions: int) -> list[list[float]]:
     """The first dimensions, of length 1 again. Raises ApiError 400 for more dimensions than there are."""
     if dimensions > len(vectors[0]):
-        raise _wrong(f"`dimensions` is {dimensions}, and this model's vectors have {len(vectors[0])}.", "dimensions")
+        raise wrong("dimensions", f"`dimensions` is {dimensions}, and this model's vectors have {len(vectors[0])}.")
     return [_normal(vector[:dimensions]) for vector in vectors]
 
 
@@ -196,35 +235,77 @@ def _normal(vector: Sequence[float]) -> list[float]:
     return [value / length for value in vector]
 
 
-def _wrong(message: str, param: str = "input") -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)
-
-
 def _trailing(mask: Sequence[int]) -> int:
     """Ones at the end of `mask`."""
     return next((place for place, special in enumerate(reversed(mask)) if not special), len(mask))
 
 
-class _Limits(msgspec.Struct):
-    max_position_embeddings: int | None = None
-    vocab_size: int | None = None
-    """Rows of its embeddings; MLX reads beyond them for a token beyond them."""
-    model_type: str = ""
-    pad_token_id: int | None = None
-    max_seq_length: int | None = None
-
-
-def _context(folder: Path, limits: _Limits) -> int:
+def _context(config: Mapping[str, Any], folder: ModelFolder) -> int:
     """Tokens of an input at most: the model's positions, or fewer if sentence-transformers' file says so."""
-    positions = limits.max_position_embeddings or _NO_LIMIT
-    if "roberta" in limits.model_type:
+    positions = _number(config, "max_position_embeddings") or _NO_LIMIT
+    if "roberta" in str(config.get("model_type", "")):
         # RoBERTa's first position is the one behind its padding token.
-        positions -= (limits.pad_token_id or 1) + 1
-    return min(positions, _limits(folder / "sentence_bert_config.json").max_seq_length or positions)
+        positions -= (_number(config, "pad_token_id") or 1) + 1
+    return min(positions, _number(folder.settings("sentence_bert_config.json"), "max_seq_length") or positions)
 
 
-def _limits(file: Path) -> _Limits:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=_Limits)
-    except (OSError, msgspec.DecodeError):
-        return _Limits()
+def _number(settings: Mapping[str, Any], name: str) -> int | None:
+    value = settings.get(name)
+    return value if isinstance(value, int) else None
+
+
+class EmbeddingRoutes:
+    def __init__(self, model: EmbeddingModel | None) -> None:
+        """None: the route says that there is no embedding model."""
+        self._model = model
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("/v1/embeddings", self.embeddings, methods=["POST"])]
+
+    async def embeddings(self, request: Request) -> Response:
+        question, inputs = await read_body(request, _read)
+        model = named(self._model, question.model)
+        found = await unless_gone(request, model.embed(inputs, dimensions=question.dimensions))
+        return await asyncio.to_thread(_answer, model.name, found, question.encoding_format == "base64")
+
+
+def named(model: EmbeddingModel | None, name: str | None) -> EmbeddingModel:
+    """The server's embedding model, for a request that names it or none. Raises ApiError 501 without a model, 404 for
+    another name."""
+    if model is None:
+        raise ApiError(
+            501, "This server has no embedding model: start it with --embedding-model.", code="no_embedding_model"
+        )
+    if name is not None and name != model.name:
+        raise ApiError(
+            404,
+            f"This server has no such embedding model: ask for {model.name}.",
+            code="model_not_found",
+            param="model",
+        )
+    return model
+
+
+def json_response(content: Any) -> Response:
+    """Many numbers take a while: for a thread."""
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _read(content: bytes) -> tuple[EmbeddingRequest, Sequence[Input]]:
+    question = decoded(content, EmbeddingRequest)
+    return question, question.inputs
+
+
+def _answer(name: str, found: Embedded, packed: bool) -> Response:
+    data = [
+        {"object": "embedding", "index": index, "embedding": _base64(vector) if packed else list(vector)}
+        for index, vector in enumerate(found.vectors)
+    ]
+    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    return json_response({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+def _base64(vector: Sequence[float]) -> str:
+    """Float32, little-endian, as OpenAI has it."""
+    return base64.b64encode(array("f", vector).tobytes()).decode()

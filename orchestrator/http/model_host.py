@@ -1,43 +1,44 @@
-"""Does what the table of models decides: loads and unloads models, and lets the requests for them go on."""
+"""Does what the table of models decides: loads models as pipelines, unloads them, lets requests for them go on."""
 
 import asyncio
 import itertools
 import logging
-import math
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
 
-from starlette.types import ASGIApp
+from starlette.requests import Request
+from starlette.responses import Response
 
+from orchestrator.api.pipeline import Pipeline
+from orchestrator.http.app import generation_routes
+from orchestrator.http.backend import PipelineBackend, PipelineThread
 from orchestrator.http.errors import ApiError
+from orchestrator.http.metrics import Metrics
 from orchestrator.http.model_table import (
     Admit,
     Command,
-    Event,
-    KeepChosen,
     Load,
-    LoadFailed,
-    ModelEnded,
-    ModelLoaded,
     ModelName,
     ModelPhase,
     ModelStatus,
     ModelTable,
-    ModelTick,
-    ModelUnloaded,
     RefusalCause,
     Refuse,
-    Released,
-    Requested,
     Seconds,
-    ServerStarted,
     Ticket,
     Unload,
 )
 from orchestrator.http.openai.model_server import ModelServer
+from orchestrator.http.responses.routes import ResponseStore
+from orchestrator.http.settings import ServerSettings
+from orchestrator.text.chat_template import ChatTemplate
+from orchestrator.text.tokenizer import TextCodec
 from protocol.errors import PipelineError
+from protocol.messages.client import PipelineState
 
 log = logging.getLogger(__name__)
 _WORDS = {
@@ -53,8 +54,8 @@ class LoadedModel:
     """One model in memory."""
 
     server: ModelServer
-    app: ASGIApp
-    """Answers the model's requests."""
+    endpoints: Mapping[str, Callable[[Request], Awaitable[Response]]]
+    """Of its routes, by path."""
     ended: "asyncio.Future[str]"
     """Why its pipeline has ended, as soon as it has."""
 
@@ -69,16 +70,6 @@ class Loader(Protocol):
     async def unload(self, name: ModelName) -> None:
         """Returns when the model's memory is free."""
         ...
-
-
-@dataclass(frozen=True)
-class WaitingProgress:
-    """What a request waits for."""
-
-    model: ModelName
-    status: str
-    seconds: float
-    """Since the request came."""
 
 
 class ModelHost:
@@ -96,18 +87,18 @@ class ModelHost:
 
     def start(self) -> None:
         """Load the pinned models."""
-        self._step(ServerStarted())
+        self._perform_all(self._table.start(self._now))
 
     def lease(self, model: ModelName) -> "Lease":
         """A context in which the model stays in memory from the request's admission on."""
         ticket = Ticket(next(self._tickets))
         lease = self._leases[ticket] = Lease(self, model, ticket)
-        self._step(Requested(ticket, model))
+        self._perform_all(self._table.request(ticket, model, self._now))
         return lease
 
     def keep(self, model: ModelName, seconds: Seconds | None) -> None:
         """How long a loaded model stays without a request, until it is unloaded; None for ever."""
-        self._step(KeepChosen(model, seconds))
+        self._perform_all(self._table.keep(model, seconds, self._now))
 
     def stop(self) -> None:
         """End all generation, and all waiting: the server ends."""
@@ -126,10 +117,10 @@ class ModelHost:
 
     def left(self, name: ModelName) -> Seconds | None:
         """Until the model is unloaded if no request comes; None for never."""
-        status, now = self.status(name), asyncio.get_running_loop().time()
+        status = self.status(name)
         if status.entry.pinned or status.keep is None:
             return None
-        return status.keep if status.running else max(0.0, status.used_at + status.keep - now)
+        return status.keep if status.running else max(0.0, status.used_at + status.keep - self._now)
 
     @property
     def latest(self) -> LoadedModel | None:
@@ -149,16 +140,22 @@ class ModelHost:
 
     def release(self, ticket: Ticket) -> None:
         if self._leases.pop(ticket, None) is not None:
-            self._step(Released(ticket))
+            self._perform_all(self._table.release(ticket, self._now))
 
-    def _step(self, event: Event) -> None:
-        loop = asyncio.get_running_loop()
-        for command in self._table.step(event, loop.time()):
+    @property
+    def _now(self) -> Seconds:
+        return asyncio.get_running_loop().time()
+
+    def _perform_all(self, commands: Iterable[Command]) -> None:
+        for command in commands:
             self._perform(command)
         if self._timer is not None:
             self._timer.cancel()
         deadline = self._table.deadline
-        self._timer = None if deadline is None else loop.call_at(deadline, self._step, ModelTick())
+        self._timer = None if deadline is None else asyncio.get_running_loop().call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._perform_all(self._table.tick(self._now))
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -184,13 +181,13 @@ class ModelHost:
             self._failed(name, "The server failed at it: its log has the cause.")
         else:
             self._loaded[name] = model
-            self._step(ModelLoaded(name))
+            self._perform_all(self._table.loaded(name, self._now))
             self._run(self._watch(name, model))
         finally:
             self._steps.pop(name, None)
 
     def _failed(self, name: ModelName, reason: str) -> None:
-        self._step(LoadFailed(name, f"The model {name} can't be loaded. {reason}"))
+        self._perform_all(self._table.failed(name, f"The model {name} can't be loaded. {reason}", self._now))
 
     async def _watch(self, name: ModelName, model: LoadedModel) -> None:
         """Takes a model whose pipeline ends by itself out of the table."""
@@ -199,8 +196,8 @@ class ModelHost:
             return
         log.warning("the pipeline of the model %s has ended: %s", name, reason)
         told = f"The pipeline of the model {name} has ended. {reason}"
-        self._step(ModelEnded(name, told))
-        left = self.status(name).barred_until - asyncio.get_running_loop().time()
+        self._perform_all(self._table.ended(name, told, self._now))
+        left = self.status(name).barred_until - self._now
         model.server.stop(_unavailable(told, "failed", left))
 
     async def _unload(self, name: ModelName) -> None:
@@ -208,7 +205,7 @@ class ModelHost:
             await self._loader.unload(name)
         except Exception:  # the border of a task: its processes have ended, so others can have its memory
             log.exception("the pipeline of the model %s did not end as it should", name)
-        self._step(ModelUnloaded(name))
+        self._perform_all(self._table.unloaded(name, self._now))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -251,8 +248,9 @@ class Lease:
         return asyncio.get_running_loop().time() - self._began
 
     @property
-    def progress(self) -> WaitingProgress:
-        return WaitingProgress(self.name, self._host.doing(self.name), round(self.seconds, 1))
+    def progress(self) -> dict[str, Any]:
+        """What the request waits for, and since when, in seconds."""
+        return {"model": self.name, "status": self._host.doing(self.name), "seconds": round(self.seconds, 1)}
 
     def admit(self, model: LoadedModel) -> None:
         if not self._admitted.done():
@@ -267,13 +265,107 @@ class Lease:
 
 def _refusal(refuse: Refuse) -> ApiError:
     if refuse.cause == "full":
-        return ApiError(429, refuse.reason, code="queue_full", headers=_retry(refuse.retry))
+        return ApiError(429, refuse.reason, code="queue_full", retry=refuse.retry)
     return _unavailable(refuse.reason, refuse.cause, refuse.retry)
 
 
 def _unavailable(reason: str, cause: RefusalCause, retry: Seconds) -> ApiError:
-    return ApiError(503, reason, code=f"model_{cause}", headers=_retry(retry))
+    return ApiError(503, reason, code=f"model_{cause}", retry=retry)
 
 
-def _retry(seconds: Seconds) -> Mapping[str, str]:
-    return {"retry-after": str(max(1, math.ceil(seconds)))} if seconds else {}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelPipeline:
+    """How one model is served."""
+
+    names: tuple[str, ...]
+    """Names that requests may use; the first is the model's."""
+    target: Path
+    """Folder of the target, whose tokenizer and chat template its requests need."""
+    make: Callable[[Callable[[str], None]], Pipeline]
+    """Makes the pipeline, which is not started yet. It gets a function that takes the step that begins."""
+
+
+class PipelineLoader:
+    def __init__(
+        self, models: Sequence[ModelPipeline], settings: ServerSettings, figures: Metrics, store: ResponseStore
+    ) -> None:
+        """`figures` and `store` are those of all models."""
+        self._models = {ModelName(model.names[0]): model for model in models}
+        self._settings = settings
+        self._figures = figures
+        self._store = store
+        self._running: dict[ModelName, tuple[Pipeline, PipelineBackend | None]] = {}
+
+    async def load(self, name: ModelName, tell: Callable[[str], None]) -> LoadedModel:
+        model, loop = self._models[name], asyncio.get_running_loop()
+        pipeline = await asyncio.to_thread(model.make, tell)
+        self._running[name] = (pipeline, None)
+        ended: asyncio.Future[str] = loop.create_future()
+        ready: asyncio.Future[PipelineState] = loop.create_future()
+
+        def on_end() -> None:
+            reason = str(thread.failure or "It was closed.")
+            _in_loop(loop, lambda: (_resolve(ended, reason), _fail(ready, PipelineError(reason))))
+
+        thread = PipelineThread(pipeline, lambda state: _in_loop(loop, lambda: _resolve(ready, state)), on_end)
+        thread.start()
+        try:
+            # A pipeline is closed only once it has started or failed: before that its processes may still come.
+            reading = asyncio.to_thread(_text_parts, model.target)
+            state, parts = await asyncio.gather(ready, reading, return_exceptions=True)
+            _result(state)
+            codec, template = _result(parts)
+        except BaseException:  # of any kind, also of a cancelled load: its processes must not stay
+            await self.unload(name)
+            raise
+        backend = PipelineBackend(pipeline)
+        backend.ready = True
+        self._running[name] = (pipeline, backend)
+        settings = replace(self._settings, names=model.names, embedding=None)
+        server = ModelServer(backend, codec, template, settings, self._figures)
+        return LoadedModel(server, {each.path: each.endpoint for each in generation_routes(server, self._store)}, ended)
+
+    async def unload(self, name: ModelName) -> None:
+        pipeline, backend = self._running[name]
+        if backend is not None:
+            backend.close()
+        await asyncio.to_thread(pipeline.close)
+        self._running.pop(name, None)
+
+    def close(self) -> None:
+        """End all pipelines, at the same time. Called when no event loop runs any more."""
+        pipelines = [pipeline for pipeline, _ in self._running.values()]
+        if pipelines:
+            with ThreadPoolExecutor(len(pipelines)) as threads:
+                list(threads.map(Pipeline.close, pipelines))
+
+
+def _text_parts(folder: Path) -> tuple[TextCodec, ChatTemplate]:
+    codec = TextCodec(folder)
+    return codec, ChatTemplate(folder, codec)
+
+
+def _result(found: T | BaseException) -> T:
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """From another thread. A loop that has ended needs to hear nothing."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)
+
+
+def _resolve(future: "asyncio.Future[T]", value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "asyncio.Future[PipelineState]", error: PipelineError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()

@@ -9,28 +9,33 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from orchestrator.http.access.admission_limit import AdmissionLimit
 from orchestrator.http.app import application
+from orchestrator.http.metrics import Metrics
+from orchestrator.http.model_host import ModelHost, ModelPipeline, PipelineLoader
 from orchestrator.http.model_table import ModelEntry, ModelName
-from orchestrator.http.models.host import ModelHost
-from orchestrator.http.models.pipelines import ModelPipeline, PipelineLoader
-from orchestrator.http.monitoring.metrics import Metrics
 from orchestrator.http.responses.routes import ResponseStore
 from orchestrator.http.settings import ServerSettings
+from orchestrator.http.work import AdmissionLimit
 from protocol.errors import PipelineError
 from protocol.messages.client import PipelineState
-from tests.support.asked_server import SCOPE, receiving
+from tests.support.asked_server import (
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    HELLO,
+    MESSAGES,
+    OLLAMA,
+    RESPONSES,
+    SCOPE,
+    receiving,
+)
 from tests.support.fake_models import FakeModels
 from tests.support.fake_pipeline import READY, FakePipeline
 
-CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
-HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
-ASKED: dict[str, dict[str, Any]] = {
-    CHAT: HI,
-    COMPLETIONS: {"prompt": "Hi"},
-    MESSAGES: {**HI, "max_tokens": 9},
-    RESPONSES: {"input": "Hi"},
-}
+HI = HELLO
+ASKED = {path: BODIES[path] for path in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
+OLLAMA_ASKED = {path: BODIES[path] for path in (OLLAMA, GENERATE)}
 
 
 def events(response: httpx.Response) -> list[Any]:
@@ -65,10 +70,7 @@ def test_every_api_reaches_its_model(path: str):
     assert '"other"' in answer.text
 
 
-OLLAMA = {"/api/chat": {**HI, "stream": False}, "/api/generate": {"prompt": "Hi", "stream": False}}
-
-
-@pytest.mark.parametrize(("path", "body"), {**ASKED, **OLLAMA}.items())
+@pytest.mark.parametrize(("path", "body"), {**ASKED, **OLLAMA_ASKED}.items())
 @pytest.mark.parametrize("asked", ["claude-haiku-4-5", "claude-3-5-haiku-20241022", "gpt-5-nano", "gpt-4.1-mini"])
 def test_a_clients_background_request_is_answered_by_the_model_that_is_there(
     path: str, body: dict[str, Any], asked: str
@@ -85,27 +87,21 @@ def test_a_clients_background_request_is_answered_by_the_model_that_is_there(
     assert answer.json()["warnings"] == [f"This server has no {asked}, so other answers."]
 
 
-@pytest.mark.parametrize(
-    "asked", ["gpt-5", "claude-sonnet-4-5", "mini", "x/gpt-5-mini", "claude-haiku/../x", "gpt-5-nano\n"]
-)
-def test_other_names_are_refused_with_the_names_that_there_are(asked: str):
-    answer = FakeModels().talk(lambda client, _: client.post(CHAT, json={**HI, "model": asked}))
-
-    assert answer.status_code == 404
-    assert "ask for big, other, small, gpt-4o-mini" in answer.json()["error"]["message"]
+NAMES = ["gpt-5", "claude-sonnet-4-5", "mini", "x/gpt-5-mini", "claude-haiku/../x", "gpt-5-nano\n", "/etc"]
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "words"),
-    [(b"{", 400, ""), (json.dumps({**HI, "model": "/etc"}).encode(), 404, "big, other, small, gpt-4o-mini")],
-)
-def test_what_is_refused_loads_nothing(body: bytes, status: int, words: str):
-    models, sent = FakeModels(), {"content": body, "headers": {"content-type": "application/json"}}
+@pytest.mark.parametrize("name", [*NAMES, None])
+def test_what_is_refused_loads_nothing_and_tells_the_names_that_there_are(name: str | None):
+    """None: the body is no JSON."""
+    models = FakeModels()
+    body = "{" if name is None else json.dumps({**HI, "model": name})
+    sent = {"content": body, "headers": {"content-type": "application/json"}}
 
     answer = models.talk(lambda client, _: client.post(CHAT, **sent))
 
-    assert (answer.status_code, models.loads) == (status, [])
-    assert words in answer.json()["error"]["message"]
+    assert (answer.status_code, models.loads) == (400 if name is None else 404, [])
+    told = "ask for big, other, small, gpt-4o-mini" in answer.json()["error"]["message"]
+    assert told == (name is not None)
 
 
 def test_the_lists_of_both_apis_say_what_is_loaded():
@@ -302,6 +298,22 @@ def test_a_client_that_goes_while_it_waits_frees_its_place_and_a_running_one_its
 
     assert models.talk(ask) == (1, "other")
     assert models.unloads == ["big"]
+
+
+def test_generation_ends_when_a_client_goes_that_waited_for_its_model():
+    models = FakeModels(pipelines={"big": FakePipeline(pieces=lambda _: ["a", None])})
+
+    async def ask(client: httpx.AsyncClient, _: ModelHost) -> None:
+        asking = asyncio.create_task(models.streamed_while_loading(client, CHAT, HI))
+        await models.pipelines["big"].stuck.wait()
+        # Until its text goes on in the stream.
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await models.pipelines["big"].cancelled.wait()
+
+    models.talk(ask)
+
+    assert models.pipelines["big"].running == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,20 +3,21 @@
 import logging
 import time
 from collections import Counter as Counts
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.api.result import Chosen, OnReading, Result
-from orchestrator.http.access.admission_limit import AdmissionLimit
+from orchestrator.api.result import Result
 from orchestrator.http.generation import OutputSource
-from orchestrator.http.monitoring.health import Condition
+from orchestrator.http.live import Condition
+from orchestrator.http.work import AdmissionLimit
 from protocol.messages.client import PipelineState
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_PREFIX = "launch_pipeline_"
 _STATUSES = ("ok", "loading", "degraded", "failed")
 
 
@@ -25,11 +26,11 @@ class Metrics:
         self.limit = limit
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "launch_pipeline_http_requests", "Answers by route and status", ["route", "status"], registry=registry
+            _PREFIX + "http_requests", "Answers by route and status", ["route", "status"], registry=registry
         )
-        self._tokens = Counter("launch_pipeline_tokens", "Tokens by kind", ["kind"], registry=registry)
+        self._tokens = _counter("tokens", "Tokens by kind", registry, "kind")
         self._finished = Counter(
-            "launch_pipeline_generations", "Finished generations by reason", ["reason"], registry=registry
+            _PREFIX + "generations", "Finished generations by reason", ["reason"], registry=registry
         )
         self._latency = _histogram("generation_seconds", "From admission to the last token", registry)
         self._first = _histogram("time_to_first_token_seconds", "From admission to the first text", registry)
@@ -40,32 +41,17 @@ class Metrics:
             "target_busy": _summary("target_busy_share", "Share of decoding time that the target worked", registry),
             "draft_busy": _summary("draft_busy_share", "Share of decoding time that the draft worked", registry),
         }
-        queue = Gauge(
-            "launch_pipeline_open_generations",
-            "Places taken by generations, counts of tokens and embeddings",
-            registry=registry,
-        )
-        queue.set_function(lambda: limit.taken)
-        Gauge("launch_pipeline_places", "Generations that may be open at once", registry=registry).set(limit.most)
-        self._waiting = Gauge("launch_pipeline_queue", "Open generations without any text yet", registry=registry)
-        self._lost = Gauge(
-            "launch_pipeline_worker_restarts", "Workers that went down; local ones are restarted", registry=registry
-        )
-        self._kv_warnings = Counter(
-            "launch_pipeline_kv_warnings", "KV that could not be used or kept, for a prefill each", registry=registry
-        )
+        open_text = "Places taken by generations, counts of tokens and embeddings"
+        _gauge("open_generations", open_text, registry).set_function(lambda: limit.taken)
+        _gauge("places", "Generations that may be open at once", registry).set(limit.most)
+        self._waiting = _gauge("queue", "Open generations without any text yet", registry)
+        self._lost = _gauge("worker_restarts", "Workers that went down; local ones are restarted", registry)
+        self._kv_warnings = _counter("kv_warnings", "KV that could not be used or kept, for a prefill each", registry)
         self._counted_warnings: dict[str, int] = {}
         """By the session of a pipeline."""
-        self._noted = Counter(
-            "launch_pipeline_warned_requests",
-            "Requests whose answer has warnings, by kind",
-            ["kind"],
-            registry=registry,
-        )
+        self._noted = _counter("warned_requests", "Requests whose answer has warnings, by kind", registry, "kind")
         self._noted_so_far = Counts[str]()
-        self._status = Gauge(
-            "launch_pipeline_status", "1 for the status that /health reports", ["status"], registry=registry
-        )
+        self._status = _gauge("status", "1 for the status that /health reports", registry, "status")
 
     def text(self, condition: Condition) -> bytes:
         """All metrics in Prometheus' text format; `condition` gives those of the pipeline."""
@@ -125,32 +111,6 @@ class Metrics:
                 summary.observe(share)
 
 
-class RequestMeasurement:
-    """An OutputSource whose pieces are measured."""
-
-    def __init__(self, pieces: OutputSource, metrics: Metrics) -> None:
-        self._pieces = pieces
-        self._metrics = metrics
-
-    @property
-    def request(self) -> str:
-        return self._pieces.request
-
-    @property
-    def result(self) -> Result | None:
-        return self._pieces.result
-
-    @property
-    def chosen(self) -> Sequence[Chosen]:
-        return self._pieces.chosen
-
-    def watch_reading(self, on_reading: OnReading) -> None:
-        self._pieces.watch_reading(on_reading)
-
-    def __aiter__(self) -> AsyncIterator[str]:
-        return self._metrics.measured(self._pieces)
-
-
 class Counted:
     """ASGI middleware that counts responses."""
 
@@ -171,8 +131,16 @@ class Counted:
 
 
 def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(f"launch_pipeline_{name}", text, buckets=_SECONDS, registry=registry)
+    return Histogram(_PREFIX + name, text, buckets=_SECONDS, registry=registry)
 
 
 def _summary(name: str, text: str, registry: CollectorRegistry) -> Summary:
-    return Summary(f"launch_pipeline_{name}", text, registry=registry)
+    return Summary(_PREFIX + name, text, registry=registry)
+
+
+def _counter(name: str, text: str, registry: CollectorRegistry, *labels: str) -> Counter:
+    return Counter(_PREFIX + name, text, labels, registry=registry)
+
+
+def _gauge(name: str, text: str, registry: CollectorRegistry, *labels: str) -> Gauge:
+    return Gauge(_PREFIX + name, text, labels, registry=registry)

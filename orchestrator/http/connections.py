@@ -1,4 +1,4 @@
-"""Connections that no client can hold by sending or reading slowly, and few of them without the key.
+"""Connections that no client can hold by sending or reading slowly.
 
 Knows no route. uvicorn's own connections have a deadline only for the first byte of a further request.
 """
@@ -9,36 +9,15 @@ from functools import partial
 from typing import Any, cast
 
 import h11
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from orchestrator.http.access.middleware import shows_key
 from orchestrator.http.settings import ConnectionLimits, ServerSettings
 
 
 def connection_class(settings: ServerSettings) -> type[asyncio.Protocol]:
     """What uvicorn makes connections with."""
-    strangers = Strangers(settings.connections.strangers)
-    return cast(type[asyncio.Protocol], partial(Connection, settings.connections, strangers, settings.key))
-
-
-class Strangers:
-    """Connections whose client has not shown the key yet. Beyond `most` the oldest one is closed."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: dict[Connection, None] = {}
-
-    def add(self, connection: "Connection") -> None:
-        if len(self._open) >= self._most:
-            oldest = next(iter(self._open))
-            self.discard(oldest)
-            oldest.transport.abort()
-        self._open[connection] = None
-
-    def discard(self, connection: "Connection") -> None:
-        self._open.pop(connection, None)
+    return cast(type[asyncio.Protocol], partial(Connection, settings.connections))
 
 
 _WRITE_BUFFER = 1 << 14
@@ -51,13 +30,9 @@ class Connection(H11Protocol):
     The deadlines of head and body are for the whole, not for the next byte.
     """
 
-    def __init__(
-        self, limits: ConnectionLimits, strangers: Strangers, key: str | None, *args: Any, **named: Any
-    ) -> None:
+    def __init__(self, limits: ConnectionLimits, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._limits = limits
-        self._strangers = strangers
-        self._key = key
         self._application = cast(ASGIApp, self.app)
         self.app = cast(Any, self._answer)
         self._reading = _Deadline(self.loop)
@@ -66,13 +41,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(_WRITE_BUFFER)
-        self._strangers.add(self)
         self._expect_input()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.clear()
         self._writing.clear()
-        self._strangers.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -110,8 +83,6 @@ class Connection(H11Protocol):
         self._writing.clear()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if shows_key(Headers(scope=scope), self._key):
-            self._strangers.discard(self)
         try:
             await self._application(scope, receive, send)
         finally:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.http.errors import ApiError
+from orchestrator.http.model_host import ModelHost
 from orchestrator.http.model_table import ModelName
-from orchestrator.http.models.host import ModelHost
 from orchestrator.http.ollama.request import chat_messages, keep_seconds, own_name
 from tests.orchestrator.http.test_tool_calls import hermes
 from tests.support.asked_server import CHAT, COMPLETIONS, get, post, saying
@@ -129,29 +129,6 @@ def test_many_calls_and_results_take_time_in_proportion(named: bool):
     ids = [call["id"] for call in said["tool_calls"]]
     assert len({*ids}) == len(names)
     assert [answer["tool_call_id"] for answer in answers] == (ids[::-1] if named else ids)
-
-
-@pytest.mark.parametrize(
-    ("path", "change", "word"),
-    [
-        (CHATS, {"options": {"temperature": "hot"}}, "temperature"),
-        (CHATS, {"options": {"temperature": -1}}, "temperature"),
-        (CHATS, {"format": "yaml"}, "schema"),
-        (CHATS, {"keep_alive": "soon"}, "5m"),
-        (CHATS, {"keep_alive": 10**400}, "5m"),
-        (CHATS, {"tools": TOOLS}, "tool"),
-        (GENERATE, {"suffix": "a"}, "suffix"),
-        (GENERATE, {"system": "Be brief.", "raw": True}, "system message"),
-        (GENERATE, {"template": "{{ .Prompt }}"}, "template"),
-    ],
-)
-def test_what_can_not_be_done_is_refused_in_ollama_s_shape(path: str, change: dict[str, Any], word: str):
-    pipeline = FakePipeline()
-
-    answer = post(path, {**ASKED[path], **change}, pipeline)
-
-    assert (answer.status_code, pipeline.asked) == (400, [])
-    assert word in answer.json()["error"]
 
 
 def test_an_unknown_model_is_refused_and_the_tag_latest_is_none():

@@ -6,7 +6,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from orchestrator.http.embeddings.process import embedding_folder
+from orchestrator.http.embedding_process import embedding_folder
 from orchestrator.machine import checkpoints
 from orchestrator.machine.progress import silent
 from protocol.errors import InputError

@@ -1,1 +1,0 @@
-"""Who may connect to the server, for how long and how often."""

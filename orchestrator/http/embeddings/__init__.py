@@ -1,1 +1,0 @@
-"""Vectors of texts by an embedding model, beside the models that generate."""
