@@ -10,7 +10,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.api.chat_prompts import chat_prompt, own_template
 from orchestrator.api.client import Client
 from orchestrator.api.result import Result
 from orchestrator.api.sampling import SamplingParams
@@ -23,6 +22,7 @@ from orchestrator.cli.running_pipelines import KEPT_MINUTES, minutes_to_keep, pl
 from orchestrator.cli.sampling_options import fitting_strategy, sampling, sampling_options
 from orchestrator.cli.sentences import Prose, columns_of
 from orchestrator.machine.downloads.default_target import demo_note
+from orchestrator.text.chat_template import chat_prompt, own_template
 from protocol.bounded_files import bounded
 from protocol.errors import InputError, PipelineError
 from protocol.ineffective import SET, Ineffective

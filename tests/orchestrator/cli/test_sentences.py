@@ -13,7 +13,10 @@ from orchestrator.cli import app
 from orchestrator.cli.sentences import Prose, folded
 
 TEXT = "Error: No pipeline here accepts workers of other machines: start one with `launch-pipeline workers list`."
-WRONG = "Error: --max-tokens must be a whole number, not 'none'. See `launch-pipeline generate --help`."
+WRONG = (
+    "Error: Invalid value for '--max-tokens': 'none' is not a valid integer range. "
+    "See `launch-pipeline generate --help`."
+)
 
 
 @pytest.mark.parametrize("columns", [12, 40, 80])

@@ -299,8 +299,8 @@ def _plan(options: dict[str, Any]) -> "BenchPlan":
 
 def _prompts(plan: "BenchPlan", path: Path | None, limit: int | None) -> "list[BenchPrompt]":
     """The file's prompts, or the shipped ones for the target, whose models are fetched if need be."""
-    from orchestrator.api.chat_prompts import own_template
     from orchestrator.lab.bench.prompts import read_prompts
+    from orchestrator.text.chat_template import own_template
 
     with ConversionBar(quiet=False) as bar:
         models = plan.models(bar)
