@@ -39,7 +39,7 @@ _SECTIONS = {
         "convert": "convert:convert",
         "train-draft": "train_draft:train_draft",
         "config": "config:config",
-        "completion": "completion:completion",
+        "completion": "config:completion",
     },
     "Several machines": {
         "serve-workers": "start:serve_workers",
@@ -220,9 +220,10 @@ def _usage(error: click.ClickException) -> str:
 
 def _mistake(error: click.ClickException) -> str:
     """click's sentence, with our name of an option that other programs call otherwise."""
-    ours = _OTHER_OPTIONS.get(error.option_name) if isinstance(error, click.NoSuchOption) else None
-    if ours and error.ctx is not None and ours in (flag for each in error.ctx.command.params for flag in each.opts):
-        return f"No such option {error.option_name!r}. Did you mean {ours!r}?"
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        ours = _OTHER_OPTIONS.get(error.option_name, "")
+        if ours in (flag for each in error.ctx.command.params for flag in each.opts):
+            return f"No such option {error.option_name!r}. Did you mean {ours!r}?"
     return error.format_message()
 
 

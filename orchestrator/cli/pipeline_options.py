@@ -13,7 +13,7 @@ import msgspec
 from click.core import ParameterSource
 
 from orchestrator.api.settings import PipelineSettings
-from orchestrator.cli.precedence import filled_in
+from orchestrator.cli.configuration import filled_in
 from orchestrator.core.options import Options
 from orchestrator.core.policy.strategies import STRATEGIES
 from orchestrator.machine.models.checkpoints import demo_model

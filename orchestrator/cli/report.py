@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.api.result import Result, conclusion, counts, figures, rounds, speed
+from orchestrator.api.result import BRIEF, Result, figures, speed
 from orchestrator.cli.sentences import say
 from orchestrator.lab.findings import Findings
 from orchestrator.machine.check import Check
@@ -29,12 +29,9 @@ def reading(tokens: int, total: int) -> str:
 
 def summary(result: Result, sampled: bool, every: bool = False, loading: float | None = None) -> Panel:
     """What came of a generation; with `every`, all figures about it. `loading`: seconds before it, of the models."""
-    statistics, reason = result.statistics, result.finish_reason
+    statistics = result.statistics
     rows = [("seed", str(result.seed))] if sampled else []
-    if every:
-        rows += figures(statistics, reason)
-    else:
-        rows += [("tokens", counts(statistics, reason)), ("rounds", rounds(statistics)), *conclusion(statistics)]
+    rows += [row for row in figures(statistics) if every or row[0] in BRIEF]
     if loading is not None:
         first = statistics.time_to_first_token
         rows.append(
@@ -45,7 +42,7 @@ def summary(result: Result, sampled: bool, every: bool = False, loading: float |
         words = Text(value)
         words.highlight_words(["Invalid"], "red")
         grid.add_row(Text(name, style="dim"), words)
-    return Panel(grid, title=speed(result.statistics), title_align="left", expand=False)
+    return Panel(grid, title=speed(statistics), title_align="left", expand=False)
 
 
 def cut_off(result: Result, most: int | None, if_full: str) -> str:

@@ -9,8 +9,8 @@ from click.core import ParameterSource
 
 from orchestrator.api.sampling import PRESET_FIELDS, PRESETS, SamplingParams, number_fields
 from orchestrator.api.settings import PipelineSettings
+from orchestrator.cli.configuration import filled_in
 from orchestrator.cli.pipeline_options import given_only, number_range, option
-from orchestrator.cli.precedence import filled_in
 from orchestrator.runtime.request_state import require_compatible
 from protocol.bounded_files import bounded
 from protocol.contracts.engines import NO_DRAFT

@@ -20,8 +20,7 @@ from orchestrator.runtime.guard import INVITATION_SECONDS, Guard
 from orchestrator.runtime.hub import Arrival, Hub
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
-from orchestrator.runtime.workers.feature_intake import FeatureIntake
-from orchestrator.runtime.workers.kv_intake import KvIntake
+from orchestrator.runtime.workers.intake import FeatureIntake, KvIntake
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry, RemoteWorker, without_shared_memory
 from protocol.errors import InputError, PipelineError, blame_of

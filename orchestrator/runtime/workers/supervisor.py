@@ -7,11 +7,13 @@ import socket
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from orchestrator.core.workers import RestartPolicy
 from orchestrator.machine.hardware import worker_environment
@@ -20,12 +22,37 @@ from orchestrator.machine.profiles.device_profiles import worker_pace
 from orchestrator.runtime.memory_plan import loaded_drafter
 from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup, machines, model_folders, trained_drafter
-from orchestrator.runtime.workers.launch import launch, worker_command
 from protocol.contracts.kv_bits import UNQUANTIZED
 from protocol.contracts.model_folder import ModelFolder
 from protocol.messages.base import Role
+from protocol.own_modules import module_command
 from protocol.worker.pacing import DevicePace
 from protocol.worker.process import WorkerSetup
+
+
+def worker_command(role: Role) -> tuple[str, ...]:
+    """The command line of our own worker of this role."""
+    module = "draft_worker.prefill" if role == "prefill" else f"{role}_worker"
+    return module_command(module)
+
+
+def launch(
+    command: Sequence[str], setup: WorkerSetup, log: Path, environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process and our end of a socket pair. The end reads end of file when the worker ends, and vice versa."""
+    ours, theirs = socket.socketpair()
+    complete = msgspec.structs.replace(setup, life=theirs.fileno())
+    with theirs, log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, msgspec.json.encode(complete).decode()],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
+    return process, ours
 
 
 def gpu_shares(weights: Mapping[Role, int]) -> dict[Role, float]:

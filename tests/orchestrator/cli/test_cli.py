@@ -115,7 +115,7 @@ def test_generate_prints_the_text_and_then_figures(reference: Reference):
 
     assert code == 0
     assert output == reference(PROMPT, SamplingParams(max_tokens=12)).text + "\n"
-    assert "12 after a prompt of 9 (length)" in errors
+    assert "12 after a prompt of 9" in errors
     assert "ended at its limit of 12 tokens (--max-tokens)" in errors
     assert re.search(r"about [\d.]+ times plain decoding \(about [\d.]+ tokens/s, estimated\)", errors)
     assert "hit rate" not in errors

@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli.app import cli
-from orchestrator.cli.commands.launch.command import launch
-from orchestrator.cli.commands.launch.serve_options import ServeSettings, serve_settings
+from orchestrator.cli.commands.launch.command import ServeSettings, launch, serve_settings
 from orchestrator.cli.commands.serve import serve
 from orchestrator.cli.configuration import default_map, read_environment
 from tests.orchestrator.cli.test_cli import run, sentence

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
-from orchestrator.cli.serving.server_key import server_key
+from orchestrator.cli.commands.serve import server_key
 from orchestrator.http.access.middleware import shows_key
 from protocol.errors import InputError
 

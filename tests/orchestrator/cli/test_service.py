@@ -19,13 +19,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.cli.app import cli
-from orchestrator.cli.commands.serve import serve
+from orchestrator.cli.commands.serve import serve, server_key
 from orchestrator.cli.commands.service import command as module
 from orchestrator.cli.commands.service.command import kept_environment, run_logged, start_command
-from orchestrator.cli.commands.service.definition import ServiceDefinition, ServiceManager
-from orchestrator.cli.commands.service.launchd import LABEL, LaunchAgent
-from orchestrator.cli.commands.service.systemd import SystemdUnit, unit
-from orchestrator.cli.serving.server_key import server_key
+from orchestrator.cli.commands.service.managers import (
+    LABEL,
+    LaunchAgent,
+    ServiceDefinition,
+    ServiceManager,
+    SystemdUnit,
+    unit,
+)
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
 from tests.support.service_programs import fake_launchctl, fake_systemctl, told

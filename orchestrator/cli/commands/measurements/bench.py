@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.conversion_bar import ConversionBar
 from orchestrator.cli.help import BriefCommand, Group
 from orchestrator.cli.idle_sleep import stays_awake
 from orchestrator.cli.pipeline_options import (
@@ -18,7 +17,7 @@ from orchestrator.cli.pipeline_options import (
     target_option,
     without_effect,
 )
-from orchestrator.cli.pipelines import print_notes
+from orchestrator.cli.pipelines import ConversionBar, print_notes
 from orchestrator.cli.report import show
 from orchestrator.lab.bench.forwards import LAYER_KINDS, ComparisonOrder, LayerKind
 from orchestrator.lab.bench.plan import DEFAULT_DRAFT_TOKENS

@@ -15,15 +15,12 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from orchestrator.cli.commands.serve import serve
-from orchestrator.cli.commands.service.definition import ServiceDefinition, ServiceManager
-from orchestrator.cli.commands.service.launchd import LaunchAgent
-from orchestrator.cli.commands.service.systemd import SystemdUnit
+from orchestrator.cli.commands.serve import serve, server_key
+from orchestrator.cli.commands.service.managers import LaunchAgent, ServiceDefinition, ServiceManager, SystemdUnit
 from orchestrator.cli.configuration import origin
 from orchestrator.cli.help import Group
 from orchestrator.cli.pipelines import print_notes
 from orchestrator.cli.sentences import say
-from orchestrator.cli.serving.server_key import server_key
 from protocol.errors import InputError, PipelineError
 from protocol.own_modules import module_command
 from protocol.paths import config_file, keys_folder

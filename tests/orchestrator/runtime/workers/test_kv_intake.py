@@ -12,7 +12,7 @@ from msgspec import structs
 
 from draft_worker.prefill.mlx import MlxPrefillEngine
 from draft_worker.prefill.worker import PrefillWorker, RemoteSink
-from orchestrator.runtime.workers.kv_intake import KvIntake
+from orchestrator.runtime.workers.intake import KvIntake
 from protocol.kv.blocks import kv_form, shipments
 from protocol.kv.segments import SegmentError, open_segment
 from protocol.messages.base import SequenceId

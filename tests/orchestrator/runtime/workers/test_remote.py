@@ -15,8 +15,8 @@ import zmq
 from msgspec.structs import replace
 
 from draft_worker.worker import DraftWorker
-from orchestrator.cli.serving import attachment
-from orchestrator.cli.serving.attachment import Attachment, Lending, raise_refusal
+from orchestrator.cli import attachment
+from orchestrator.cli.attachment import Attachment, Lending, lent_worker, raise_refusal
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.machine.known_servers import KnownServer
@@ -266,7 +266,8 @@ def test_a_machine_gives_signs_of_life_while_its_worker_loads(
     keys, where = own_keys(tmp_path / "guest"), endpoint(server.address)
     assert where is not None
     Pins(tmp_path / "keys").add("third", keys.public)
-    lending = Lending("draft", "mlx", "", KnownServer(where, server.keys.public), "third", tmp_path / "guest")
+    known, folder = KnownServer(where, server.keys.public), tmp_path / "guest"
+    lending = Lending("draft", known, "third", folder, lent_worker(known, folder, "mlx", ""))
     with ThreadPoolExecutor() as pool:
         ends = pool.submit(Attachment(lending, lambda _: None, lambda _: None).run)
         server.turn_until(lambda: server.registry.of(keys.public))
