@@ -43,9 +43,9 @@ def read_environment(command: click.Command, words: tuple[str, ...] = ()) -> Non
     below = commands(command, words) if isinstance(command, click.Group) else [(words, command)]
     for path, each in below:
         for name, option in options(each).items():
-            given = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
             ours = ["_".join((_PREFIX, *path[:length], name)) for length in range(len(path), -1, -1)]
-            option.envvar = list(dict.fromkeys([*given, *(variable.upper().replace("-", "_") for variable in ours)]))
+            names = (variable.upper().replace("-", "_") for variable in ours)
+            option.envvar = list(dict.fromkeys([*_variables(option), *names]))
 
 
 def default_map(group: click.Group, file: Path) -> OptionDefaults:

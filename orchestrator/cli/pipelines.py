@@ -1,6 +1,5 @@
 """A pipeline from the options of a command, with what its start tells the user on stderr."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from orchestrator.api.client import Client
 from orchestrator.api.pipeline import Pipeline
 from orchestrator.api.settings import PipelineSettings
 from orchestrator.cli.sentences import say
@@ -22,6 +20,7 @@ from orchestrator.machine.models.levels import level_note
 from orchestrator.runtime.notices import Notice
 from protocol.contracts.coreml.conversion import Progress
 from protocol.errors import InputError
+from protocol.messages.client import PipelineState
 
 
 class ConversionBar:
@@ -46,9 +45,6 @@ class ConversionBar:
         self._bar.update(self._task, description=progress.stage, completed=progress.done, total=progress.total)
 
 
-_CLEAR = "\r\033[K"
-
-
 class Notices:
     """Called with each notice, in another thread.
 
@@ -67,13 +63,12 @@ class Notices:
             if self._quiet:
                 return
             if notice.kind == "progress":
-                self._show_progress(notice.text)
-            elif self._at_once:
-                self._clear()
-                say(notice.text, err=True)
+                before, self._progress = self._progress, _stage(notice.text)
+                if self._at_once and self._progress != before:
+                    click.echo(f"{self._progress} ...", err=True)
             else:
                 self._progress = ""
-                self._held.append(notice.text)
+                say(notice.text, err=True) if self._at_once else self._held.append(notice.text)
 
     def close(self) -> None:
         """The pipeline has ended."""
@@ -81,24 +76,8 @@ class Notices:
             for text in self._held:
                 say(text, err=True)
             if self._progress and not self._at_once:
-                say(f"{_stage(self._progress)}: not finished, so that the next start does it.", err=True)
-            self._clear()
+                say(f"{self._progress}: not finished, so that the next start does it.", err=True)
             self._held = []
-
-    def _show_progress(self, text: str) -> None:
-        """In place on a terminal; elsewhere a line for each stage, without its steps."""
-        before, self._progress = self._progress, text
-        if not self._at_once:
-            return
-        if sys.stderr.isatty():
-            click.echo(f"{_CLEAR}{text}", err=True, nl=False)
-        elif _stage(text) != _stage(before):
-            click.echo(f"{_stage(text)} ...", err=True)
-
-    def _clear(self) -> None:
-        if self._progress and self._at_once and sys.stderr.isatty():
-            click.echo(_CLEAR, err=True, nl=False)
-        self._progress = ""
 
 
 def _stage(text: str) -> str:
@@ -159,11 +138,11 @@ def target_folder(name: str | None, *, quiet: bool) -> Path:
     return default.folder
 
 
-def tokenizer_folder(client: Client, target: str | None) -> Path:
+def tokenizer_folder(state: PipelineState, target: str | None) -> Path:
     """The folder of tokenizer and chat template: that of `target`, or without one the running pipeline's."""
     if target is not None:
         return resolve(target, "target")
-    folder = Path(client.state().target)
+    folder = Path(state.target)
     if not folder.is_dir():
         raise InputError(
             f"That pipeline's target ({folder}) is not on this machine: add --target MODEL for its tokenizer."

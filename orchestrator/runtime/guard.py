@@ -86,12 +86,6 @@ class Guard:
         self._update_admitted()
         return pinned
 
-    def pin(self, name: str, public: bytes) -> str:
-        """Admit a key permanently; returns the name that it got."""
-        pinned = self._pins.add(name, public)
-        self._update_admitted()
-        return pinned
-
     def revoke(self, name: str) -> bytes:
         """Remove a pinned key and return it; its messages on open connections are refused, too.
 

@@ -188,9 +188,9 @@ def chat(system: str, no_history: bool, running: str | None, settings: PipelineS
         else:
             print_notes([*notes, RUNNING if running is None and shown.lasting else ""])
             client = stack.enter_context(held(lasting))
-        template = ChatTemplate(tokenizer_folder(client, settings.target))
+        state = client.state()
+        template = ChatTemplate(tokenizer_folder(state, settings.target))
         if shown.lasting:
-            state = client.state()
             print_notes([demo_note(state.target)])
             shown.note(f"{model_name(state.target)}. {_welcome(template)}")
         # Ctrl-C is one of the ways to end a chat.

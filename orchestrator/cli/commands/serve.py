@@ -237,7 +237,7 @@ def serve(
         return
     require_listening(announce, settings)
     client = None if running is None else Client(running)
-    folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client, target)
+    folder = target_folder(target, quiet=False) if client is None else tokenizer_folder(client.state(), target)
     if not server.names:
         server = dataclasses.replace(server, names=(model_name(folder),))
     if target is None:

@@ -17,7 +17,7 @@ from orchestrator.runtime.session import Session
 from orchestrator.runtime.setup import OrchestratorSetup
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived, ProjectionRelay
 from orchestrator.runtime.workers.remote_registry import RemoteRegistry
-from orchestrator.runtime.workers.supervisor import Child, Death, Seat, Supervisor
+from orchestrator.runtime.workers.supervisor import Child, Seat, Supervisor
 from protocol.contracts.engines import NO_DRAFT
 from protocol.errors import InputError, PipelineError
 from protocol.messages.base import Message, Role
@@ -132,7 +132,7 @@ class WorkerPool:
                 case ProjectionArrived(_, shipment):
                     target = self._projections.carried(event)
                     if target is not None:
-                        self._ship(target, shipment)
+                        self._home(target).ship(target, shipment)
                 case WorkerUp():
                     self._projections.note(event)
                     yield event
@@ -155,16 +155,11 @@ class WorkerPool:
 
     def send(self, incarnation: int, message: ToWorker) -> None:
         """Send to a worker, if it is up."""
-        if self._remote is not None and self._remote.has(incarnation):
-            self._remote.send(incarnation, message)
-        else:
-            self._local.send(incarnation, message)
+        self._home(incarnation).send(incarnation, message)
 
-    def _ship(self, incarnation: int, shipment: ProjectionShipment) -> None:
-        if self._remote is not None and self._remote.has(incarnation):
-            self._remote.ship(incarnation, shipment)
-        else:
-            self._local.ship(incarnation, shipment)
+    def _home(self, incarnation: int) -> "LocalWorkers | RemoteWorkers":
+        remote = self._remote
+        return remote if remote is not None and remote.has(incarnation) else self._local
 
     def ping(self, statuses: Mapping[int, WorkerStatus]) -> None:
         """Send a Ping to all workers; `statuses` are those of the drafts."""
@@ -333,7 +328,7 @@ class LocalWorkers:
 
     def timeout(self, wait: float) -> float:
         """Seconds to poll, at most `wait`: an emulated link may be due before."""
-        return self._hub.timeout(wait) if isinstance(self._hub, DelayedHub) else wait
+        return self._hub.timeout(wait)
 
     def entries(self) -> list[WorkerEntry]:
         """The workers that are up, without round trips."""
@@ -424,39 +419,38 @@ class LocalWorkers:
         # Its last messages may still be in the queue.
         for arrival in self._hub.receive():
             yield from self._on_message(arrival)
-        death = self.supervisor.reap(child.seat, time.monotonic())
+        cause = self.supervisor.reap(child.seat, time.monotonic())
         self._peers.pop(child.incarnation, None)
         was_up = self._hellos.pop(child.incarnation, None) is not None
-        if isinstance(self._hub, DelayedHub):
-            self._hub.cut(child.incarnation)
-        if death.retired:
+        self._hub.cut(child.incarnation)
+        if child.retired:
             yield WorkerRetired(child.incarnation)
         else:
-            log.warning("the %s worker died: %s", child.role, death.text)
+            log.warning("the %s worker died: %s", child.role, cause)
         yield WorkerDown(child.role, child.incarnation)
-        yield from () if death.retired else self._after_death(death, was_up)
+        yield from () if child.retired else self._after_death(child, cause, was_up)
 
-    def _after_death(self, death: Death, was_up: bool) -> Iterator[WorkerEventOrError]:
+    def _after_death(self, child: Child, cause: str, was_up: bool) -> Iterator[WorkerEventOrError]:
         """A fault at the start ends the pipeline; a worker that died at work is restarted, unless it died too often."""
-        reason = self._faults.pop(death.incarnation, None)
-        if self._replaceable(death.seat):
-            if not was_up or not self.supervisor.restarting(death.seat):
+        reason = self._faults.pop(child.incarnation, None)
+        if self._replaceable(child.seat):
+            if not was_up or not self.supervisor.restarting(child.seat):
                 # Its model can't be loaded, or it died too often: the other engine drafts.
-                self.supervisor.forget(death.seat)
-                yield DraftLost(death.seat, f"ended ({reason})" if reason else death.text)
+                self.supervisor.forget(child.seat)
+                yield DraftLost(child.seat, f"ended ({reason})" if reason else cause)
         elif reason is not None and not self.settled:
-            self.supervisor.forget(death.seat)
+            self.supervisor.forget(child.seat)
             yield InputError(reason)
-        elif not self.supervisor.restarting(death.seat):
-            text = f"The {death.seat} worker {death.text} It died three times within a minute and is not started again."
-            if death.seat == "target" or not self.settled:
+        elif not self.supervisor.restarting(child.seat):
+            text = f"The {child.seat} worker {cause} It died three times within a minute and is not started again."
+            if child.seat == "target" or not self.settled:
                 yield PipelineError(f"{text} Run `launch-pipeline doctor`, or choose another model.")
             else:
                 log.error("%s", text)
                 yield WorkerNews(f"{text} Requests go on without it.")
-                if death.seat == "draft":
-                    yield DraftLost(death.seat, death.text)
-        if self.supervisor.restarting(death.seat):
-            self._died.add(death.seat)
-            cause = f"failed ({reason.rstrip('.')})." if reason else f"{death.text.rstrip('.')}."
-            yield WorkerNews(f"The {death.seat} worker {cause} Starting it again.")
+                if child.seat == "draft":
+                    yield DraftLost(child.seat, cause)
+        if self.supervisor.restarting(child.seat):
+            self._died.add(child.seat)
+            told = f"failed ({reason.rstrip('.')})." if reason else f"{cause.rstrip('.')}."
+            yield WorkerNews(f"The {child.seat} worker {told} Starting it again.")

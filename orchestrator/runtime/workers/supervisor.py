@@ -108,16 +108,6 @@ class _Ending:
     kill_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
-    """The end of a worker."""
-
-    seat: Seat
-    incarnation: int
-    text: str
-    retired: bool
-
-
 class Supervisor:
     """Holds at most one worker for each seat. Restarts follow `RestartPolicy`."""
 
@@ -170,8 +160,9 @@ class Supervisor:
         self._incarnations += 1
         return self._incarnations
 
-    def reap(self, seat: Seat, now: float) -> Death:
-        """Wait for a worker whose life socket has ended, and schedule its restart unless it died too often."""
+    def reap(self, seat: Seat, now: float) -> str:
+        """Wait for a worker whose life socket has ended, and schedule its restart unless it died too often. The cause,
+        as a sentence without its subject."""
         child = self.children.pop(seat)
         child.life.close()
         try:
@@ -185,8 +176,7 @@ class Supervisor:
         if delay is not None:
             self._due[seat] = now + delay
         words = self._session.last_words(child.log)
-        text = f"{cause}. Its last words: {words}" if words else f"{cause}."
-        return Death(seat, child.incarnation, text, child.retired)
+        return f"{cause}. Its last words: {words}" if words else f"{cause}."
 
     def restarting(self, seat: Seat) -> bool:
         return seat in self._due

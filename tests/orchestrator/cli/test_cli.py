@@ -25,7 +25,6 @@ from tests.support.processes import members, remains, until
 
 PROMPT = "def quicksort(items):"
 DEMO = DEMO_TARGET
-COMMANDS = ("generate", "start", "doctor", "completion")
 
 
 class Command:
@@ -149,16 +148,6 @@ def test_the_prompt_may_come_from_stdin_or_a_file(address: str, tmp_path: Path, 
     text = reference(PROMPT, SamplingParams(max_tokens=8)).text + "\n"
     assert run("generate", "--prompt-file", "-", *options, stdin=PROMPT) == (0, text, "")
     assert run("generate", "--prompt-file", str(file), *options) == (0, text, "")
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_says_what_a_command_does_and_shows_it(command: str):
-    code, output, errors = run(*filter(None, [command]), "--help")
-
-    assert (code, errors) == (0, "")
-    assert output.startswith(f"Usage: launch-pipeline {command}".rstrip())
-    assert "launch-pipeline" in output.split("\n", 1)[1]
 
 
 def test_version_is_the_packages():
@@ -389,21 +378,15 @@ def asked(instruct: str, *options: str) -> tuple[dict[str, object], str]:
 
 
 @pytest.mark.thorough
-def test_a_bare_prompt_is_a_chat_message(instruct: str, reference: Reference):
-    answer, told = asked(instruct)
+@pytest.mark.parametrize(("options", "read"), [((), f"# Question\n{SHORT}\n# Answer"), (("--raw",), SHORT)])
+def test_a_bare_prompt_is_a_chat_message_and_raw_continues_it(
+    options: tuple[str, ...], read: str, instruct: str, reference: Reference
+):
+    answer, told = asked(instruct, *options)
 
-    assert answer["tokens"] == list(reference(f"# Question\n{SHORT}\n# Answer", PARAMS).tokens)
-    assert answer["chat"] is True
-    assert "The prompt is a chat message" in told
-
-
-@pytest.mark.thorough
-def test_raw_continues_the_prompt(instruct: str, reference: Reference):
-    answer, told = asked(instruct, "--raw")
-
-    assert answer["tokens"] == list(reference(SHORT, PARAMS).tokens)
-    assert answer["chat"] is False
-    assert "chat message" not in told
+    assert answer["tokens"] == list(reference(read, PARAMS).tokens)
+    assert answer["chat"] is not bool(options)
+    assert ("The prompt is a chat message" in told) is not bool(options)
 
 
 @pytest.mark.thorough

@@ -30,9 +30,7 @@ def _value(option: click.Option) -> str:
         return next(str(choice) for choice in reversed(kind.choices) if choice != option.default)
     if isinstance(kind, click.IntRange):
         return str(kind.max if kind.max is not None else (kind.min or 0) + 3)
-    if isinstance(kind, click.FloatRange) or kind is click.FLOAT:
-        return "0.5"
-    return "7" if kind is click.INT else "some-name"
+    return "0.5" if isinstance(kind, click.FloatRange) else "some-name"
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from orchestrator.runtime.guard import INVITATION_SECONDS, Guard
+from orchestrator.runtime.guard import INVITATION_SECONDS, Guard, Pins
 from orchestrator.runtime.hub import Arrival, Hub
 from protocol.errors import InputError
 from protocol.messages.worker import FromWorker, Ping, Pong, ToWorker
@@ -31,6 +31,7 @@ class GuardedHub:
 
     def __init__(self, folder: Path, address: str = "tcp://127.0.0.1:0") -> None:
         self.context = zmq.Context[Any]()
+        self.pin = Pins(folder).add
         self.now = 100.0
         self.guard = Guard(self.context, folder)
         self.hub = Hub(self.context, address, FromWorker, guard=self.guard, keys=SERVER)
@@ -87,7 +88,7 @@ def guarded(folder: Path) -> Iterator[GuardedHub]:
 
 
 def test_a_pinned_guest_is_admitted_identified_by_its_key_and_answered(guarded: GuardedHub):
-    name = guarded.guard.pin("studio", GUEST.public)
+    name = guarded.pin("studio", GUEST.public)
     link = guarded.link(GUEST)
 
     arrival = guarded.hear(link)
@@ -99,14 +100,14 @@ def test_a_pinned_guest_is_admitted_identified_by_its_key_and_answered(guarded: 
 
 
 def test_an_unpinned_key_is_denied(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
 
     assert guarded.refused(guarded.link(OTHER))
     assert guarded.guard.denied == 1
 
 
 def test_a_guest_does_not_speak_to_a_server_with_another_key(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
     link = guarded.link(GUEST, server=OTHER.public)
     link.send(Pong(0.5))
 
@@ -118,7 +119,7 @@ def test_a_peer_without_keys_is_denied(guarded: GuardedHub):
     with connected_dealer(guarded.context, guarded.hub.address) as naked:
         naked.send(b"hello")
         known = guarded.link(GUEST)
-        guarded.guard.pin("studio", GUEST.public)
+        guarded.pin("studio", GUEST.public)
         guarded.hear(known)
 
     assert len(guarded.arrived) == 1
@@ -127,7 +128,7 @@ def test_a_peer_without_keys_is_denied(guarded: GuardedHub):
 
 def test_without_a_guard_all_keys_are_denied(guarded: GuardedHub):
     """libzmq's default is the opposite: without a handler it admits every key."""
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
     guarded.guard.close()
     link = guarded.link(GUEST)
     link.send(Pong(0.5))
@@ -137,8 +138,8 @@ def test_without_a_guard_all_keys_are_denied(guarded: GuardedHub):
 
 
 def test_messages_of_a_revoked_guest_are_dropped_on_an_open_connection(guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
-    guarded.guard.pin("mini", OTHER.public)
+    guarded.pin("studio", GUEST.public)
+    guarded.pin("mini", OTHER.public)
     revoked, kept = guarded.link(GUEST), guarded.link(OTHER)
     guarded.hear(revoked)
 
@@ -198,7 +199,7 @@ def test_a_refused_redemption_leaves_the_join_line_good(guarded: GuardedHub):
         guarded.guard.redeem(keys.public, "studio", b"no key", guarded.now)
     with pytest.raises(InputError, match="with its own key"):
         guarded.guard.redeem(keys.public, "studio", keys.public, guarded.now)
-    guarded.guard.pin("mini", OTHER.public)
+    guarded.pin("mini", OTHER.public)
     with pytest.raises(InputError, match="was used"):
         guarded.guard.redeem(OTHER.public, "other", GUEST.public, guarded.now)
     assert guarded.guard.redeem(keys.public, "studio", GUEST.public, guarded.now) == "studio"
@@ -217,12 +218,12 @@ def test_the_number_of_invitations_is_limited(guarded: GuardedHub):
 def test_pins_are_private_outlive_the_server_and_are_shared_by_pipelines(guarded: GuardedHub, folder: Path):
     with zmq.Context[Any]() as context:
         other = Guard(context, folder)
-        guarded.guard.pin("studio", GUEST.public)
-        other.pin("mini", OTHER.public)
+        guarded.pin("studio", GUEST.public)
+        guarded.pin("mini", OTHER.public)
         assert stat.S_IMODE((folder / "pins.json").stat().st_mode) == 0o600
-        assert other.pinned == {"studio": GUEST.public, "mini": OTHER.public}
 
         other.revoke("studio")
+        assert other.pinned == {"mini": OTHER.public}
         other.close()
     with zmq.Context[Any]() as context:
         again = Guard(context, folder)
@@ -245,13 +246,13 @@ def test_pins_are_private_outlive_the_server_and_are_shared_by_pipelines(guarded
     ],
 )
 def test_a_guest_gets_a_name_that_is_its_own_and_harms_no_terminal(guarded: GuardedHub, given: str, kept: str):
-    guarded.guard.pin("studio", OTHER.public)
+    guarded.pin("studio", OTHER.public)
 
-    assert guarded.guard.pin(given, GUEST.public) == kept
+    assert guarded.pin(given, GUEST.public) == kept
 
 
 def test_a_pinned_key_keeps_its_name_and_an_unknown_one_is_answered_with_those_there_are(guarded: GuardedHub):
-    assert guarded.guard.pin("studio", GUEST.public) == guarded.guard.pin("another", GUEST.public) == "studio"
+    assert guarded.pin("studio", GUEST.public) == guarded.pin("another", GUEST.public) == "studio"
     with pytest.raises(InputError, match=r"No machine is called 'mini' \(known: studio\)"):
         guarded.guard.revoke("mini")
 
@@ -267,7 +268,8 @@ def test_damaged_pins_are_refused(folder: Path, content: bytes):
 
 
 def test_pins_that_others_may_have_written_are_refused(folder: Path, guarded: GuardedHub):
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
+    guarded.hear(guarded.link(GUEST))
     (folder / "pins.json").chmod(0o666)
 
     with zmq.Context[Any]() as context, pytest.raises(InputError, match="Other users can read"):
@@ -303,7 +305,7 @@ def test_ipv6_works_the_same(folder: Path):
     if not _has_ipv6():
         pytest.skip("no IPv6 loopback here")
     guarded = GuardedHub(folder, "tcp://[::1]:0")
-    guarded.guard.pin("studio", GUEST.public)
+    guarded.pin("studio", GUEST.public)
 
     assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
     guarded.close()

@@ -20,7 +20,7 @@ from orchestrator.cli.attachment import Attachment, Lending, lent_worker, raise_
 from orchestrator.core.events import Arrived, WorkerDown, WorkerUp
 from orchestrator.lab.simulate.workers import modelled_hello
 from orchestrator.machine.known_servers import KnownServer
-from orchestrator.runtime.guard import Guard, Pins
+from orchestrator.runtime.guard import Pins
 from orchestrator.runtime.setup import Listening, OrchestratorSetup
 from orchestrator.runtime.workers.projection_relay import ProjectionArrived
 from orchestrator.runtime.workers.remote import RemoteWorkers, WorkerEvent
@@ -68,10 +68,8 @@ class Server:
     def __init__(self, folder: Path, session: Path) -> None:
         self.context = zmq.Context[Any]()
         self.keys = own_keys(folder)
-        before = Guard(self.context, folder)
         for name, keys in (("guest", GUEST), ("other", OTHER)):
-            before.pin(name, keys.public)
-        before.close()
+            Pins(folder).add(name, keys.public)
         numbers = count(5)
         self.registry = RemoteRegistry(lambda: next(numbers), {"prefill": "not here"})
         self.remote = RemoteWorkers(
