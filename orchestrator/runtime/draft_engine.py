@@ -155,7 +155,7 @@ class ChosenDraftEngine(DraftEngine):
                 case StartDraft(engine):
                     self._local.start_worker(self._seats[engine])
                 case EndDraft(engine):
-                    self._local.retire(self._seats[engine])
+                    self._local.supervisor.retire(self._seats[engine])
                 case RecordTrial(choice, reason, rates):
                     # Without a record the next start tries both engines again.
                     with suppress(OSError):

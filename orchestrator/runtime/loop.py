@@ -146,7 +146,7 @@ class Orchestrator:
         due = [self._machine.deadline(), self._workers.deadline(), self._subscribers.deadline(), self._next_ping]
         due.append(self._draft_engine.deadline())
         due.append(None if self._kept is None else time.monotonic() + _OFFER_SECONDS)
-        wait = self._workers.timeout(min(at for at in due if at is not None) - time.monotonic())
+        wait = self._workers.local.timeout(min(at for at in due if at is not None) - time.monotonic())
         # Rounded up, so that a poll never ends just before the deadline.
         return max(0, int(wait * 1000) + 1)
 
@@ -294,7 +294,7 @@ class Orchestrator:
         state = self._state()
         if not self._was_ready and state.ready:
             self._was_ready = True
-            self._workers.settled()
+            self._workers.local.settled = True
             self._clients.notify_inquirers()
             self._draft_engine.pipeline_ready(state.level)
 

@@ -41,19 +41,16 @@ class KvIntake:
     def __init__(self, epoch: int, limit: int) -> None:
         self._epoch = epoch
         self._limit = limit
-        self._target: Hello | None = None
+        self.target: Hello | None = None
+        """The local target that is up; its Hello determines the form of KV."""
         self._attempts = count(1)
         self._unfinished: dict[SequenceId, _Unfinished] = {}
         self.dropped = 0
         """Blocks that were not requested, or not in that form."""
 
-    def set_target(self, target: Hello) -> None:
-        """The local target is up; its Hello determines the form of KV."""
-        self._target = target
-
     def mismatch(self, worker: Hello) -> str | None:
         """Why a prefill worker's KV does not fit the target, as a sentence; None if it does."""
-        target = self._target
+        target = self.target
         if target is None or target.kv is None:
             return "The target of this pipeline can't adopt keys and values: attach a draft instead."
         if worker.model_fingerprint != target.model_fingerprint:
@@ -73,9 +70,9 @@ class KvIntake:
     def open(self, message: Prefill) -> Prefill | Fault:
         """Create an arena for a prompt's KV; returns the Prefill to send, or why there is no arena."""
         self.discard(message.sequence)
-        assert self._target is not None
-        assert self._target.kv is not None
-        form = self._target.kv
+        assert self.target is not None
+        assert self.target.kv is not None
+        form = self.target.kv
         layout = ArenaLayout(form.layers, form.kv_heads, len(message.tokens), form.head_size, _element(form))
         if (
             layout.segment_bytes + sum(one.arena.layout.segment_bytes for one in self._unfinished.values())
@@ -83,7 +80,7 @@ class KvIntake:
         ):
             return Fault("refused", "This prompt's KV is larger than the memory for arenas.", message.sequence)
         try:
-            arena = Arena.create(layout, fingerprint=self._target.model_fingerprint, epoch=self._epoch)
+            arena = Arena.create(layout, fingerprint=self.target.model_fingerprint, epoch=self._epoch)
         except SegmentError as error:
             return Fault("refused", str(error), message.sequence)
         attempt = next(self._attempts)

@@ -94,7 +94,7 @@ class WorkerPool:
         """`drafts`: whether the strategy uses a draft."""
         self._setup = setup
         self._drafts = drafts
-        self._local = LocalWorkers(context, setup, epoch, trace)
+        self.local = LocalWorkers(context, setup, epoch, trace)
         self._projections = ProjectionRelay()
         self._remote: RemoteWorkers | None = None
         if setup.listening is not None:
@@ -102,8 +102,8 @@ class WorkerPool:
             from orchestrator.runtime.workers import remote
 
             self._refusals = self._initial_refusals()
-            registry = RemoteRegistry(self._local.supervisor.next_incarnation, self._refusals)
-            self._remote = remote.RemoteWorkers(context, setup, epoch, registry, self._local.entries)
+            registry = RemoteRegistry(self.local.supervisor.next_incarnation, self._refusals)
+            self._remote = remote.RemoteWorkers(context, setup, epoch, registry, self.local.entries)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -117,7 +117,7 @@ class WorkerPool:
 
     def start(self, poller: zmq.Poller) -> None:
         """Start the local workers, and register all sockets in `poller`."""
-        self._local.start(self.roles, poller)
+        self.local.start(self.roles, poller)
         for socket in [] if self._remote is None else self._remote.sockets:
             poller.register(socket, zmq.POLLIN)
 
@@ -141,17 +141,8 @@ class WorkerPool:
 
     def _received(self, ready: Iterable[Any]) -> "Iterable[WorkerEventOrError | ProjectionArrived]":
         if self._remote is None:
-            return self._local.receive(ready)
-        return chain(self._admitting_prefill(self._remote, self._local.receive(ready)), self._remote.receive())
-
-    @property
-    def local(self) -> "LocalWorkers":
-        """The pipeline's own workers."""
-        return self._local
-
-    def settled(self) -> None:
-        """The pipeline is ready: from now on a failing worker is not the user's mistake."""
-        self._local.settled = True
+            return self.local.receive(ready)
+        return chain(self._admitting_prefill(self._remote, self.local.receive(ready)), self._remote.receive())
 
     def send(self, incarnation: int, message: ToWorker) -> None:
         """Send to a worker, if it is up."""
@@ -159,45 +150,42 @@ class WorkerPool:
 
     def _home(self, incarnation: int) -> "LocalWorkers | RemoteWorkers":
         remote = self._remote
-        return remote if remote is not None and remote.has(incarnation) else self._local
+        return remote if remote is not None and remote.has(incarnation) else self.local
 
     def ping(self, statuses: Mapping[int, WorkerStatus]) -> None:
         """Send a Ping to all workers; `statuses` are those of the drafts."""
-        self._local.ping()
+        self.local.ping()
         if self._remote is not None:
             self._remote.ping(statuses)
 
     def handle_due(self, now: float) -> Iterator[WorkerEventOrError]:
         """Restart local workers and give up remote ones, where that is due."""
-        self._local.restart_due(now)
+        self.local.restart_due(now)
         if self._remote is not None:
             yield from self._remote.give_up_due()
 
     def deadline(self) -> float | None:
-        due = [self._local.deadline(), None if self._remote is None else self._remote.deadline()]
+        due = [self.local.supervisor.deadline(), None if self._remote is None else self._remote.deadline()]
         return min((at for at in due if at is not None), default=None)
-
-    def timeout(self, wait: float) -> float:
-        return self._local.timeout(wait)
 
     def replace(self, role: Role, incarnation: int, reason: str) -> Iterator[WorkerEventOrError]:
         """End a worker that does not answer."""
         if self._remote is not None and self._remote.has(incarnation):
             yield from self._remote.give_up(incarnation, reason)
         else:
-            self._local.supervisor.kill(role)
+            self.local.supervisor.kill(role)
 
     def dismiss(self, role: Role, incarnation: int, text: str) -> Iterator[WorkerEventOrError]:
         """End a worker that can't serve this pipeline: a remote one is sent the reason, a local one is an error."""
         if self._remote is not None and self._remote.has(incarnation):
             self._remote.dismiss(incarnation, text)
         else:
-            yield from self._local.dismiss(incarnation, text)
+            yield from self.local.dismiss(incarnation, text)
 
     def stop(self) -> None:
         if self._remote is not None:
             self._remote.close()
-        self._local.stop()
+        self.local.stop()
 
     def _admitting_prefill(
         self, remote: "RemoteWorkers", local: "Iterable[WorkerEventOrError | ProjectionArrived]"
@@ -205,7 +193,7 @@ class WorkerPool:
         """The local events. Remote prefill workers are admitted once the target has announced its KV format."""
         for event in local:
             if isinstance(event, WorkerUp) and event.hello.role == "target":
-                remote.intake.set_target(event.hello)
+                remote.intake.target = event.hello
                 if self._setup.prefill_engine == "guest":
                     self._refusals.pop("prefill", None)
             yield event
@@ -266,10 +254,6 @@ class LocalWorkers:
         else:
             self._watch(self.supervisor.start(seat))
 
-    def retire(self, seat: Seat) -> None:
-        """End a worker that is no longer needed: no other one is started in its seat."""
-        self.supervisor.retire(seat)
-
     def seat_of(self, incarnation: int) -> Seat | None:
         """The seat of a worker that runs and was not told to end."""
         children = [child for child in self.supervisor.children.values() if not child.retired]
@@ -321,10 +305,6 @@ class LocalWorkers:
         """Restart the workers whose restart is due."""
         for child in self.supervisor.restart_due(now):
             self._watch(child)
-
-    def deadline(self) -> float | None:
-        """When the next restart is due."""
-        return self.supervisor.deadline()
 
     def timeout(self, wait: float) -> float:
         """Seconds to poll, at most `wait`: an emulated link may be due before."""

@@ -136,7 +136,10 @@ class Supervisor:
         role = _role(seat)
         log = f"{role}-{incarnation}"
         process, life = launch(
-            self._command(seat), self._worker_setup(seat), self._session.log(log), self._environment(role)
+            self._command(seat),
+            self._worker_setup(seat),
+            self._session.log(log),
+            worker_environment(role, self._cores_of(role)),
         )
         self.children[seat] = Child(seat, role, incarnation, process, life, log)
         return self.children[seat]
@@ -262,7 +265,7 @@ class Supervisor:
         return (self._setup.draft_command if seat == "draft" else ()) or worker_command(seat)
 
     def _worker_setup(self, seat: Seat) -> WorkerSetup:
-        role = _role(seat)
+        role, plan = _role(seat), self._setup.kv
         return WorkerSetup(
             address=self._session.worker_address,
             epoch=self._epoch,
@@ -282,13 +285,9 @@ class Supervisor:
             kv_bits=self._setup.options.kv_bits if role != "draft" else UNQUANTIZED,
             gpu_share=self._gpu_shares.get(role, 1.0),
             prefix_cache=self._setup.options.prefix_cache if self._setup.options.keeps_kv else 0,
-            kv_pool=self._kv_pool(role),
+            kv_pool=None if plan is None else {"target": plan.target, "draft": plan.draft}.get(role),
             trace=self._setup.trace,
         )
-
-    def _kv_pool(self, role: Role) -> int | None:
-        plan = self._setup.kv
-        return {"target": plan.target, "draft": plan.draft}.get(role) if plan is not None else None
 
     def _engine(self, seat: Seat) -> str:
         target = "recorded" if self._setup.target_texts else "mlx"
@@ -313,9 +312,6 @@ class Supervisor:
         return setup.pace and worker_pace(
             setup.pace, role, setup.options, setup.draft_engine, apart=setup.draft_link is not None
         )
-
-    def _environment(self, role: Role) -> Mapping[str, str]:
-        return worker_environment(role, self._cores_of(role))
 
 
 def _role(seat: Seat) -> Role:

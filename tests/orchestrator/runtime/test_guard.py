@@ -93,7 +93,7 @@ def test_a_pinned_guest_is_admitted_identified_by_its_key_and_answered(guarded: 
 
     arrival = guarded.hear(link)
     assert (arrival.message, arrival.stamp, arrival.identity) == (Pong(0.5), STAMP, GUEST.public)
-    assert guarded.guard.name_of(arrival.identity) == name == "studio"
+    assert guarded.guard.pins.name_of(arrival.identity) == name == "studio"
     assert link.state == "up"
     assert guarded.hub.send(arrival.peer, Ping(4.0), STAMP)
     assert until(lambda: link.receive(1.0)) == [Ping(4.0)]
@@ -157,7 +157,7 @@ def test_a_join_line_suffices_to_admit_a_guest(guarded: GuardedHub):
 
     arrival = guarded.hear(guarded.link(keys))
     assert arrival.identity == keys.public
-    assert guarded.guard.name_of(arrival.identity) is None
+    assert guarded.guard.pins.name_of(arrival.identity) is None
     assert guarded.guard.redeem(arrival.identity, "studio", GUEST.public, guarded.now) == "studio"
     assert guarded.hear(guarded.link(GUEST)).identity == GUEST.public
 
@@ -175,7 +175,7 @@ def test_a_join_line_is_good_once(guarded: GuardedHub):
     assert guarded.refused(guarded.link(keys))
     with pytest.raises(InputError, match="was used or is older than ten minutes: ask for a new one"):
         guarded.guard.redeem(keys.public, "again", OTHER.public, guarded.now)
-    assert guarded.guard.pinned == {"studio": GUEST.public}
+    assert guarded.guard.pins.by_name == {"studio": GUEST.public}
 
 
 def test_a_join_line_is_good_for_ten_minutes(guarded: GuardedHub):
@@ -223,11 +223,11 @@ def test_pins_are_private_outlive_the_server_and_are_shared_by_pipelines(guarded
         assert stat.S_IMODE((folder / "pins.json").stat().st_mode) == 0o600
 
         other.revoke("studio")
-        assert other.pinned == {"mini": OTHER.public}
+        assert other.pins.by_name == {"mini": OTHER.public}
         other.close()
     with zmq.Context[Any]() as context:
         again = Guard(context, folder)
-        assert again.pinned == {"mini": OTHER.public}
+        assert again.pins.by_name == {"mini": OTHER.public}
         again.close()
     assert guarded.refused(guarded.link(GUEST))
     assert guarded.hear(guarded.link(OTHER)).identity == OTHER.public

@@ -30,7 +30,7 @@ TARGET = Hello("target", "mlx", "tiny", "llama", 64, 512, "none", "cpu", 1, FORM
 
 def new_intake(limit: int = 1 << 26, target: Hello = TARGET) -> KvIntake:
     intake = KvIntake(7, limit)
-    intake.set_target(target)
+    intake.target = target
     return intake
 
 
