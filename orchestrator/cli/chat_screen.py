@@ -2,7 +2,8 @@
 
 import sys
 import termios
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -153,9 +154,6 @@ class LiveAnswer:
 Screen: TypeAlias = Plain | Terminal
 
 
-_BESIDE, _PICTURES = "\ufe0f", 0x1F000
-
-
 class _End:
     """The last lines of a Markdown text, as many as the screen has room for. None is wider than the screen, however
     its terminal counts emoji: a line that wraps there is not overwritten by the next redraw."""
@@ -165,12 +163,32 @@ class _End:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = max(3, console.height - 3)
-        for line in console.render_lines(Markdown(self._text), options, pad=False)[-room:]:
-            # A terminal may show every part of a joined emoji by itself, and what stands before U+FE0F in two columns.
-            characters = (character for segment in line for character in segment.text)
-            most = sum(2 if ord(each) >= _PICTURES else 1 if each == _BESIDE else cell_len(each) for each in characters)
-            yield from line if most <= options.max_width else [Segment("…")]
+        width = options.max_width
+        while True:
+            lines = console.render_lines(Markdown(self._text), options.update(width=width), pad=False)[-room:]
+            excess = max((_widest(line) for line in lines), default=0) - options.max_width
+            if excess <= 0 or width == _NARROWEST:
+                break
+            width = max(_NARROWEST, width - excess)
+        for line in lines:
+            yield from line if _widest(line) <= options.max_width else [Segment("…")]
             yield Segment.line()
+
+
+_NARROWEST = 4
+_BESIDE, _PICTURES = "\ufe0f", 0x1F000
+
+
+def _widest(line: Iterable[Segment]) -> int:
+    """Columns of a line on a terminal that shows every part of a joined emoji by itself."""
+    return sum(_columns(character) for segment in line for character in segment.text)
+
+
+def _columns(character: str) -> int:
+    if character == _BESIDE:
+        return 1  # What it follows is two columns wide on some terminals.
+    wide = ord(character) >= _PICTURES or unicodedata.east_asian_width(character) in "WF"
+    return 2 if wide else cell_len(character)
 
 
 def prompt_session(history: Path | None) -> PromptSession[str]:
